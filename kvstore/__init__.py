@@ -1,0 +1,24 @@
+"""kvstore: an embedded primary-key table for Python that writes its own changelog."""
+
+from kvstore.check import BucketReport, CheckReport
+from kvstore.options import StoreOptions
+from kvstore.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
+from kvstore.table.bucket import Bucket
+from kvstore.table.results import AppendResult, WriteResult
+from kvstore.table.table import Table
+from logformat.change import ChangeType
+from logformat.changes import Changes
+
+__all__ = [
+    "AppendResult",
+    "Bucket",
+    "BucketReport",
+    "ChangeType",
+    "Changes",
+    "CheckReport",
+    "Store",
+    "StoreOptions",
+    "Table",
+    "WriteResult",
+    "open",
+]

@@ -1,0 +1,158 @@
+"""Checking a store: every checksum, and that log, index and writers tell one story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import CorruptData, OutOfOrderSequence, WriterFenced
+from kvstore.index.index import View
+from kvstore.log.segments import FoundBatch
+from kvstore.log.writer_state import WriterStates
+from kvstore.meta.state import TableDefinition
+from kvstore.table.layout import layout_of
+from kvstore.table.scan import SCAN_ROWS
+from kvstore.table.tablet import Tablet
+from logformat import octets
+from logformat.batch import LogBatch, decode_batch
+from logformat.change import ChangeType
+from logformat.checksum import key_sums
+from logformat.ids import BucketId, Epoch
+from logformat.index_state import IndexState
+
+_GAINS = (ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
+
+
+@dataclass
+class BucketReport:
+    """What was found in one bucket.
+
+    Attributes:
+        batches, empty_batches, changes: What the log holds.
+        rows: What the index holds.
+        findings: What is wrong, one sentence each; empty if nothing is.
+    """
+
+    table: str
+    bucket: BucketId
+    batches: int = 0
+    empty_batches: int = 0
+    changes: int = 0
+    rows: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What :meth:`kvstore.Store.check` found; true if nothing is wrong."""
+
+    buckets: list[BucketReport]
+
+    @property
+    def findings(self) -> list[str]:
+        """What is wrong, one sentence each, table and bucket first."""
+        return [f"{found.table}/{found.bucket}: {text}" for found in self.buckets for text in found.findings]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def check_tablet(tablet: Tablet, definition: TableDefinition, bucket: BucketId) -> BucketReport:
+    """Check one bucket, up to what is committed now; whoever writes it goes on."""
+    report = BucketReport(definition.name, bucket)
+    try:
+        with tablet.snapshot() as view:
+            state = view.state()
+            log = _Fold(definition, report)
+            for found in tablet.log.batches(tablet.log.start(), state.applied_offset):
+                log.add(found)
+            log.compare(state, view)
+            if definition.primary_key is not None:
+                _compare_rows(view, state, definition, report)
+    except CorruptData as error:
+        report.findings.append(str(error))
+    return report
+
+
+class _Fold:
+    """The log folded up to what the index should say of itself."""
+
+    def __init__(self, definition: TableDefinition, report: BucketReport) -> None:
+        self._definition = definition
+        self._report = report
+        self._writers = WriterStates({})
+        self._rows = 0
+        self._digest = 0
+        self._timestamp = 0
+
+    def add(self, found: FoundBatch) -> None:
+        """Verify one batch and fold it in. Its place and offsets were checked on the way to it."""
+        header = found.header
+        batch = decode_batch(found.data, self._definition.schema_of(header.schema_id), validate=True)
+        if header.commit_timestamp < self._timestamp:
+            self._finding(f"the batch at offset {header.base_offset} is older than the one before it")
+        self._timestamp = max(self._timestamp, header.commit_timestamp)
+        try:
+            seen = self._writers.check(
+                header.writer_id,
+                header.batch_sequence,
+                Epoch(header.writer_epoch),
+                now_ms=header.commit_timestamp,
+                next_offset=header.base_offset,
+            )
+            if seen is not None:
+                self._finding(f"the batch at offset {header.base_offset} stands in the log twice")
+        except (OutOfOrderSequence, WriterFenced) as error:
+            self._finding(str(error))
+        self._writers.remember(header)
+        self._report.batches += 1
+        self._report.empty_batches += batch.record_count == 0
+        self._report.changes += batch.record_count
+        self._fold_rows(batch)
+
+    def compare(self, state: IndexState, view: View) -> None:
+        """Hold the fold against what the index says of itself."""
+        if (self._rows, self._digest) != (state.row_count, state.digest):
+            self._finding(f"the log makes {self._rows} rows, the index counts {state.row_count} or has other content")
+        if self._writers.all() != view.writers():
+            self._finding("the index remembers other batches of writers than the log holds")
+        if self._timestamp != state.last_timestamp:
+            self._finding("the index has another last commit timestamp than the log")
+
+    def _fold_rows(self, batch: LogBatch) -> None:
+        gains = np.isin(batch.change_types, _GAINS)
+        self._rows += 2 * int(np.count_nonzero(gains)) - batch.record_count
+        if self._definition.primary_key is None or not batch.record_count:
+            return
+        layout = layout_of(self._definition)
+        sums = key_sums(layout.encode_keys(batch.rows))
+        _, hashes = layout.encode_values(batch.rows, sums, batch.schema_id)
+        gained, lost = hashes[gains].sum(dtype=np.uint64), hashes[~gains].sum(dtype=np.uint64)
+        self._digest = (self._digest + int(gained) - int(lost)) % 2**64
+
+    def _finding(self, text: str) -> None:
+        self._report.findings.append(text)
+
+
+def _compare_rows(view: View, state: IndexState, definition: TableDefinition, report: BucketReport) -> None:
+    """Verify every row of the index, and that none is hidden: their count and digest are what they should be."""
+    digest = 0
+    for rows, hashes in _rows(view, definition):
+        report.rows += rows.num_rows
+        digest = (digest + int(hashes.sum(dtype=np.uint64))) % 2**64
+    if (report.rows, digest) != (state.row_count, state.digest):
+        report.findings.append(f"the index counts {state.row_count} rows, and {report.rows} are found or others")
+
+
+def _rows(view: View, definition: TableDefinition) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    layout = layout_of(definition)
+    for keys, values in view.rows(SCAN_ROWS):
+        yield layout.decode(octets.from_list(keys), octets.from_list(values))

@@ -1,0 +1,1 @@
+"""The command ``kvstore``: one file per command."""

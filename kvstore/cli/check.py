@@ -1,0 +1,36 @@
+"""``kvstore check``: is everything in a store as it was written?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as Printed
+
+import kvstore
+
+
+def check(
+    path: Annotated[Path, typer.Argument(help="Directory of the store.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Verify every checksum, and that logs and indexes agree. Exit code 1 if something is wrong."""
+    with kvstore.open(path, read_only=True) as store:
+        report = store.check()
+    if as_json:
+        print(json.dumps({"ok": report.ok, "buckets": [asdict(bucket) for bucket in report.buckets]}))
+    else:
+        console = Console()
+        table = Printed("table", "bucket", "batches", "empty", "changes", "rows", "found wrong")
+        for found in report.buckets:
+            counts = (found.bucket, found.batches, found.empty_batches, found.changes, found.rows, len(found.findings))
+            table.add_row(found.table, *map(str, counts))
+        console.print(table)
+        for finding in report.findings:
+            console.print(f"[red]wrong:[/red] {finding}")
+    if not report.ok:
+        raise typer.Exit(1)

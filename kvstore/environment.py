@@ -1,0 +1,260 @@
+"""The one opener of LMDB.
+
+* An environment is open once in a process, whoever asks for it, and never used across ``fork()``.
+* LMDB neither syncs its directory nor refuses links; we do both before anything relies on the files.
+* The map grows only while no transaction of this process is live: LMDB would accept it otherwise, and break.
+* Only ever with LMDB's own fsync: an environment that was written without it may be lost as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import lmdb
+import lmdb._envid
+
+from kvstore.errors import CorruptData, ForkedStore, StoreFull
+from kvstore.files import Files, refuse_links
+
+_DATA, _LOCK = "data.mdb", "lock.mdb"
+_MAP_BYTES_MIN = 1 << 30
+_READERS_MAX = 1022
+_DATABASES_MAX = 1024
+
+Identity = tuple[int, int]
+Database: TypeAlias = "lmdb._Database"
+Transaction: TypeAlias = "lmdb.Transaction[bytes]"
+
+
+class Environment:
+    """One LMDB environment, shared by everyone in this process who opened it.
+
+    Made by :func:`open_environment` only.
+    """
+
+    def __init__(self, directory: Path, map_bytes: int) -> None:
+        self.directory = directory
+        self.is_read_only = (directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK)
+        self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only)
+        self.identity = _identity(directory)
+        self._pid = os.getpid()
+        self._users = 1
+        self._databases: dict[str, Database] = {}
+        # Guards the count of live read transactions; growing the map waits for none to be left.
+        self._mutex = threading.Lock()
+        self._reading = 0
+
+    def database(self, name: str) -> Database:
+        """Handle of a named database; waits for whoever writes, because py-lmdb opens one in a write transaction.
+
+        Raises:
+            CorruptData: There is none of that name.
+        """
+        if name not in self._databases:
+            self._databases[name] = self._open_database(name, None, create=False)
+        return self._databases[name]
+
+    def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
+        """Handle of a named database, for one transaction; a read transaction needs it opened before.
+
+        Raises:
+            CorruptData: There is none of that name, and ``create`` is not set.
+        """
+        known = self._databases.get(name)
+        return self._open_database(name, transaction, create=create) if known is None else known
+
+    def _open_database(self, name: str, transaction: Transaction | None, *, create: bool) -> Database:
+        try:
+            return self._env.open_db(name.encode(), txn=transaction, create=create)
+        except lmdb.Error as error:
+            raise CorruptData(
+                "A database of an LMDB environment is missing or damaged; run `kvstore check`.",
+                path=self.directory,
+                database=name,
+                reason=str(error),
+            ) from error
+
+    def last_committed(self) -> int:
+        """Number of the last transaction committed by any process; it costs next to nothing."""
+        self.check_process()
+        return int(self._env.info()["last_txnid"])
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """A read transaction: one moment of the environment, whatever is written meanwhile."""
+        self.check_process()
+        with self._mutex:
+            transaction = self._begin_read()
+            self._reading += 1
+        try:
+            yield transaction
+        finally:
+            with self._mutex:
+                transaction.abort()
+                self._reading -= 1
+
+    def begin_write(self) -> Transaction:
+        """Begin the write transaction; commit and abort belong to the thread that calls this."""
+        self.check_process()
+        try:
+            return self._env.begin(write=True)
+        except lmdb.MapResizedError:
+            with self._mutex:
+                self._adopt_size()
+            return self._env.begin(write=True)
+
+    def grow(self) -> None:
+        """Double the map. No write transaction of this process may be live.
+
+        Raises:
+            StoreFull: A reader of this process is still at work, or the address space is used up.
+        """
+        with self._mutex:
+            if self._reading:
+                raise StoreFull(
+                    "The index must grow, and a scan of this process is still open; finish it and try again.",
+                    path=self.directory,
+                )
+            try:
+                self._env.set_mapsize(2 * self._env.info()["map_size"])
+            except lmdb.Error as error:
+                raise StoreFull("The index can't grow any further.", path=self.directory, reason=str(error)) from error
+
+    def release_dead_readers(self) -> int:
+        """Free what killed readers held; they would make the file grow. Returns how many there were."""
+        return int(self._env.reader_check())
+
+    def is_stale(self) -> bool:
+        """Whether the directory holds another environment by now, or none."""
+        return self.identity != _identity(self.directory)
+
+    def close(self) -> None:
+        """Give up one use; with the last one the environment is closed."""
+        with _registry_mutex:
+            self._users -= 1
+            if self._users or self._pid != os.getpid():
+                return
+            if _registry.get(self.directory) is self:
+                del _registry[self.directory]
+            self._env.close()
+
+    def share(self) -> Environment:
+        """One more use."""
+        self._users += 1
+        return self
+
+    def check_process(self) -> None:
+        """Refuse to be used in a forked child.
+
+        Raises:
+            ForkedStore: This is not the process that opened the environment.
+        """
+        if self._pid != os.getpid():
+            raise ForkedStore("The store was opened before a fork(); open it again in this process.")
+
+    def _begin_read(self) -> Transaction:
+        try:
+            return self._env.begin()
+        except lmdb.MapResizedError:
+            self._adopt_size()
+            return self._env.begin()
+
+    def _adopt_size(self) -> None:
+        # Another process has grown the map; 0 means what the file says.
+        if self._reading:
+            raise StoreFull(
+                "The index grew, and a scan of this process is still open; finish it and try again.",
+                path=self.directory,
+            )
+        self._env.set_mapsize(0)
+
+
+_registry: dict[Path, Environment] = {}
+_registry_mutex = threading.Lock()
+
+
+def open_environment(directory: Path, files: Files, *, map_bytes: int, create: bool = False) -> Environment:
+    """Open the environment in a directory.
+
+    Args:
+        directory: Holds nothing but the environment.
+        files: For what LMDB leaves out.
+        map_bytes: Address space to reserve; less is taken if that much is refused.
+        create: Create directory and environment if they are not there.
+
+    Raises:
+        FileNotFoundError: There is no environment, and ``create`` is not set.
+        CorruptData: LMDB can't read it.
+    """
+    directory = directory.resolve()
+    with _registry_mutex:
+        existing = _registry.get(directory)
+        if existing is not None and existing.identity == _identity(directory):
+            return existing.share()
+        for name in (_DATA, _LOCK):
+            refuse_links(directory / name)
+        is_new = not (directory / _DATA).exists()
+        if is_new and not create:
+            raise FileNotFoundError(directory / _DATA)
+        if is_new:
+            files.make_directory(directory)
+        environment = Environment(directory, map_bytes)
+        if is_new:
+            files.sync_directory(directory)
+        environment.release_dead_readers()
+        _registry[directory] = environment
+        return environment
+
+
+def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool) -> lmdb.Environment:
+    while True:
+        try:
+            return lmdb.open(
+                str(directory),
+                map_size=map_bytes,
+                readonly=read_only,
+                mode=0o600,
+                max_readers=_READERS_MAX,
+                max_dbs=_DATABASES_MAX,
+                lib_version=0,
+            )
+        except lmdb.MemoryError:
+            if map_bytes <= _MAP_BYTES_MIN:
+                raise
+            map_bytes //= 2
+        except lmdb.Error as error:
+            raise CorruptData(
+                "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
+            ) from error
+
+
+def _identity(directory: Path) -> Identity | None:
+    try:
+        status = os.stat(directory / _DATA)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _forget_parent() -> None:
+    """In a forked child: leave the parent's environments alone, and allow them to be opened anew.
+
+    py-lmdb refuses to open an environment twice in a process and counts the parent's as open in the child, where they
+    can't be used. Its list of open files is private; its keys are not, so the child's are made to differ.
+    """
+    global _registry_mutex
+    _inherited.extend(_registry.values())
+    _registry.clear()
+    _registry_mutex = threading.Lock()
+    parents_keys: Callable[..., tuple[object, ...]] = lmdb._envid.env_keys
+    pid = os.getpid()
+    lmdb._envid.env_keys = lambda *args: tuple((pid, key) for key in parents_keys(*args))
+
+
+_inherited: list[Environment] = []
+os.register_at_fork(after_in_child=_forget_parent)

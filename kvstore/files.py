@@ -1,0 +1,159 @@
+"""The disk comes in as an argument: the only place that writes, syncs, renames or removes files.
+
+LMDB is the exception, it writes for itself (``kvstore/environment.py``). Everything is created for its owner alone, and
+no symbolic link is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvstore.errors import NotAStore, UnsupportedOperation
+from logformat.paths import TEMPORARY
+
+_PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024
+_NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
+
+
+class Files:
+    """The real disk. Errors are OSErrors."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        """Descriptor of a regular file, for reading and writing; with ``create``, of a new one."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
+        return os.open(path, flags, 0o600)
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor."""
+        os.close(descriptor)
+
+    def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
+        """Write all the pieces, one behind the other, from ``position`` on.
+
+        Raises:
+            OSError: The disk took only a part of them, or nothing.
+        """
+        if len(pieces) > _PIECES_MAX:
+            pieces = [memoryview(b"".join(pieces))]
+        rest = [piece for piece in pieces if len(piece)]
+        while rest:
+            written = os.pwritev(descriptor, rest, position)
+            position += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][written:]
+
+    def sync(self, descriptor: int) -> None:
+        """Return once everything written through any descriptor of the file is durable."""
+        os.fsync(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        """Cut the file off at ``length``."""
+        os.ftruncate(descriptor, length)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or directory another name, in place of what had it."""
+        os.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        os.remove(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with all it holds, if it is there."""
+        if os.path.lexists(path):
+            shutil.rmtree(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory if it is not there, and make its name durable."""
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            return
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return once the names in the directory are durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def create(self, path: Path, data: bytes) -> int:
+        """Write a whole file and return its descriptor: after any crash it is there with all of ``data`` or not at all.
+
+        What had the path before is replaced.
+        """
+        temporary = path.with_name(path.name + TEMPORARY)
+        if os.path.lexists(temporary):
+            self.remove(temporary)
+        descriptor = self.open(temporary, create=True)
+        try:
+            self.write(descriptor, [memoryview(data)], 0)
+            self.sync(descriptor)
+            self.rename(temporary, path)
+            self.sync_directory(path.parent)
+        except OSError:
+            self.close(descriptor)
+            raise
+        return descriptor
+
+    def publish(self, path: Path, data: bytes) -> None:
+        """Like :meth:`create`, for a file that is not written any further."""
+        self.close(self.create(path, data))
+
+
+def read_file(path: Path) -> bytes:
+    """All of a regular file.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It is a symbolic link, or can't be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a file that libraries would follow out of the store.
+
+    Raises:
+        NotAStore: The path is a symbolic link, no regular file, or has a second name.
+    """
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise NotAStore("A file of a store is a plain file with one name; this one is not.", path=path)
+
+
+def refuse_network(path: Path) -> None:
+    """Refuse a directory on a file system where memory maps and locks are not what they seem.
+
+    Raises:
+        UnsupportedOperation: It is on a network file system.
+    """
+    best, kind = "", ""
+    absolute = os.path.realpath(path)
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return  # not Linux: nothing is known of its mounts
+    for mount in mounts:
+        _, target, mounted_kind, *_ = mount.split(" ")
+        target = target.replace("\\040", " ")
+        inside = absolute == target or absolute.startswith(target.rstrip("/") + "/")
+        if inside and len(target) >= len(best):
+            best, kind = target, mounted_kind
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise UnsupportedOperation(
+            "A store can't live on a network file system; use a local disk.", path=path, kind=kind
+        )

@@ -1,0 +1,194 @@
+"""Index of one bucket: key → row, writers, and how far it is, all moved in one transaction.
+
+Space of keys in the environment's one database (docs/format.md, Index): ``00`` the state, ``01`` writers, ``02`` rows.
+
+* Rows, writers and state are changed in one transaction, so they can't diverge.
+* The write transaction is a buffer: it stays open over many batches. Begin, commit and abort belong to the committer's
+  thread; others may read through it under the bucket's lock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from kvstore.environment import Environment, Transaction
+from kvstore.errors import CorruptData
+from logformat import index_state, writer_entry
+from logformat.ids import WriterId
+from logformat.index_state import IndexState
+from logformat.keys import ROW
+from logformat.writer_entry import WriterEntry
+
+_STATE = b"\x00"
+_WRITER = b"\x01"
+_WRITER_KEY = struct.Struct(">cq")
+PAGE_BYTES = 4096
+
+
+class View:
+    """One moment of an index, read through one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def state(self) -> IndexState:
+        """How far the index is.
+
+        Raises:
+            CorruptData: It was never finished, or is damaged.
+        """
+        record = self._transaction.get(_STATE)
+        if record is None:
+            raise CorruptData("An index holds no state; run `kvstore check`.")
+        return index_state.decode(record)
+
+    def writers(self) -> dict[WriterId, WriterEntry]:
+        """Every writer the index remembers.
+
+        Raises:
+            CorruptData: An entry is damaged.
+        """
+        writers = {}
+        for key, value in self._between(_WRITER, ROW):
+            writer_id = WriterId(_WRITER_KEY.unpack(key)[1])
+            writers[writer_id] = writer_entry.decode_entry(writer_id, value)
+        return writers
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Values of keys, in order; empty where a key is not there, for no value is empty."""
+        transaction = self._transaction
+        return [value or b"" for value in map(transaction.get, keys)]
+
+    def rows(
+        self, chunk: int, start: bytes = ROW, stop: bytes | None = None
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and values of the rows from ``start`` to ``stop`` (exclusive), in key order, some at a time."""
+        found = self._between(start, stop)
+        while pairs := list(islice(found, chunk)):
+            keys, values = zip(*pairs, strict=True)
+            yield list(keys), list(values)
+
+    def bounds(self) -> tuple[bytes, bytes] | None:
+        """The first and the last key; None if there are no rows."""
+        with self._transaction.cursor() as cursor:
+            if not cursor.set_range(ROW):
+                return None
+            first = cursor.key()
+            cursor.last()
+            return first, cursor.key()
+
+    def leaf_bytes(self) -> int:
+        """About how many bytes rows take."""
+        return PAGE_BYTES * int(self._transaction.stat()["leaf_pages"])
+
+    def _between(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        cursor = self._transaction.cursor()
+        if not cursor.set_range(start):
+            return iter(())
+        pairs: Iterator[tuple[bytes, bytes]] = cursor.iternext(keys=True, values=True)
+        if stop is None:
+            return pairs
+        return _until(pairs, stop)
+
+
+class Index:
+    """One bucket's index.
+
+    Args:
+        environment: Given up on :meth:`close`.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._transaction: Transaction | None = None
+        self._leaf_pages = 0
+        self._touched = 0
+
+    @contextmanager
+    def view(self) -> Iterator[View]:
+        """What is committed, at this moment."""
+        with self._environment.read() as transaction:
+            yield View(transaction)
+
+    @property
+    def writing(self) -> bool:
+        """Whether there is something that is not committed."""
+        return self._transaction is not None
+
+    def written_view(self) -> View:
+        """What is committed and what is not; for the committer, and under its lock for others."""
+        return View(self._writable())
+
+    def begin(self) -> None:
+        """Begin the transaction, if there is none: from now on there is something to commit."""
+        self._writable()
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Store rows; keys are in order, each once."""
+        with self._writable().cursor() as cursor:
+            cursor.putmulti(zip(keys, values, strict=True))
+        self._touched += len(keys)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Remove rows; keys are in order."""
+        transaction = self._writable()
+        for key in keys:
+            transaction.delete(key)
+        self._touched += len(keys)
+
+    def put_writer(self, writer_id: WriterId, entry: WriterEntry) -> None:
+        """Remember a writer."""
+        self._writable().put(_WRITER_KEY.pack(_WRITER, writer_id), writer_entry.encode_entry(writer_id, entry))
+
+    def dirty_bytes(self) -> int:
+        """About how many bytes of pages wait to be committed."""
+        pages = max(self._leaf_pages, 1)
+        # Of P pages, r random rows touch P(1 - e^(-r/P)); below, the first terms of it are enough.
+        return int(PAGE_BYTES * pages * self._touched / (pages + self._touched))
+
+    def commit(self, state: IndexState) -> None:
+        """Make everything durable, together with how far it is.
+
+        Raises:
+            lmdb.Error: The transaction can't be used any more; abort it.
+        """
+        transaction = self._writable()
+        transaction.put(_STATE, index_state.encode(state))
+        transaction.commit()
+        self._transaction = None
+
+    def abort(self) -> None:
+        """Forget what is not committed."""
+        if self._transaction is not None:
+            self._transaction.abort()
+            self._transaction = None
+
+    def is_stale(self) -> bool:
+        """Whether another index has taken this one's place."""
+        return self._environment.is_stale()
+
+    def grow(self) -> None:
+        """Make room for more; nothing may be uncommitted. See :meth:`Environment.grow`."""
+        self._environment.grow()
+
+    def close(self) -> None:
+        """Give the environment up; what is not committed is forgotten."""
+        self.abort()
+        self._environment.close()
+
+    def _writable(self) -> Transaction:
+        if self._transaction is None:
+            self._transaction = self._environment.begin_write()
+            self._leaf_pages = self._transaction.stat()["leaf_pages"]
+            self._touched = 0
+        return self._transaction
+
+
+def _until(pairs: Iterator[tuple[bytes, bytes]], stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for pair in pairs:
+        if pair[0] >= stop:
+            return
+        yield pair

@@ -1,0 +1,85 @@
+"""Who may write: one process at a time holds the lock of a bucket, and a dead process holds none.
+
+* The lock is ``flock`` on a file that is never removed, so it ends with the process, however that ends.
+* A forked child would keep its dead parent's lock alive: it closes every lock descriptor it inherited.
+* What stands in the file (pid, host) is for people and messages; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from kvstore.errors import StoreLocked
+
+
+class ProcessLock:
+    """The lock of one file, held from :meth:`acquire` to :meth:`release`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        _locks.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it."""
+        return self._descriptor >= 0
+
+    def acquire(self) -> None:
+        """Take the lock, at once or not at all.
+
+        Raises:
+            StoreLocked: Another process holds it; the message says which.
+        """
+        if not self.try_acquire():
+            raise StoreLocked(
+                "Another process writes here; wait until it is done, or write through it.",
+                path=self._path.parent,
+                **_holder(self._path),
+            )
+
+    def try_acquire(self) -> bool:
+        """Take the lock unless another process holds it."""
+        if self.held:
+            return True
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Give the lock up, if it is held."""
+        if self.held:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+def _holder(path: Path) -> dict[str, object]:
+    try:
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {f"holder_{name}": facts[name] for name in ("pid", "host") if name in facts}
+
+
+def _release_all() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)

@@ -1,0 +1,247 @@
+"""Appending to a log: the one writer's side.
+
+* Batches lie one behind the other, offsets without a gap; nothing behind the durable end was promised to be durable.
+* A file whose fsync failed is never written or trusted again: it is sealed at its durable end, and what came after is
+  written to a new segment. The kernel may have dropped the pages and called them clean.
+* A write that fell short is cut off again, so that nothing is ever appended behind half a batch.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.errors import LogFailed, StoreFull
+from kvstore.files import Files, read_file
+from kvstore.log.segments import LogIdentity
+from logformat import paths, segment, sparse_index
+from logformat.ids import Offset, Position
+from logformat.sparse_index import Entry
+
+UNSYNCED_BYTES_MAX = 64 << 20
+"""Bytes that may wait for a sync; they are kept in memory, to be written again should it fail."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A batch ready to be appended."""
+
+    base_offset: Offset
+    next_offset: Offset
+    timestamp: int
+    pieces: Sequence[memoryview]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """A place in a log: in the segment of this base, at this position, before this offset."""
+
+    base: Offset
+    position: Position
+    offset: Offset
+
+
+class Log:
+    """The log of one bucket, open for appending.
+
+    Args:
+        directory: Where its files are.
+        identity: Whose log it is.
+        end: Where it ends, and the segment's file too; all before it is durable.
+        files: The disk.
+        segment_bytes_max: See :class:`kvstore.options.StoreOptions`.
+    """
+
+    def __init__(
+        self, directory: Path, identity: LogIdentity, end: LogEnd, files: Files, *, segment_bytes_max: int
+    ) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._files = files
+        self._segment_bytes_max = segment_bytes_max
+        self._end = self._durable = end
+        self._unsynced: list[EncodedBatch] = []
+        self._failed = False
+        self._descriptor = files.open(paths.segment_file(directory, end.base))
+        self._index = _SparseIndexFile(paths.sparse_index_file(directory, end.base), files)
+
+    @property
+    def end(self) -> LogEnd:
+        """Where the next batch goes."""
+        return self._end
+
+    @property
+    def durable(self) -> LogEnd:
+        """Where what is known to be durable ends."""
+        return self._durable
+
+    @property
+    def trusted_end(self) -> Offset:
+        """Offset up to which the log can be read back: its end, or once the disk has failed its durable end."""
+        return self._durable.offset if self._failed else self._end.offset
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the segment has its size and :meth:`roll` is due."""
+        return self._end.position >= self._segment_bytes_max
+
+    def append(self, batches: Sequence[EncodedBatch]) -> None:
+        """Write batches behind the end; they are durable after the next :meth:`sync`.
+
+        Raises:
+            StoreFull: No space. The log is as it was.
+            LogFailed: The disk refused; the log can't be appended to until it is opened again.
+        """
+        self._check()
+        self._write(batches)
+        self._unsynced.extend(batches)
+        if self._end.position - self._durable.position > UNSYNCED_BYTES_MAX:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make everything appended durable.
+
+        Raises:
+            LogFailed: The disk refused, twice; the log can't be appended to until it is opened again.
+        """
+        self._check()
+        if not self._unsynced:
+            return
+        try:
+            self._files.sync(self._descriptor)
+        except OSError:
+            self._rewrite_unsynced()
+        self._index.note(self._unsynced, self._durable.position)
+        self._durable = self._end
+        self._unsynced = []
+
+    def roll(self, writers: bytes) -> None:
+        """Go on in a new segment.
+
+        Args:
+            writers: What is known of writers at the end of the log, encoded.
+
+        Raises:
+            StoreFull: No space. The log is as it was.
+            LogFailed: The disk refused; the log can't be appended to until it is opened again.
+        """
+        self.sync()
+        try:
+            self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._begin_segment()
+
+    def close(self) -> None:
+        """Close the files; what was not synced may be lost in a power cut."""
+        self._files.close(self._descriptor)
+        self._index.close()
+
+    def _write(self, batches: Sequence[EncodedBatch]) -> None:
+        start = self._end.position
+        try:
+            self._files.write(self._descriptor, [piece for batch in batches for piece in batch.pieces], start)
+        except OSError as error:
+            try:
+                self._files.truncate(self._descriptor, start)
+            except OSError:
+                self._failed = True  # half a batch stays where the next one would go
+            raise self._refused(error) from error
+        position = Position(start + sum(batch.size for batch in batches))
+        self._end = LogEnd(self._end.base, position, batches[-1].next_offset)
+
+    def _rewrite_unsynced(self) -> None:
+        self._end = self._durable
+        self._begin_segment()
+        self._write(self._unsynced)
+        try:
+            self._files.sync(self._descriptor)
+        except OSError as error:
+            self._failed = True
+            raise self._refused(error) from error
+
+    def _begin_segment(self) -> None:
+        """Go on in a new segment, begun at the end, up to which everything is durable."""
+        base, last = self._end.offset, self._end
+        path = paths.segment_file(self._directory, base)
+        identity = self._identity
+        head = segment.SegmentHead(
+            identity.store_id, identity.table_id, identity.bucket_id, base, last.base, last.position
+        )
+        if base == last.base:
+            # Nothing durable is in the segment that failed: the new one takes its name, and its predecessor.
+            head = segment.decode_head(read_file(path)[: segment.HEAD_BYTES])
+        try:
+            descriptor = self._files.create(path, segment.encode_head(head))
+        except OSError as error:
+            # Once it has its name, batches behind the end of the old segment would be lost.
+            self._failed = path.exists()
+            raise self._refused(error) from error
+        self._files.close(self._descriptor)
+        self._descriptor = descriptor
+        self._index.close()
+        self._index = _SparseIndexFile(paths.sparse_index_file(self._directory, base), self._files)
+        self._end = self._durable = LogEnd(base, Position(segment.HEAD_BYTES), base)
+
+    def _check(self) -> None:
+        if self._failed:
+            raise LogFailed("The log failed before; mend the disk and reopen the store.", path=self._directory)
+
+    def _refused(self, error: OSError) -> StoreFull | LogFailed:
+        if error.errno in _FULL and not self._failed:
+            return StoreFull("No space for the log; free some and try again.", path=self._directory)
+        self._failed = True
+        return LogFailed(
+            "The disk refuses to store the log; mend it and reopen the store.",
+            path=self._directory,
+            reason=error.strerror,
+        )
+
+
+class _SparseIndexFile:
+    """The sparse index of the segment being written. It is a hint, so a disk that refuses it is no failure."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._files = files
+        self._entries = 0
+        self._last = Position(0)
+        self._descriptor = -1
+        try:
+            entries = sparse_index.decode(read_file(path)) if path.exists() else []
+            self._descriptor = files.open(path) if entries else files.create(path, sparse_index.encode([]))
+            self._entries = len(entries)
+            self._last = entries[-1].position if entries else Position(0)
+        except OSError:
+            self.close()
+
+    def note(self, batches: Sequence[EncodedBatch], position: Position) -> None:
+        """Batches became durable, the first at ``position``."""
+        entries = []
+        for batch in batches:
+            if not self._last or position - self._last >= sparse_index.INTERVAL_BYTES:
+                entries.append(Entry(batch.base_offset, batch.timestamp, position))
+                self._last = position
+            position = Position(position + batch.size)
+        if entries and self._descriptor >= 0:
+            place = Position(sparse_index.HEAD_BYTES + self._entries * sparse_index.ENTRY_BYTES)
+            encoded = memoryview(b"".join(map(sparse_index.encode_entry, entries)))
+            try:
+                self._files.write(self._descriptor, [encoded], place)
+                self._entries += len(entries)
+            except OSError:
+                self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,137 @@
+"""Finding the end of a log after its writer is gone (docs/format.md, Recovery).
+
+Three zones, told apart by what was known to be durable:
+
+* Up to the synced end that the index remembers, everything must be there: else it is damage, and nothing is cut.
+* Behind it, a bad batch is damage too if a later batch says that the log was durable beyond it.
+* Otherwise it is where a crash tore the log: it is cut off there, with what lies behind. None of that was promised.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kvstore.errors import CorruptBatch
+from kvstore.files import Files
+from kvstore.log.log import LogEnd
+from kvstore.log.segments import LogFiles, LogIdentity
+from logformat import paths, segment, sparse_index
+from logformat.batch import ALIGNMENT, MAGIC, decode_header, verify
+from logformat.ids import Offset, Position
+from logformat.sparse_index import Entry
+
+
+def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> LogEnd:
+    """Where the log ends, without changing anything.
+
+    Args:
+        directory: Where its files are; there is at least one segment.
+        synced: Up to where the index says the log was durable; None if there is no index.
+
+    Raises:
+        CorruptBatch: Something that was durable is damaged or missing; the message names file, position and offset.
+    """
+    log = LogFiles(directory, identity)
+    bases = log.bases()
+    place = synced or LogEnd(bases[0], Position(segment.HEAD_BYTES), bases[0])
+    if place.base not in bases:
+        raise _missing(directory, place.base, place.offset)
+    for following in bases[bases.index(place.base) + 1 :]:
+        # A sealed segment was durable as a whole before the next one was begun.
+        stop = log.segment(following).head.previous_end
+        while place.position != stop:
+            place = _step(log, place)
+        if place.offset != following:
+            raise _missing(directory, place.offset, place.offset)
+        place = LogEnd(following, Position(segment.HEAD_BYTES), following)
+    last = log.segment(place.base)
+    if place.position > last.size:
+        raise CorruptBatch(
+            "The log is shorter than what was durable; run `kvstore check`.",
+            path=last.path,
+            position=last.size,
+            offset=place.offset,
+        )
+    while place.position < last.size:
+        try:
+            place = _step(log, place)
+        except CorruptBatch:
+            if _was_durable_beyond(last.bytes_from(place.position), identity, place.offset):
+                raise
+            break
+    return place
+
+
+def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files: Files) -> LogEnd:
+    """Make a log ready to be appended to: create it if there is none, else cut it at its end.
+
+    Afterwards everything up to the end is durable, and the sparse index agrees with the log.
+
+    Raises:
+        CorruptBatch: Something that was durable is damaged or missing. Nothing was cut.
+    """
+    files.make_directory(directory)
+    for leftover in directory.glob(f"*{paths.TEMPORARY}"):
+        files.remove(leftover)
+    if not LogFiles(directory, identity).bases():
+        if synced is not None and synced.offset:
+            raise CorruptBatch("The log is missing; run `kvstore check`.", path=directory, offset=synced.offset)
+        head = segment.SegmentHead(identity.store_id, identity.table_id, identity.bucket_id, Offset(0))
+        files.publish(paths.segment_file(directory, Offset(0)), segment.encode_head(head))
+        return LogEnd(Offset(0), Position(segment.HEAD_BYTES), Offset(0))
+    end = find_end(directory, identity, synced)
+    path = paths.segment_file(directory, end.base)
+    descriptor = files.open(path)
+    try:
+        if path.stat().st_size > end.position:
+            files.truncate(descriptor, end.position)
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+    _mend_sparse_index(directory, identity, end, files)
+    return end
+
+
+def _step(log: LogFiles, place: LogEnd) -> LogEnd:
+    found = log.segment(place.base).batch_at(place.position, place.offset)
+    return LogEnd(place.base, found.end, found.header.next_offset)
+
+
+def _missing(directory: Path, base: Offset, offset: Offset) -> CorruptBatch:
+    return CorruptBatch(
+        "A segment of the log is missing; run `kvstore check`.",
+        path=paths.segment_file(directory, base),
+        offset=offset,
+    )
+
+
+def _was_durable_beyond(rest: memoryview, identity: LogIdentity, offset: Offset) -> bool:
+    """Whether a whole batch lies in ``rest`` that was written when the log was durable beyond ``offset``."""
+    # Batches of magic 3 begin at multiples of their alignment; most such places are ruled out without a checksum.
+    lines = np.frombuffer(rest, np.uint8, len(rest) // ALIGNMENT * ALIGNMENT).reshape(-1, ALIGNMENT)
+    for line in np.flatnonzero(lines[:, 12] == MAGIC):
+        data = rest[int(line) * ALIGNMENT :]
+        try:
+            header = decode_header(data)
+            if (header.table_id, header.bucket_id) != (identity.table_id, identity.bucket_id):
+                continue
+            if header.durable_end > offset:
+                verify(header, data)
+                return True
+        except CorruptBatch:
+            continue
+    return False
+
+
+def _mend_sparse_index(directory: Path, identity: LogIdentity, end: LogEnd, files: Files) -> None:
+    log = LogFiles(directory, identity)
+    known = log.segment(end.base).sparse_index()
+    entries = [entry for entry in known if entry.position < end.position]
+    start = entries[-1].offset if entries else end.base
+    for found in log.batches(start, end.offset):
+        if not entries or found.position - entries[-1].position >= sparse_index.INTERVAL_BYTES:
+            entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
+    if entries != known:
+        files.publish(paths.sparse_index_file(directory, end.base), sparse_index.encode(entries))

@@ -1,0 +1,258 @@
+"""Reading a log's files: which segments there are, where each ends, and the batches in them.
+
+Any process may read, while another appends: a reader stops at an end it was given, which is never beyond what the
+writer has finished. Nothing read here is trusted before its checksum was found right.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from kvstore.errors import CorruptBatch, OffsetOutOfRange
+from kvstore.files import read_file
+from logformat import paths, sparse_index
+from logformat.batch import BatchHeader, decode_header, verify
+from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
+from logformat.segment import HEAD_BYTES, decode_head
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Whose log it is; every segment and batch says so too, so that a misplaced one is found."""
+
+    store_id: UUID
+    table_id: TableId
+    bucket_id: BucketId
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """A batch and where it stands.
+
+    Attributes:
+        data: The whole batch, verified; a view of the mapped file.
+    """
+
+    header: BatchHeader
+    data: memoryview
+    path: Path
+    position: Position
+
+    @property
+    def end(self) -> Position:
+        """Where the next one stands."""
+        return Position(self.position + self.header.size)
+
+
+class Segment:
+    """One segment's file, mapped into memory.
+
+    Raises:
+        CorruptBatch: Its head is damaged, or another log's.
+    """
+
+    def __init__(self, log: Path, base: Offset, identity: LogIdentity) -> None:
+        self.path = paths.segment_file(log, base)
+        self.base = base
+        self._identity = identity
+        self._map = memoryview(b"")
+        self._extend()
+        try:
+            self.head = decode_head(self._map[:HEAD_BYTES])
+        except CorruptBatch as error:
+            raise CorruptBatch(error.message, path=self.path, position=0) from error
+        head = self.head
+        if head.base_offset != base or LogIdentity(head.store_id, head.table_id, head.bucket_id) != identity:
+            raise CorruptBatch("A log segment belongs elsewhere; run `kvstore check`.", path=self.path)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file as it is mapped."""
+        return len(self._map)
+
+    def batch_at(self, position: Position, expected: Offset) -> FoundBatch:
+        """The batch at a position.
+
+        Args:
+            expected: The offset it must begin with.
+
+        Raises:
+            CorruptBatch: None stands there, or it is damaged.
+        """
+        if position + sparse_index.INTERVAL_BYTES > len(self._map):
+            self._extend()
+        data = self._map[position:]
+        try:
+            header = decode_header(data)
+            if position + header.size > len(self._map):
+                self._extend()
+                data = self._map[position:]
+            verify(header, data)
+        except CorruptBatch as error:
+            raise self._corrupt(error.message, position, expected) from error
+        if (header.table_id, header.bucket_id) != (self._identity.table_id, self._identity.bucket_id):
+            raise self._corrupt("A batch belongs to another log; run `kvstore check`.", position, expected)
+        if header.base_offset != expected:
+            raise self._corrupt(
+                f"A batch has base offset {header.base_offset}; run `kvstore check`.", position, expected
+            )
+        return FoundBatch(header, data[: header.size], self.path, position)
+
+    def bytes_from(self, position: Position) -> memoryview:
+        """The rest of the file."""
+        self._extend()
+        return self._map[position:]
+
+    def sparse_index(self) -> list[sparse_index.Entry]:
+        """What the sparse index says; it may be wrong."""
+        try:
+            return sparse_index.decode(read_file(self.path.with_suffix(".index")))
+        except FileNotFoundError:
+            return []
+
+    def _extend(self) -> None:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size != len(self._map):
+                # The old map lives on for as long as rows are views of it.
+                self._map = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
+        finally:
+            os.close(descriptor)
+
+    def _corrupt(self, message: str, position: Position, expected: Offset) -> CorruptBatch:
+        return CorruptBatch(message, path=self.path, position=position, offset=expected)
+
+
+class LogFiles:
+    """The segments of one log, for reading."""
+
+    def __init__(self, directory: Path, identity: LogIdentity) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._bases: list[Offset] = []
+        self._open: dict[Offset, Segment] = {}
+
+    def bases(self) -> list[Offset]:
+        """Base offsets of all segments, in order, as the directory lists them now."""
+        found = (paths.segment_base(name) for name in os.listdir(self._directory))
+        self._bases = sorted(base for base in found if base is not None)
+        return self._bases
+
+    def start(self) -> Offset:
+        """The first offset the log holds; 0 if it has no segment yet."""
+        bases = self.bases()
+        return bases[0] if bases else Offset(0)
+
+    def segment(self, base: Offset) -> Segment:
+        """A segment by its base offset."""
+        if base not in self._open:
+            self._open[base] = Segment(self._directory, base, self._identity)
+        return self._open[base]
+
+    def batches(self, start: Offset, end: Offset) -> Iterator[FoundBatch]:
+        """Batches that hold offsets from ``start`` to ``end`` (exclusive), in order; the first may begin before it.
+
+        Raises:
+            OffsetOutOfRange: The log begins after ``start``.
+            CorruptBatch: A batch, or the chain of segments, is damaged.
+        """
+        if start >= end:
+            return
+        base = self._base_of(start)
+        expected, position = self._near(base, start)
+        while expected < end:
+            found, base = self._next(base, position, expected)
+            expected, position = found.header.next_offset, found.end
+            if expected > start:
+                yield found
+
+    def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
+        """Base offset of the first batch not older than a time (ms); ``end`` if all are."""
+        base = self.start()
+        for candidate in self._bases:
+            entries = self.segment(candidate).sparse_index() if candidate < end else []
+            if candidate >= end or not entries or entries[0].timestamp >= timestamp:
+                break
+            base = candidate
+        entry = sparse_index.before_time(self.segment(base).sparse_index(), timestamp) if base < end else None
+        for found in self.batches(entry.offset if entry else base, end):
+            if found.header.commit_timestamp >= timestamp:
+                return found.header.base_offset
+        return end
+
+    def split(self, start: Offset, end: Offset, parts: int, bytes_min: int) -> list[tuple[Offset, Offset]]:
+        """A range of offsets cut between batches where the sparse indexes know one.
+
+        Args:
+            parts: At most so many, of about the same number of bytes.
+            bytes_min: And none much smaller than this.
+        """
+        known, size = [], 0
+        for base in self.bases() if start < end else ():
+            if base >= end:
+                break
+            segment = self.segment(base)
+            known += [(size + entry.position, entry.offset) for entry in segment.sparse_index()]
+            size += segment.size
+        inner = [(place, offset) for place, offset in known if start < offset < end]
+        if not inner:
+            return [(start, end)]
+        first, last = inner[0][0], inner[-1][0]
+        parts = max(1, min(parts, (last - first) // bytes_min))
+        places = [first + (last - first) * part // parts for part in range(1, parts)]
+        cuts = sorted({inner[bisect_right(inner, (place, OFFSET_MAX)) - 1][1] for place in places})
+        return list(zip([start, *cuts], [*cuts, end], strict=True))
+
+    def _next(self, base: Offset, position: Position, expected: Offset) -> tuple[FoundBatch, Offset]:
+        following = self._following(base)
+        if following is not None:
+            ends = self.segment(following).head.previous_end
+            if position == ends and expected == following:
+                return self.segment(following).batch_at(Position(HEAD_BYTES), expected), following
+            if position >= ends:
+                raise CorruptBatch(
+                    "A segment of the log is missing, or does not end where the next begins; run `kvstore check`.",
+                    path=self.segment(base).path,
+                    position=position,
+                    offset=expected,
+                )
+        return self.segment(base).batch_at(position, expected), base
+
+    def _following(self, base: Offset) -> Offset | None:
+        place = bisect_right(self._bases, base)
+        if place == len(self._bases):
+            place = bisect_right(self.bases(), base)
+        return self._bases[place] if place < len(self._bases) else None
+
+    def _base_of(self, offset: Offset) -> Offset:
+        place = bisect_right(self.bases(), offset)
+        if not place:
+            raise OffsetOutOfRange(
+                "The log does not hold this offset any more; start at `earliest`.",
+                offset=offset,
+                log_start=self._bases[0] if self._bases else 0,
+            )
+        return self._bases[place - 1]
+
+    def _near(self, base: Offset, offset: Offset) -> tuple[Offset, Position]:
+        """A batch at or before an offset, as near as the sparse index knows."""
+        segment = self.segment(base)
+        entry = sparse_index.at_offset(segment.sparse_index(), offset)
+        if entry is not None and self._is_there(segment, entry):
+            return entry.offset, entry.position
+        return base, Position(HEAD_BYTES)
+
+    @staticmethod
+    def _is_there(segment: Segment, entry: sparse_index.Entry) -> bool:
+        try:
+            segment.batch_at(entry.position, entry.offset)
+        except CorruptBatch:
+            return False  # the entry is only a hint; whether the log is damaged shows on the way from its start
+        return True

@@ -1,0 +1,101 @@
+"""The table's memory of writers: the last five batches of each.
+
+* It is asked before any merge: a batch seen before is answered, never applied again.
+* A writer's sequences go 0, 1, … 2^31-1, 0 …; anything else than the next one, or one of the last five, is refused.
+* A writer without a name is forgotten seven days after its last batch, by the timestamps in the log: whoever replays
+  the log decides the same.
+* All of it can be rebuilt from batch headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.errors import OutOfOrderSequence, WriterFenced
+from logformat.batch import NAMED_WRITER, BatchHeader
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, Sequence, WriterId, next_sequence
+from logformat.writer_entry import WINDOW, RememberedBatch, WriterEntry, encode_snapshot
+
+EXPIRY_MS = 7 * 24 * 3600 * 1000
+
+
+class WriterStates:
+    """Writers of one bucket.
+
+    Args:
+        writers: Those known.
+    """
+
+    def __init__(self, writers: Mapping[WriterId, WriterEntry]) -> None:
+        self._writers = dict(writers)
+
+    def check(
+        self, writer_id: WriterId, sequence: Sequence, epoch: Epoch, *, now_ms: int, next_offset: Offset
+    ) -> RememberedBatch | None:
+        """Whether a batch may be applied.
+
+        Args:
+            now_ms: Commit timestamp the batch would get.
+            next_offset: Offset it would get; for the message only.
+
+        Returns:
+            The batch as it was appended before, if it was; None if it is to be applied.
+
+        Raises:
+            OutOfOrderSequence: It is neither the next one nor one of the last five.
+            WriterFenced: A newer incarnation of the writer has written.
+        """
+        if writer_id == NO_WRITER:
+            return None
+        entry = self._live(writer_id, now_ms)
+        if entry is None:
+            current = NO_SEQUENCE
+        else:
+            if epoch < entry.epoch:
+                raise WriterFenced(
+                    "A newer incarnation of this writer has written; this one is over.",
+                    writer_id=writer_id,
+                    epoch=epoch,
+                    current_epoch=entry.epoch,
+                )
+            for batch in entry.batches:
+                if batch.sequence == sequence:
+                    return batch
+            current = entry.batches[-1].sequence
+        if sequence != next_sequence(current):
+            raise OutOfOrderSequence(
+                f"Out of order batch sequence for writer {writer_id} at offset {next_offset}: {sequence} (incoming"
+                f" batch seq.), {current} (current batch seq.); send the missing batch, or begin with a new writer id.",
+                writer_id=writer_id,
+                sequence=sequence,
+                current=current,
+            )
+        return None
+
+    def remember(self, header: BatchHeader) -> WriterEntry | None:
+        """Note a batch that is in the log, whatever its sequence; returns the writer's entry, None without a writer."""
+        writer_id = header.writer_id
+        if writer_id == NO_WRITER:
+            return None
+        batch = RememberedBatch(
+            header.batch_sequence, header.last_offset_delta, header.base_offset, header.commit_timestamp
+        )
+        before = self._live(writer_id, header.commit_timestamp)
+        batches = (*before.batches, batch)[-WINDOW:] if before else (batch,)
+        entry = WriterEntry(Epoch(header.writer_epoch), bool(header.attributes & NAMED_WRITER), batches)
+        self._writers[writer_id] = entry
+        return entry
+
+    def all(self) -> dict[WriterId, WriterEntry]:
+        """Every writer remembered."""
+        return dict(self._writers)
+
+    def snapshot(self, next_offset: Offset) -> bytes:
+        """All of it, encoded, as it is when the log ends at ``next_offset``."""
+        return encode_snapshot(next_offset, self._writers)
+
+    def _live(self, writer_id: WriterId, now_ms: int) -> WriterEntry | None:
+        entry = self._writers.get(writer_id)
+        if entry is None or entry.named or now_ms - entry.batches[-1].timestamp < EXPIRY_MS:
+            return entry
+        return None

@@ -1,0 +1,111 @@
+"""State of the catalog, and what an edit does to it. Pure: no file, no clock.
+
+* ``state.after(edit)`` is the only way it changes, live and in replay, so both come to the same.
+* Ids grow and are never used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from kvstore.errors import CorruptImage, UnknownSchema
+from logformat import schema as schemas
+from logformat.edits import AddSchema, AllocateWriter, CreateTable, DropTable, Edit, TableOptions
+from logformat.ids import SchemaId, TableId, Txid, WriterId
+
+
+@dataclass(frozen=True, eq=False)  # one object for each state of a table, so that codecs can be kept with it
+class TableDefinition:
+    """What a table is.
+
+    Attributes:
+        schemas: Columns by schema id; the last is the current one.
+        primary_key: Key columns in key order; None for a log table.
+    """
+
+    id: TableId
+    name: str
+    schemas: dict[SchemaId, pa.Schema]
+    primary_key: tuple[str, ...] | None
+    buckets: int
+    options: TableOptions
+
+    @classmethod
+    def of(cls, create: CreateTable) -> TableDefinition:
+        """The table that an edit creates."""
+        return cls(
+            create.table_id,
+            create.name,
+            {SchemaId(1): schemas.from_json(create.columns)},
+            tuple(create.primary_key) if create.primary_key is not None else None,
+            create.buckets,
+            create.options,
+        )
+
+    @cached_property
+    def schema_id(self) -> SchemaId:
+        """The current schema."""
+        return max(self.schemas)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Columns of the current schema."""
+        return self.schemas[self.schema_id]
+
+    def schema_of(self, schema_id: SchemaId) -> pa.Schema:
+        """Columns of a schema.
+
+        Raises:
+            UnknownSchema: The table has none of that id.
+        """
+        if schema_id not in self.schemas:
+            raise UnknownSchema(
+                "The table has no such schema; leave schema_id out for the current one.",
+                table=self.name,
+                schema_id=schema_id,
+                current=self.schema_id,
+            )
+        return self.schemas[schema_id]
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    """Everything the catalog knows after the edit ``txid``."""
+
+    txid: Txid = Txid(0)
+    next_table_id: TableId = TableId(1)
+    next_writer_id: WriterId = WriterId(0)
+    tables: dict[TableId, TableDefinition] = field(default_factory=dict)
+
+    def table(self, name: str) -> TableDefinition | None:
+        """The table of that name."""
+        return next((table for table in self.tables.values() if table.name == name), None)
+
+    def after(self, edit: Edit) -> CatalogState:
+        """The state with one more edit.
+
+        Raises:
+            CorruptImage: It is not the edit that follows.
+        """
+        if edit.txid != self.txid + 1:
+            raise CorruptImage(
+                "An edit of the catalog is missing; run `kvstore check`.", expected=self.txid + 1, found=edit.txid
+            )
+        state = replace(self, txid=edit.txid)
+        match edit.payload:
+            case CreateTable() as create:
+                table = TableDefinition.of(create)
+                following = TableId(max(self.next_table_id, table.id + 1))
+                return replace(state, tables={**self.tables, table.id: table}, next_table_id=following)
+            case DropTable(table_id=dropped):
+                return replace(state, tables={id: table for id, table in self.tables.items() if id != dropped})
+            case AddSchema(table_id=changed, schema_id=schema_id, columns=columns):
+                before = self.tables[changed]
+                after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
+                return replace(state, tables={**self.tables, changed: after})
+            case AllocateWriter(writer_id=allocated):
+                return replace(state, next_writer_id=WriterId(max(self.next_writer_id, allocated + 1)))
+        raise AssertionError(edit.payload)

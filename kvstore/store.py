@@ -1,0 +1,424 @@
+"""A store: a directory with a catalog and tables, opened by any number of processes."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+import pyarrow as pa
+
+from kvstore.check import CheckReport, check_tablet
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import (
+    ForkedStore,
+    InvalidRequest,
+    NoSuchTable,
+    NotAStore,
+    StoreClosed,
+    StoreError,
+    TableExists,
+    UnsupportedOperation,
+)
+from kvstore.files import Files, read_file, refuse_network
+from kvstore.log.segments import LogIdentity
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.options import Durability, StoreOptions
+from kvstore.table.recovery import BucketPlace
+from kvstore.table.table import Table
+from kvstore.table.tablet import Tablet
+from logformat import paths, schema as schemas, store_file
+from logformat.arrow_message import Compression
+from logformat.edits import AllocateWriter, CreateTable, DropTable, TableOptions
+from logformat.ids import BucketId, TableId, WriterId
+from logformat.store_file import StoreFile
+from merge_engines.last_row import LastRow
+
+ONLY_BUCKET = BucketId(0)
+TABLE_NAME_BYTES_MAX = 255
+
+
+def open_store(
+    path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: int
+) -> Store:
+    """Open a store, creating it if the directory is new or empty.
+
+    Args:
+        path: Directory of the store, on a local disk.
+        read_only: Write nothing at all. What a crashed writer left to be recovered is not seen until someone writes.
+        durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
+        settings: Other fields of :class:`kvstore.options.StoreOptions`.
+
+    Raises:
+        NotAStore: The directory is no store and not empty, or does not exist and ``read_only``. Nothing was written.
+        UnsupportedVersion: A newer kvstore wrote it.
+        CorruptImage: Its catalog is damaged.
+        InvalidRequest: It is open in this process with other settings, or a setting is wrong.
+    """
+    if unknown := set(settings) - set(StoreOptions.__dataclass_fields__):
+        raise InvalidRequest("There is no such setting.", unknown=sorted(unknown))
+    return Store(Path(path), StoreOptions(durability, **settings), read_only=read_only)
+
+
+class Store:
+    """An open store; a context manager. It may be used from any thread, but not across ``fork()``.
+
+    Args:
+        path: Directory of the store.
+        options: How it behaves in this process.
+        files, clock: The disk and the time; for tests.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: StoreOptions,
+        *,
+        read_only: bool = False,
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._read_only = read_only
+        self._closed = False
+        self._core = _shared_core(path, options, read_only, files or Files(), clock or SystemClock())
+
+    @property
+    def path(self) -> Path:
+        """Directory of the store."""
+        return self._core.path
+
+    def create_table(
+        self,
+        name: str,
+        schema: pa.Schema,
+        primary_key: Sequence[str] | str | None = None,
+        *,
+        buckets: int = 1,
+        merge_engine: str = "last_row",
+        compression: Compression = "lz4",
+    ) -> Table:
+        """Create a table.
+
+        Args:
+            name: Up to 255 bytes of printable text without ``$``.
+            schema: Columns; what types there may be stands in docs/types.md.
+            primary_key: Key columns in key order; None for a log table, which is only appended to.
+            buckets: Only 1 so far.
+            merge_engine: Only ``last_row`` so far.
+            compression: Of the changelog: ``lz4``, ``zstd`` or None.
+
+        Raises:
+            TableExists: There is one of that name. Nothing was written.
+            InvalidRequest: A name, type or option is not possible. Nothing was written.
+        """
+        self._check_writable()
+        _check_table_name(name)
+        key = [primary_key] if isinstance(primary_key, str) else primary_key
+        if buckets != 1 or merge_engine != "last_row":
+            raise UnsupportedOperation(
+                "So far a table has one bucket and the merge engine last_row.",
+                buckets=buckets,
+                merge_engine=merge_engine,
+            )
+        if compression not in (None, "lz4", "zstd"):
+            raise InvalidRequest("compression is lz4, zstd or None.", compression=repr(compression))
+        if key is not None and not key:
+            raise InvalidRequest("A primary key has at least one column; for a log table it is None.")
+        columns = schemas.to_json(schemas.normalise(schema, key or ()))
+        options = TableOptions(merge_engine=merge_engine, compression=compression)
+        self._core.create_table(name, columns, list(key) if key is not None else None, options)
+        return self.table(name)
+
+    def table(self, name: str) -> Table:
+        """A table of the store.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+        """
+        self._check_open()
+        core = self._core
+        definition = core.definition(name)
+
+        def current() -> TableDefinition:
+            self._check_open()
+            return core.current(definition)
+
+        return Table(
+            core.tablet(definition), current, self._check_open, self._check_writable, core.options.batch_rows_max
+        )
+
+    def list_tables(self) -> list[str]:
+        """Names of all tables, sorted."""
+        self._check_open()
+        return sorted(table.name for table in self._core.catalog().tables.values())
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table and all its files.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            StoreLocked: Another process writes it. Nothing was removed.
+        """
+        self._check_writable()
+        self._core.drop_table(name)
+
+    def new_writer_id(self) -> int:
+        """A writer id that was never given out before and never will be again; see :meth:`Bucket.apply`."""
+        self._check_writable()
+        return self._core.new_writer_id()
+
+    def check(self) -> CheckReport:
+        """Verify everything: checksums, offsets and sequences of every log, and that each index agrees with its log."""
+        self._check_open()
+        core = self._core
+        tables = sorted(core.catalog().tables.values(), key=lambda table: table.name)
+        return CheckReport([check_tablet(core.tablet(table), table, ONLY_BUCKET) for table in tables])
+
+    def flush(self) -> None:
+        """Return once everything acknowledged, of any table, is on the disk and seen by every process."""
+        self._check_open()
+        self._core.flush()
+
+    def close(self) -> None:
+        """Commit everything and give the store up; doing so again does nothing.
+
+        Raises:
+            LogFailed, StoreFull: Not everything could be committed; all of it that was synced is recovered at the next
+                open.
+        """
+        if not self._closed:
+            self._closed = True
+            self._core.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._core.pid != os.getpid():
+            raise ForkedStore("The store was opened before a fork(); open it again in this process.")
+        if self._closed:
+            raise StoreClosed("The store was closed; open it again.", path=self.path)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._read_only:
+            raise UnsupportedOperation("The store was opened read-only; open it for writing.", path=self.path)
+
+
+class _Core:
+    """What all the stores of one process that are the same directory share."""
+
+    def __init__(self, path: Path, options: StoreOptions, read_only: bool, files: Files, clock: Clock) -> None:
+        self.path = path
+        self.options = options
+        self.pid = os.getpid()
+        self.users = 0
+        self.read_only = read_only
+        self._files = files
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._tablets: dict[TableId, Tablet] = {}
+        self._identity = _identity_of(path, files, clock, read_only=read_only)
+        self._journal = Journal(path, files, clock)
+
+    def catalog(self) -> CatalogState:
+        return self._journal.state()
+
+    def definition(self, name: str) -> TableDefinition:
+        state = self.catalog()
+        definition = state.table(name)
+        if definition is None:
+            raise NoSuchTable(
+                "There is no such table.", table=name, tables=sorted(t.name for t in state.tables.values())
+            )
+        return definition
+
+    def current(self, definition: TableDefinition) -> TableDefinition:
+        now = self.catalog().tables.get(definition.id)
+        if now is None:
+            raise NoSuchTable("The table was dropped.", table=definition.name)
+        return now
+
+    def tablet(self, definition: TableDefinition) -> Tablet:
+        with self._mutex:
+            if definition.id not in self._tablets:
+                self._tablets[definition.id] = self._opened(definition)
+            return self._tablets[definition.id]
+
+    def create_table(
+        self, name: str, columns: list[dict[str, object]], key: list[str] | None, options: TableOptions
+    ) -> None:
+        def decide(state: CatalogState) -> CreateTable:
+            if state.table(name) is not None:
+                raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
+            self._remove_orphans(state)
+            edit = CreateTable(
+                table_id=state.next_table_id, name=name, columns=columns, primary_key=key, buckets=1, options=options
+            )
+            # Its files first: what the catalog names is always there.
+            definition = TableDefinition.of(edit)
+            tablet = self._opened(definition, lambda: definition)
+            for directory in reversed([tablet.place.directory, *tablet.place.directory.parents[:2]]):
+                self._files.make_directory(directory)
+            tablet.create()
+            return edit
+
+        self._journal.append(decide)
+
+    def drop_table(self, name: str) -> None:
+        definition = self.definition(name)
+        tablet = self.tablet(definition)
+        tablet.claim()
+        self._journal.append(lambda _: DropTable(table_id=definition.id))
+        with self._mutex:
+            self._tablets.pop(definition.id, None)
+        tablet.destroy()
+
+    def new_writer_id(self) -> WriterId:
+        state = self._journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
+        return WriterId(state.next_writer_id - 1)
+
+    def flush(self) -> None:
+        for tablet in list(self._tablets.values()):
+            tablet.flush()
+
+    def release(self) -> None:
+        with _cores_mutex:
+            self.users -= 1
+            if self.users or self.pid != os.getpid():
+                return
+            if _cores.get(self.path) is self:
+                del _cores[self.path]
+            self._close()
+
+    def _close(self) -> None:
+        failure: StoreError | None = None
+        for tablet in self._tablets.values():
+            try:
+                tablet.close()
+            except StoreError as error:
+                failure = error
+        self._tablets.clear()
+        self._journal.close()
+        if failure is not None:
+            raise failure
+
+    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition] | None = None) -> Tablet:
+        directory = paths.bucket_directory(self.path, definition.id, ONLY_BUCKET)
+        identity = LogIdentity(self._identity.store_id, definition.id, ONLY_BUCKET)
+        engine = None if definition.primary_key is None else LastRow()
+        return Tablet(
+            BucketPlace(directory, identity),
+            current or (lambda: self.current(definition)),
+            engine,
+            self.options,
+            self._files,
+            self._clock,
+            read_only=lambda: self.read_only,
+        )
+
+    def _remove_orphans(self, state: CatalogState) -> None:
+        """Remove what is left of tables that were dropped, or never quite created, when a process died."""
+        tables = self.path / paths.TABLES
+        for name in os.listdir(tables) if tables.exists() else ():
+            if not name.isdigit() or TableId(int(name)) not in state.tables:
+                self._files.remove_tree(tables / name)
+
+
+_cores: dict[Path, _Core] = {}
+_cores_mutex = threading.Lock()
+
+
+def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: Files, clock: Clock) -> _Core:
+    resolved = path.expanduser().resolve()
+    with _cores_mutex:
+        core = _cores.get(resolved)
+        if core is None:
+            core = _cores[resolved] = _Core(resolved, options, read_only, files, clock)
+        elif core.options != options and not read_only:
+            raise InvalidRequest(
+                "The store is open in this process with other settings; close it, or use the same.",
+                path=resolved,
+                settings=core.options,
+            )
+        core.read_only = core.read_only and read_only
+        core.users += 1
+        return core
+
+
+def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
+    """What the file STORE says; a directory that is new or empty becomes a store."""
+    refuse_network(path)
+    with suppress(FileNotFoundError):
+        return store_file.decode(read_file(path / paths.STORE_FILE))
+    if read_only:
+        raise NotAStore("There is no store here; open it for writing to create one.", path=path)
+    try:
+        files.make_directory(path)
+        foreign = sorted(set(os.listdir(path)) - {paths.JOURNAL.parts[0], paths.STORE_FILE + paths.TEMPORARY})
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotAStore("A store is a directory in a directory that is there; create that first.", path=path) from error
+    if foreign:
+        raise NotAStore("This directory is no store and not empty; choose a new one.", path=path, holds=foreign[:5])
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # two processes may have come to create it
+        with suppress(FileNotFoundError):
+            return store_file.decode(read_file(path / paths.STORE_FILE))
+        return _created(path, files, clock)
+    finally:
+        os.close(descriptor)
+
+
+def _created(path: Path, files: Files, clock: Clock) -> StoreFile:
+    # STORE comes last: without it, whatever else is here was never a store.
+    files.remove_tree(path / paths.JOURNAL.parts[0])
+    files.make_directory(path / paths.JOURNAL.parts[0])
+    Journal(path, files, clock, create=True).close()
+    store = StoreFile(store_id=uuid4(), created_ms=clock.now_ms())
+    files.publish(path / paths.STORE_FILE, store_file.encode(store))
+    return store
+
+
+def _check_table_name(name: str) -> None:
+    if (
+        not 1 <= len(name.encode("utf-8", "surrogatepass")) <= TABLE_NAME_BYTES_MAX
+        or not name.isprintable()
+        or "$" in name
+    ):
+        raise InvalidRequest(
+            f"A table's name is 1 to {TABLE_NAME_BYTES_MAX} bytes of printable text without $.", name=ascii(name)
+        )
+
+
+def _close_all() -> None:
+    for core in list(_cores.values()):
+        with suppress(StoreError):
+            core.users = 1
+            core.release()
+
+
+def _forget_parent() -> None:
+    # In a forked child nothing of the parent's stores may be used, nor closed.
+    global _cores_mutex
+    _inherited.extend(_cores.values())
+    _cores.clear()
+    _cores_mutex = threading.Lock()
+
+
+_inherited: list[_Core] = []
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,1 @@
+"""One table: its write path, its reads, and bringing its index back."""

@@ -1,0 +1,271 @@
+"""The write path of one bucket, in its order: writer state, stored rows, merge, change records, log, index.
+
+* Whatever can be wrong with a request is found before anything of it is put anywhere.
+* The index holds what the log holds, up to ``applied_offset``; what is not committed can be replayed from the log.
+* Used by the bucket's committer only, and under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import compress
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.clock import Clock
+from kvstore.index.index import Index
+from kvstore.log.log import EncodedBatch, Log
+from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.log.writer_state import WriterStates
+from kvstore.meta.state import TableDefinition
+from kvstore.table import cdc
+from kvstore.table.layout import layout_of
+from kvstore.table.request import Grouping, Request, group
+from kvstore.table.results import AppendResult
+from logformat import octets, rows as row_format
+from logformat.batch import APPEND_ONLY, LogBatch, decode_batch, encode_parts
+from logformat.change import ChangeType
+from logformat.checksum import key_sums
+from logformat.ids import Offset, SchemaId
+from logformat.index_state import IndexState
+from logformat.octets import Octets
+from merge_engines.engine import MergeEngine, Operations
+
+COMPRESSED_BYTES_MIN = 1 << 13
+"""A smaller batch is not compressed: it would cost more time than it saves space."""
+
+REPLAY_BYTES_MAX = 256 << 20
+"""While changes are replayed, the index is committed when this much waits in it."""
+
+_LEAVES_A_ROW = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
+_ENDS_A_ROW = (*_LEAVES_A_ROW, ChangeType.DELETE)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of a request: its answer, and the batch to be appended, None for a duplicate."""
+
+    result: AppendResult
+    batch: EncodedBatch | None
+
+
+class WritePath:
+    """Everything that changes one bucket.
+
+    Args:
+        definition: The table.
+        engine: Its rule; None for a log table.
+    """
+
+    def __init__(
+        self, definition: TableDefinition, engine: MergeEngine | None, index: Index, log: Log, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.index = index
+        self.log = log
+        self._state: IndexState
+        self._writers: WriterStates
+        self.use(definition)
+        self._load()
+
+    def use(self, definition: TableDefinition) -> None:
+        """Take over a newer definition of the table."""
+        self.definition = definition
+        self._layout = layout_of(definition)
+
+    @property
+    def state(self) -> IndexState:
+        """How far the index is, with all that is not committed."""
+        return self._state
+
+    def apply(self, request: Request) -> Applied:
+        """Apply a request to the index and encode its batch, which is appended later.
+
+        Raises:
+            OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
+            InvalidRequest: Its content is refused. Nothing was changed.
+            CorruptData: A stored row is damaged. Nothing was changed.
+            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+        """
+        timestamp = max(self._state.last_timestamp, self._clock.now_ms())
+        seen = self._writers.check(
+            request.writer_id,
+            request.sequence,
+            request.writer_epoch,
+            now_ms=timestamp,
+            next_offset=self._state.applied_offset,
+        )
+        if seen is not None:
+            return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
+        blank = LogBatch(
+            base_offset=self._state.applied_offset,
+            commit_timestamp=timestamp,
+            schema_id=request.schema_id,
+            writer_id=request.writer_id,
+            batch_sequence=request.sequence,
+            writer_epoch=request.writer_epoch,
+            durable_end=self.log.durable.offset,
+            table_id=self.definition.id,
+            bucket_id=self._state.bucket_id,
+        )
+        encoded = self._append_rows(blank, request) if request.grouping is None else self._merge(blank, request)
+        result = AppendResult(encoded.base_offset, Offset(encoded.next_offset - 1), False, timestamp)
+        return Applied(result, encoded)
+
+    def commit(self) -> None:
+        """Make log and index durable, both up to the same offset.
+
+        Raises:
+            LogFailed: See :meth:`Log.sync`.
+            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+        """
+        self.log.sync()
+        end = self.log.durable
+        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self.index.commit(self._state)
+
+    def roll(self) -> None:
+        """Begin a new segment of the log; nothing may be applied that is not appended. See :meth:`Log.roll`."""
+        self.log.roll(self._writers.snapshot(self.log.end.offset))
+
+    def close(self) -> None:
+        """Close log and index; what is not committed can be replayed."""
+        self.log.close()
+        self.index.close()
+
+    def restore(self, log: LogFiles) -> None:
+        """Bring the index back to what the log holds, after something failed on the way."""
+        self.index.abort()
+        self._load()
+        self.replay(log.batches(self._state.applied_offset, self.log.trusted_end))
+
+    def replay(self, found: Iterable[FoundBatch]) -> None:
+        """Bring batches of the log that the index has not seen into it, as they are: nothing is merged again."""
+        for each in found:
+            schema = self.definition.schema_of(each.header.schema_id)
+            batch = decode_batch(each.data, schema, validate=False)
+            effect = _Effect(batch.record_count) if self._engine is None else self._replay_rows(batch)
+            self._note(batch, effect)
+            if self.index.dirty_bytes() >= REPLAY_BYTES_MAX:
+                self.commit()
+
+    def _append_rows(self, blank: LogBatch, request: Request) -> EncodedBatch:
+        batch = replace(blank, attributes=APPEND_ONLY, rows=request.changes.rows)
+        encoded, header = self._encoded(batch)
+        self._note(header, _Effect(header.record_count))
+        return encoded
+
+    def _merge(self, blank: LogBatch, request: Request) -> EncodedBatch:
+        assert request.grouping is not None
+        assert self._engine is not None
+        grouping, incoming = request.grouping, request.changes.rows
+        stored, old_rows = self._stored_rows(grouping, incoming)
+        operations = Operations(
+            _pool(old_rows, incoming),
+            np.where(stored.there, np.cumsum(stored.there) - 1, -1),
+            grouping.order,
+            grouping.starts,
+            grouping.lasts,
+            request.changes.is_delete.to_numpy(zero_copy_only=False),
+        )
+        merged = self._engine.merge(operations)
+        change_types, rows = cdc.records_of(merged, grouping.order)
+        encoded, header = self._encoded(replace(blank, change_types=change_types, rows=rows))
+        final = merged.after[grouping.lasts]
+        changed = final != operations.stored
+        put = changed & (final >= 0)
+        new_rows = merged.pool.take(pa.array(final[put]))
+        self._note(header, self._put(stored, new_rows, request.schema_id, put=put, removed=changed & ~put))
+        return encoded
+
+    def _replay_rows(self, batch: LogBatch) -> _Effect:
+        final = np.isin(batch.change_types, _ENDS_A_ROW)
+        rows = batch.rows.filter(pa.array(final))
+        grouping = group(self._layout.encode_keys(rows))
+        lasts = grouping.order[grouping.lasts]
+        put = np.isin(batch.change_types[final][lasts], _LEAVES_A_ROW)
+        stored, values = self._stored(grouping)
+        stored.hashes[stored.there] = row_format.verified(values, stored.sums[stored.there])
+        new_rows = rows.take(pa.array(lasts[put]))
+        return self._put(stored, new_rows, batch.schema_id, put=put, removed=stored.there & ~put)
+
+    def _stored_rows(self, grouping: Grouping, incoming: pa.RecordBatch) -> tuple[_Stored, pa.RecordBatch]:
+        """The rows that the keys of a batch have, in the current schema."""
+        stored, values = self._stored(grouping)
+        places = pa.array(grouping.order[grouping.starts][stored.there])
+        key_columns = incoming.select(self._layout.key_names).take(places)
+        keys = grouping.keys.filter(pa.array(stored.there))
+        rows, stored.hashes[stored.there] = self._layout.decode(keys, values, key_columns=key_columns)
+        return stored, rows
+
+    def _stored(self, grouping: Grouping) -> tuple[_Stored, Octets]:
+        listed = octets.to_list(grouping.keys)
+        values = self.index.written_view().get(listed)
+        there = np.fromiter(map(bool, values), bool, len(values))
+        stored = _Stored(listed, key_sums(grouping.keys), there, np.zeros(len(listed), np.uint64))
+        return stored, octets.from_list([value for value in values if value])
+
+    def _put(
+        self, stored: _Stored, rows: pa.RecordBatch, schema_id: SchemaId, *, put: np.ndarray, removed: np.ndarray
+    ) -> _Effect:
+        """Bring the index up to date for some keys: ``rows`` are those of the keys in ``put``."""
+        values, hashes = self._layout.encode_values(rows, stored.sums[put], schema_id)
+        self.index.put(list(compress(stored.keys, put)), octets.to_list(values))
+        self.index.delete(list(compress(stored.keys, removed)))
+        added = np.count_nonzero(put & ~stored.there) - np.count_nonzero(removed)
+        digest = int(hashes.sum(dtype=np.uint64)) - int(stored.hashes[put | removed].sum(dtype=np.uint64))
+        return _Effect(int(added), digest)
+
+    def _encoded(self, batch: LogBatch) -> tuple[EncodedBatch, LogBatch]:
+        compression = self.definition.options.compression if batch.rows.nbytes >= COMPRESSED_BYTES_MIN else None
+        count = batch.rows.num_rows
+        header = replace(batch, record_count=count, last_offset_delta=max(count - 1, 0))
+        pieces = encode_parts(header, compression=compression)
+        return EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, pieces), header
+
+    def _note(self, header: LogBatch, effect: _Effect) -> None:
+        """A batch is in the index, but for its writer and how far the index is."""
+        self.index.begin()
+        entry = self._writers.remember(header)
+        if entry is not None:
+            self.index.put_writer(header.writer_id, entry)
+        self._state = replace(
+            self._state,
+            applied_offset=header.next_offset,
+            last_timestamp=header.commit_timestamp,
+            row_count=self._state.row_count + effect.added_rows,
+            digest=(self._state.digest + effect.digest) % 2**64,
+        )
+
+    def _load(self) -> None:
+        with self.index.view() as view:
+            self._state = view.state()
+            self._writers = WriterStates(view.writers())
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the index holds under some keys: their sums, whether each is there, and if so its row's hash."""
+
+    keys: list[bytes]
+    sums: np.ndarray
+    there: np.ndarray
+    hashes: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What a batch adds to the count of rows and to the digest, modulo 2^64."""
+
+    added_rows: int
+    digest: int = 0
+
+
+def _pool(stored: pa.RecordBatch, incoming: pa.RecordBatch) -> pa.RecordBatch:
+    if not stored.num_rows:
+        return incoming
+    columns = [pa.concat_arrays(pair) for pair in zip(stored.columns, incoming.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=incoming.schema)

@@ -1,0 +1,84 @@
+"""One bucket of a table, as users and writers see it: where a numbered batch goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.table.layout import layout_of
+from kvstore.table.request import Request, group
+from kvstore.table.results import AppendResult
+from kvstore.table.tablet import Tablet
+from logformat.changes import Changes
+from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
+
+
+class Bucket:
+    """A bucket's changes, one batch at a time.
+
+    Made by :meth:`kvstore.table.table.Table.bucket`.
+    """
+
+    def __init__(
+        self, tablet: Tablet, current: Callable[[], TableDefinition], check_writable: Callable[[], None]
+    ) -> None:
+        self._tablet = tablet
+        self._current = current
+        self._check_writable = check_writable
+
+    def apply(
+        self,
+        changes: Changes,
+        writer_id: int = NO_WRITER,
+        sequence: int = NO_SEQUENCE,
+        writer_epoch: int = 0,
+        schema_id: int | None = None,
+    ) -> AppendResult:
+        """Apply one batch: all of it or nothing, in order, as one commit of the changelog.
+
+        Args:
+            changes: Upserts and deletes; none at all is a batch too, and moves the writer's sequence on.
+            writer_id: Who sends it; -1 for nobody, and then a batch that is sent twice is applied twice.
+            sequence: Number of the batch among its writer's: 0, then one more each time, 0 again after 2^31-1.
+            writer_epoch: Incarnation of the writer; a lower one than was seen before is refused.
+            schema_id: Schema the rows follow; the current one if None.
+
+        Returns:
+            The offsets of its changes. If it is one of the writer's last five batches, the offsets it got before.
+
+        Raises:
+            OutOfOrderSequence: A batch of the writer is missing before this one. Nothing was written.
+            WriterFenced: A newer incarnation of the writer has written. Nothing was written.
+            SchemaMismatch, UnknownSchema, KeyTooLarge: Its content is refused. Nothing was written.
+            StoreLocked: Another process writes this bucket. Nothing was written.
+            StoreFull: No space. Nothing was written.
+            CorruptData: A stored row or batch is damaged. Nothing was written.
+            LogFailed: The disk refused. Whether it was written shows after the store is opened again.
+        """
+        self._check_writable()
+        _check_numbers(writer_id, sequence, writer_epoch)
+        definition = self._current()
+        id = definition.schema_id if schema_id is None else SchemaId(schema_id)
+        key = definition.primary_key
+        fitting = changes.conform(definition.schema_of(id), definition.schema.names if key is None else key)
+        if key is None:
+            if fitting.is_delete.true_count:
+                raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
+            grouping = None
+        else:
+            grouping = group(layout_of(definition).encode_keys(fitting.rows))
+        return self._tablet.apply(
+            Request(fitting, id, WriterId(writer_id), Sequence(sequence), Epoch(writer_epoch), grouping)
+        )
+
+
+def _check_numbers(writer_id: int, sequence: int, writer_epoch: int) -> None:
+    numbered = 0 <= writer_id < 2**63 and 0 <= sequence <= SEQUENCE_MAX
+    if not (numbered or (writer_id, sequence) == (NO_WRITER, NO_SEQUENCE)) or not 0 <= writer_epoch < 2**31:
+        raise InvalidRequest(
+            f"A writer has an id and an epoch from 0 on, and sequences 0 to {SEQUENCE_MAX}; without one, both are -1.",
+            writer_id=writer_id,
+            sequence=sequence,
+            writer_epoch=writer_epoch,
+        )

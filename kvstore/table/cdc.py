@@ -1,0 +1,40 @@
+"""From what a merge did to the change records it leaves, in the order of the operations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.change import ChangeType
+from merge_engines.engine import Merged
+
+
+def records_of(merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.RecordBatch]:
+    """Change records of one batch of operations.
+
+    An operation leaves ``+I`` where there was no row, ``-D`` where there is none any more, ``-U`` and ``+U`` where one
+    took the place of another, and nothing where nothing happened.
+
+    Args:
+        order: For each operation in the sequence of ``merged``, its place among the operations as they came.
+
+    Returns:
+        Byte codes (uint8) of :class:`ChangeType`, and as many rows.
+    """
+    before, after = np.empty_like(merged.before), np.empty_like(merged.after)
+    before[order], after[order] = merged.before, merged.after
+    happened = before != after
+    lost, gained = happened & (before >= 0), happened & (after >= 0)
+    ends = np.cumsum(lost.astype(np.int64) + gained)
+    total = int(ends[-1]) if len(ends) else 0
+    # A row gained is the last record of its operation; a row lost is the one before it, or the last.
+    gained_at = ends[gained] - 1
+    lost_at = ends[lost] - 1 - gained[lost]
+    change_types = np.empty(total, np.uint8)
+    change_types[gained_at] = np.where(lost[gained], ChangeType.UPDATE_POSTIMAGE, ChangeType.INSERT)
+    change_types[lost_at] = np.where(gained[lost], ChangeType.UPDATE_PREIMAGE, ChangeType.DELETE)
+    places = np.empty(total, np.int64)
+    places[gained_at], places[lost_at] = after[gained], before[lost]
+    if total == merged.pool.num_rows and np.array_equal(places, np.arange(total)):
+        return change_types, merged.pool  # a batch of new keys: its rows as they came
+    return change_types, merged.pool.take(pa.array(places))

@@ -1,0 +1,134 @@
+"""Reading changes: record batches of the log as Arrow, with what is known of each change beside its row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import SchemaMismatch
+from kvstore.log.segments import FoundBatch
+from kvstore.meta.state import TableDefinition
+from logformat.batch import decode_batch
+from logformat.change import ChangeType, words_of
+from logformat.ids import BucketId, Offset
+
+CHANGE_FIELDS = pa.schema(
+    [
+        pa.field("_bucket", pa.int32(), False),
+        pa.field("_log_offset", pa.int64(), False),
+        pa.field("_change_type", pa.string(), False),
+        pa.field("_commit_timestamp", pa.timestamp("us", "UTC"), False),
+        pa.field("_commit_version", pa.int64(), False),
+    ]
+)
+"""Columns before the row: where and when, and which append (the first offset of its batch) a change belongs to."""
+
+READ_ROWS = 1 << 16
+"""Small batches of the log are handed on together, until they have about this many rows."""
+
+
+def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Columns of a table's changelog: those of a change, then the row's, all of which may be null.
+
+    Raises:
+        SchemaMismatch: ``columns`` names one it does not have.
+    """
+    whole = pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in definition.schema)])
+    if columns is None:
+        return whole
+    if unknown := [name for name in columns if name not in whole.names]:
+        raise SchemaMismatch("The changelog has no such column.", unknown=unknown, columns=whole.names)
+    return pa.schema([whole.field(name) for name in columns])
+
+
+def changes_between(
+    found: Iterable[FoundBatch],
+    definition: TableDefinition,
+    bucket: BucketId,
+    start: Offset,
+    end: Offset,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Changes from ``start`` to ``end`` (exclusive), in order.
+
+    Args:
+        found: Batches of the log that hold these offsets.
+        columns: Those wanted, in this order; all if None.
+    """
+    schema = changelog_schema(definition, columns)
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for each in found:
+        changes = _changes_in(each, definition, bucket, schema, start, end)
+        if not changes.num_rows:
+            continue
+        waiting.append(changes)
+        rows += changes.num_rows
+        if rows >= READ_ROWS:
+            yield _together(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield _together(waiting)
+
+
+def inserts_of(
+    rows: Iterable[pa.RecordBatch],
+    definition: TableDefinition,
+    bucket: BucketId,
+    end: Offset,
+    timestamp: int,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a table as it was before offset ``end``, as if each had just been inserted by the commit before it."""
+    schema = changelog_schema(definition, columns)
+    for batch in rows:
+        count = batch.num_rows
+        about = _about(bucket, np.full(count, end - 1), np.full(count, ChangeType.INSERT, np.uint8), timestamp, end - 1)
+        yield _arranged(about, batch, schema)
+
+
+def _changes_in(
+    found: FoundBatch, definition: TableDefinition, bucket: BucketId, schema: pa.Schema, start: Offset, end: Offset
+) -> pa.RecordBatch:
+    header = found.header
+    written = definition.schema_of(header.schema_id)
+    batch = decode_batch(found.data, written, [name for name in schema.names if name in written.names], validate=False)
+    first = max(start - header.base_offset, 0)
+    last = min(end - header.base_offset, header.record_count)
+    offsets = np.arange(header.base_offset + first, header.base_offset + max(first, last))
+    about = _about(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
+    return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
+
+
+def _about(
+    bucket: BucketId, offsets: np.ndarray, change_types: np.ndarray, timestamp: int, version: int
+) -> pa.RecordBatch:
+    count = len(offsets)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(np.full(count, bucket, np.int32)),
+            pa.array(offsets, pa.int64()),
+            words_of(change_types),
+            pa.array(np.full(count, timestamp * 1000, np.int64)).cast(pa.timestamp("us", "UTC")),
+            pa.array(np.full(count, version, np.int64)),
+        ],
+        schema=CHANGE_FIELDS,
+    )
+
+
+def _arranged(about: pa.RecordBatch, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        if field.name in CHANGE_FIELDS.names:
+            columns.append(about.column(field.name))
+        elif field.name in rows.schema.names:
+            columns.append(rows.column(field.name))
+        else:
+            columns.append(pa.nulls(about.num_rows, field.type))  # the row is older than the column
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

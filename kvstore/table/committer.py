@@ -1,0 +1,282 @@
+"""Group commit: one thread for each bucket being written, which alone applies, syncs and commits.
+
+* What waits when its turn comes is one group: each request is applied, the log is synced once, then all are answered.
+* From the first change of a group until its sync the bucket's lock is held, so that nobody reads a row through the
+  open transaction before it is acknowledged.
+* If a group fails for other reasons than a request's content, the index is brought back to what the log holds and the
+  requests are tried one by one, so that only those to blame fail.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import lmdb
+
+from kvstore.clock import Clock
+from kvstore.errors import CorruptData, InvalidRequest, LogFailed, StoreClosed, StoreError, StoreFull, WriterRejected
+from kvstore.index.index import Index
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.table.apply import Applied, WritePath
+from kvstore.table.request import Request
+from kvstore.table.results import AppendResult
+from logformat.index_state import IndexState
+
+GROUP_REQUESTS_MAX = 1024
+GROUP_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    """Asks for everything acknowledged so far to be committed; ``last`` ends the thread."""
+
+    last: bool = False
+    answer: Future[None] = field(default_factory=Future)
+
+
+class Committer:
+    """The thread that writes one bucket.
+
+    Args:
+        path: Used by this thread only, but for reads under ``lock``.
+        log: The same log, for replays.
+        lock: The bucket's lock.
+        current: The table as the catalog has it now, other processes' edits included; raises if it was dropped.
+    """
+
+    def __init__(
+        self,
+        path: WritePath,
+        log: LogFiles,
+        lock: threading.Lock,
+        options: StoreOptions,
+        clock: Clock,
+        current: Callable[[], TableDefinition],
+    ) -> None:
+        self._path = path
+        self._log = log
+        self._lock = lock
+        self._options = options
+        self._clock = clock
+        self._current = current
+        self._queue: queue.SimpleQueue[Request | _Flush] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._ended: StoreError | None = None
+        self._in_hand: list[Request] = []
+        self._applied_first = self._applied_last = 0.0
+        self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
+        self._thread.start()
+
+    @property
+    def index(self) -> Index:
+        """The index; to be read under the bucket's lock while something is not committed."""
+        return self._path.index
+
+    @property
+    def state(self) -> IndexState:
+        """How far the index is, all that is acknowledged included; under the bucket's lock."""
+        return self._path.state
+
+    def check(self) -> None:
+        """Refuse once the thread has ended.
+
+        Raises:
+            StoreError: Why it did.
+        """
+        if self._ended is not None:
+            raise self._ended
+
+    def submit(self, request: Request) -> AppendResult:
+        """Have a request applied, and wait for its answer.
+
+        Raises:
+            StoreError: It was refused or failed; nothing of it was written.
+        """
+        self._enqueue(request)
+        return request.answer.result()
+
+    def flush(self) -> None:
+        """Return once everything acknowledged before is committed, and so seen by every process."""
+        request = _Flush()
+        self._enqueue(request)
+        request.answer.result()
+
+    def close(self) -> None:
+        """Commit everything and end the thread."""
+        request = _Flush(last=True)
+        try:
+            self._enqueue(request)
+            request.answer.result()
+        finally:
+            self._thread.join()
+            self._path.close()
+
+    def _enqueue(self, item: Request | _Flush) -> None:
+        with self._gate:
+            self.check()
+            self._queue.put(item)
+
+    def _run(self) -> None:
+        ended: StoreError = LogFailed("The bucket's committer ended on an error; reopen the store.")
+        try:
+            while self._turn():
+                pass
+            ended = StoreClosed("The store was closed; open it again.")
+        except LogFailed as error:
+            ended = error
+        finally:
+            # Whatever ended the thread, nobody may wait for it for ever, or for its transaction.
+            with self._gate, self._lock:
+                self._ended = ended
+                self._path.index.abort()
+            waiting: list[Request | _Flush] = [*self._in_hand]
+            while not self._queue.empty():
+                waiting.append(self._queue.get())
+            for item in waiting:
+                if not item.answer.done():
+                    item.answer.set_exception(ended)
+
+    def _turn(self) -> bool:
+        item = self._next()
+        self._in_hand = []
+        waiting = 0
+        while isinstance(item, Request):
+            self._in_hand.append(item)
+            waiting += item.changes.rows.nbytes
+            full = len(self._in_hand) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
+            item = None if full or self._queue.empty() else self._queue.get()
+        if self._in_hand:
+            self._commit_group(self._in_hand)
+        if item is not None:
+            return self._answer_flush(item)
+        if self._due():
+            self._commit_in_time()
+        return True
+
+    def _next(self) -> Request | _Flush | None:
+        deadline = self._deadline()
+        try:
+            if deadline is None:
+                return self._queue.get()
+            return self._queue.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+        except queue.Empty:
+            return None
+
+    # One group
+
+    def _commit_group(self, group: Sequence[Request]) -> None:
+        outcomes = self._try_group(group)
+        if outcomes is None and len(group) == 1:
+            outcomes = self._try_group(group, last=True)
+        for request in group if outcomes is None else ():
+            self._commit_group([request])
+        for request, outcome in outcomes or ():
+            if isinstance(outcome, StoreError):
+                request.answer.set_exception(outcome)
+            else:
+                request.answer.set_result(outcome.result)
+
+    def _try_group(
+        self, group: Sequence[Request], *, last: bool = False
+    ) -> list[tuple[Request, Applied | StoreError]] | None:
+        """Outcomes of a group, or None if none of it took effect and it should be tried again."""
+        failure: StoreError
+        with self._lock:
+            try:
+                self._prepare()
+            except (InvalidRequest, StoreFull, LogFailed) as error:
+                return [(request, error) for request in group]
+            try:
+                return self._apply(group)
+            except lmdb.MapFullError as error:
+                self._restore(grow=True)
+                failure = StoreFull("The index is full.", reason=str(error))
+            except lmdb.Error as error:
+                self._restore()
+                failure = CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
+            except (CorruptData, StoreFull, LogFailed) as error:
+                self._restore()
+                failure = error
+        return [(request, failure) for request in group] if last or isinstance(failure, LogFailed) else None
+
+    def _prepare(self) -> None:
+        definition = self._current()
+        if definition is not self._path.definition:
+            self._path.use(definition)
+        if self._path.log.is_full:
+            self._path.roll()
+
+    def _apply(self, group: Sequence[Request]) -> list[tuple[Request, Applied | StoreError]]:
+        if not self._path.index.writing:
+            self._applied_first = self._clock.monotonic()
+        outcomes: list[tuple[Request, Applied | StoreError]] = []
+        for request in group:
+            try:
+                outcomes.append((request, self._path.apply(request)))
+            except (InvalidRequest, WriterRejected) as error:
+                outcomes.append((request, error))
+        batches = [done.batch for _, done in outcomes if isinstance(done, Applied) and done.batch is not None]
+        if batches:
+            self._path.log.append(batches)
+            if self._options.durability == "sync":
+                self._path.log.sync()
+        self._applied_last = self._clock.monotonic()
+        return outcomes
+
+    def _restore(self, *, grow: bool = False) -> None:
+        if grow:
+            self._path.index.abort()
+            self._path.index.grow()
+        self._path.restore(self._log)
+
+    # Commits
+
+    def _deadline(self) -> float | None:
+        """When the index must be committed even if no request comes, in seconds of the clock."""
+        if not self._path.index.writing:
+            return None
+        wait_ms = self._options.commit_wait_ms
+        if self._options.durability == "interval":
+            wait_ms = min(wait_ms, self._options.sync_interval_ms)
+        return min(self._applied_first + wait_ms / 1000, self._applied_last + self._options.commit_idle_ms / 1000)
+
+    def _due(self) -> bool:
+        deadline = self._deadline()
+        if deadline is None:
+            return False
+        return deadline <= self._clock.monotonic() or self._path.index.dirty_bytes() >= self._options.commit_bytes_max
+
+    def _commit(self) -> None:
+        with self._lock:
+            if not self._path.index.writing:
+                return
+            try:
+                self._path.commit()
+            except lmdb.MapFullError:
+                self._restore(grow=True)
+                self._path.commit()
+            except lmdb.Error as error:
+                self._restore()
+                raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
+
+    def _commit_in_time(self) -> None:
+        try:
+            self._commit()
+        except StoreFull:
+            # The log has everything; until there is space, other processes and the next recovery wait longer.
+            self._applied_first = self._applied_last = self._clock.monotonic()
+
+    def _answer_flush(self, request: _Flush) -> bool:
+        try:
+            self._commit()
+        except StoreError as error:
+            request.answer.set_exception(error)
+        else:
+            request.answer.set_result(None)
+        return not request.last

@@ -1,0 +1,86 @@
+"""How a table's columns are split between key and value, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.meta.state import TableDefinition
+from logformat.checksum import key_sums
+from logformat.ids import SchemaId
+from logformat.keys import KeyCodec
+from logformat.octets import Octets
+from logformat.rows import RowCodec
+
+
+@lru_cache(maxsize=256)
+def layout_of(definition: TableDefinition) -> TableLayout:
+    """The layout of a table; made once for each definition."""
+    return TableLayout(definition)
+
+
+class TableLayout:
+    """Codecs of a table with a primary key; see :func:`layout_of`.
+
+    Args:
+        definition: The table, as the catalog has it.
+    """
+
+    def __init__(self, definition: TableDefinition) -> None:
+        key = definition.primary_key or ()
+        self.schema = definition.schema
+        self.schema_id = definition.schema_id
+        self.key_names = key
+        self.key_schema = pa.schema([self.schema.field(name) for name in key])
+        self.keys = KeyCodec(list(self.key_schema))
+        self._value_names = {
+            id: [name for name in schema.names if name not in key] for id, schema in definition.schemas.items()
+        }
+        self._rows = RowCodec(
+            {
+                id: pa.schema([schema.field(name) for name in self._value_names[id]])
+                for id, schema in definition.schemas.items()
+            }
+        )
+
+    def encode_keys(self, rows: pa.RecordBatch) -> Octets:
+        """Keys of rows of any of the table's schemas.
+
+        Raises:
+            KeyTooLarge: See :class:`logformat.keys.KeyCodec`.
+        """
+        return self.keys.encode([rows.column(name) for name in self.key_names])
+
+    def encode_values(self, rows: pa.RecordBatch, sums: np.ndarray, schema_id: SchemaId) -> tuple[Octets, np.ndarray]:
+        """Values and hashes of rows of one of the table's schemas; see :meth:`logformat.rows.RowCodec.encode`."""
+        return self._rows.encode([rows.column(name) for name in self._value_names[schema_id]], sums, schema_id)
+
+    def decode(
+        self,
+        keys: Octets,
+        values: Octets,
+        names: Sequence[str] | None = None,
+        key_columns: pa.RecordBatch | None = None,
+    ) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Rows of the current schema, and their hashes.
+
+        Args:
+            names: Columns wanted; all if None.
+            key_columns: The key's columns, if they are at hand; else they are decoded from the keys.
+
+        Raises:
+            CorruptData: A row is damaged.
+        """
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        wanted = [name for name in schema.names if name not in self.key_names]
+        columns, hashes = self._rows.decode(values, key_sums(keys), self.schema_id, wanted)
+        found = dict(zip(wanted, columns, strict=True))
+        if len(found) < len(schema):
+            if key_columns is None:
+                key_columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)
+            found |= {name: key_columns.column(name) for name in self.key_names}
+        ordered = [found[name] for name in schema.names]
+        return pa.RecordBatch.from_arrays(ordered, schema=schema), hashes

@@ -1,0 +1,137 @@
+"""Opening a bucket for writing: what was acknowledged is brought back, whatever happened to its last writer.
+
+The log is the truth. The index is taken as it is if it can be read and is not ahead of the log, and what it has not
+seen is replayed; otherwise it is built anew from the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.clock import Clock
+from kvstore.environment import open_environment
+from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
+from kvstore.files import Files
+from kvstore.index.index import Index
+from kvstore.log import recovery as log_recovery
+from kvstore.log.log import Log, LogEnd
+from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.table.apply import WritePath
+from logformat import paths
+from logformat.index_state import IndexState
+from merge_engines.engine import MergeEngine
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace:
+    """Where a bucket is and whose it is."""
+
+    directory: Path
+    identity: LogIdentity
+
+    @property
+    def log(self) -> Path:
+        """Directory of its log."""
+        return self.directory / paths.LOG
+
+    @property
+    def index(self) -> Path:
+        """Directory of its index."""
+        return self.directory / paths.INDEX
+
+
+def open_for_writing(
+    place: BucketPlace,
+    definition: TableDefinition,
+    engine: MergeEngine | None,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+) -> WritePath:
+    """Recover a bucket whose lock is held, and open it; afterwards its index has everything its log has.
+
+    Raises:
+        CorruptBatch: The log lost something that was durable. Nothing was changed.
+    """
+    index = _usable_index(place, options, files)
+    try:
+        state = _state_of(index) if index is not None else None
+        synced = synced_end(state) if state is not None else None
+        end = log_recovery.prepare(place.log, place.identity, synced, files)
+    except CorruptBatch:
+        if index is not None:
+            index.close()
+        raise
+    log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
+    if index is not None and state is not None and state.applied_offset > end.offset:
+        # It holds changes that were never durable: it was committed, and the log behind it was lost.
+        index.close()
+        index = None
+    if index is None:
+        _build(place, definition, engine, log, options, files, clock)
+        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+    path = WritePath(definition, engine, index, log, clock)
+    _replay(path, place, log)
+    return path
+
+
+def _usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
+    """The index as it is, if it can be read; it is derived data, so whatever is wrong with it is no loss."""
+    try:
+        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+    except (FileNotFoundError, CorruptData):
+        return None
+    try:
+        with index.view() as view:
+            state = view.state()
+            view.writers()
+        if (state.table_id, state.bucket_id) == (place.identity.table_id, place.identity.bucket_id):
+            return index
+    except UnsupportedVersion:
+        index.close()
+        raise
+    except CorruptData:
+        pass
+    index.close()
+    return None
+
+
+def _build(
+    place: BucketPlace,
+    definition: TableDefinition,
+    engine: MergeEngine | None,
+    log: Log,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+) -> None:
+    """Make the index from the log, beside the place where it belongs, and move it there once it is whole."""
+    unfinished = place.directory / paths.REBUILT_INDEX
+    files.remove_tree(unfinished)
+    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
+    index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
+    path = WritePath(definition, engine, index, log, clock)
+    _replay(path, place, log)
+    index.close()
+    files.remove_tree(place.index)
+    files.rename(unfinished, place.index)
+    files.sync_directory(place.directory)
+
+
+def _replay(path: WritePath, place: BucketPlace, log: Log) -> None:
+    path.replay(LogFiles(place.log, place.identity).batches(path.state.applied_offset, log.end.offset))
+    if synced_end(path.state) != log.end:
+        path.commit()
+
+
+def synced_end(state: IndexState) -> LogEnd:
+    """Up to where an index knows its log to be durable."""
+    return LogEnd(state.synced_base, state.synced_position, state.synced_offset)
+
+
+def _state_of(index: Index) -> IndexState:
+    with index.view() as view:
+        return view.state()

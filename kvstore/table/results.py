@@ -1,0 +1,69 @@
+"""What a write answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.errors import UnsupportedOperation
+from logformat.ids import BucketId, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What one bucket did with one batch.
+
+    Attributes:
+        first_offset, last_offset: The changes it made, both inclusive; a batch without effect takes one offset.
+        duplicated: It had been applied before; nothing was appended, the offsets are those it got then.
+        timestamp_ms: Its commit timestamp, milliseconds since the Unix epoch.
+    """
+
+    first_offset: Offset
+    last_offset: Offset
+    duplicated: bool
+    timestamp_ms: int
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """The offset after the last."""
+        return Offset(self.last_offset + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a table did with a write.
+
+    Attributes:
+        by_bucket: One result for each bucket it touched. A bucket that needed several batches has the offsets of all.
+    """
+
+    by_bucket: dict[BucketId, AppendResult]
+
+    @property
+    def first_offset(self) -> Offset:
+        """Of the one bucket touched."""
+        return self._only.first_offset
+
+    @property
+    def last_offset(self) -> Offset:
+        """Of the one bucket touched."""
+        return self._only.last_offset
+
+    @property
+    def duplicated(self) -> bool:
+        """Of the one bucket touched."""
+        return self._only.duplicated
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Of the one bucket touched."""
+        return self._only.timestamp_ms
+
+    @property
+    def _only(self) -> AppendResult:
+        if len(self.by_bucket) != 1:
+            raise UnsupportedOperation(
+                "Offsets belong to a bucket, and this write touched several or none; look into `by_bucket`.",
+                buckets=sorted(self.by_bucket),
+            )
+        return next(iter(self.by_bucket.values()))

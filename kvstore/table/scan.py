@@ -1,0 +1,160 @@
+"""Reading rows: the index in key order, as it is or as it was before an offset."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import OffsetOutOfRange, SchemaMismatch
+from kvstore.index.index import View
+from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.table.changelog import changes_between
+from kvstore.table.layout import layout_of
+from kvstore.table.request import group
+from logformat import octets
+from logformat.change import ChangeType
+from logformat.ids import BucketId, Offset
+from logformat.keys import ROW
+
+SCAN_ROWS = 1 << 15
+"""Rows of one batch of a scan."""
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Encoded keys from ``start`` to ``stop`` (exclusive; None for no end)."""
+
+    start: bytes = ROW
+    stop: bytes | None = None
+
+
+def split_keys(view: View, parts: int, bytes_min: int) -> list[KeyRange]:
+    """All keys cut into ranges: evenly between the first and the last, as if keys were spread so."""
+    bounds = view.bounds()
+    parts = min(parts, view.leaf_bytes() // bytes_min)
+    if bounds is None or parts < 2:
+        return [KeyRange()]
+    first, last = bounds
+    shared = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    low, high = (int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big") for key in (first, last))
+    cuts = {low + (high - low) * part // parts for part in range(1, parts)} - {low}
+    inner = [first[:shared] + cut.to_bytes(_WORD, "big") for cut in sorted(cuts)]
+    return [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
+
+
+def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Columns of a scan.
+
+    Raises:
+        SchemaMismatch: ``columns`` names one the table does not have, or none at all.
+    """
+    schema = definition.schema
+    if columns is None:
+        return schema
+    if unknown := [name for name in columns if name not in schema.names]:
+        raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
+    if not columns:
+        raise SchemaMismatch("Name at least one column; to count rows there is count().")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def rows_now(
+    view: View, definition: TableDefinition, columns: Sequence[str] | None = None, keys: KeyRange | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a view, in key order."""
+    layout = layout_of(definition)
+    within = keys or KeyRange()
+    for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
+        rows, _ = layout.decode(octets.from_list(found_keys), octets.from_list(values), columns)
+        yield rows
+
+
+def rows_as_of(
+    view: View,
+    log: LogFiles,
+    definition: TableDefinition,
+    offset: Offset,
+    columns: Sequence[str] | None = None,
+    keys: KeyRange | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows as they were after all changes before ``offset``, in key order: those of now, changes since then undone.
+
+    Raises:
+        OffsetOutOfRange: The log does not hold the changes since then, or there is no such offset yet.
+    """
+    now = view.state().applied_offset
+    if not 0 <= offset <= now:
+        raise OffsetOutOfRange("The log has not come to this offset yet.", as_of=offset, log_end=now)
+    within = keys or KeyRange()
+    if offset == now:
+        return rows_now(view, definition, columns, within)
+    undone = _undo(log.batches(Offset(max(offset - 1, 0)), now), definition, offset, now, within)
+    return _rows_undone(view, definition, undone, columns, within)
+
+
+def _rows_undone(
+    view: View, definition: TableDefinition, undone: _Undone, columns: Sequence[str] | None, within: KeyRange
+) -> Iterator[pa.RecordBatch]:
+    names = list(columns) if columns is not None else definition.schema.names
+    restored = undone.rows.select(names)
+    layout = layout_of(definition)
+    place = 0
+    for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
+        rows, _ = layout.decode(octets.from_list(found_keys), octets.from_list(values), names)
+        until = bisect_right(undone.keys, found_keys[-1])
+        yield _replaced(rows, found_keys, undone, restored, place, until)
+        place = until
+    if place < len(undone.keys):
+        yield _replaced(restored.slice(0, 0), [], undone, restored, place, len(undone.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class _Undone:
+    """Keys that changed since an offset, in order; for each, where in ``rows`` its row of then is, -1 for none."""
+
+    keys: list[bytes]
+    places: np.ndarray
+    rows: pa.RecordBatch
+
+
+def _undo(
+    found: Iterable[FoundBatch], definition: TableDefinition, offset: Offset, now: Offset, within: KeyRange
+) -> _Undone:
+    # From one offset earlier: if the first change is the second half of an update, the half before has the row of then.
+    start = Offset(max(offset - 1, 0))
+    changes = pa.concat_batches(changes_between(found, definition, BucketId(0), start, now))
+    kinds = changes.column("_change_type").to_numpy(zero_copy_only=False)
+    wanted = changes.column("_log_offset").to_numpy() >= offset
+    if len(wanted) and not wanted[0] and kinds[0] == ChangeType.UPDATE_PREIMAGE.word:
+        wanted[0] = True
+    columns = [changes.column(name).filter(pa.array(wanted)) for name in definition.schema.names]
+    rows = pa.RecordBatch.from_arrays(columns, schema=definition.schema)
+    grouping = group(layout_of(definition).encode_keys(rows))
+    firsts = grouping.order[grouping.starts]
+    inserted = kinds[wanted][firsts] == ChangeType.INSERT.word
+    keys = octets.to_list(grouping.keys)
+    low = bisect_left(keys, within.start)
+    high = len(keys) if within.stop is None else bisect_left(keys, within.stop)
+    return _Undone(keys[low:high], np.where(inserted, -1, firsts)[low:high], rows)
+
+
+def _replaced(
+    rows: pa.RecordBatch, keys: list[bytes], undone: _Undone, restored: pa.RecordBatch, first: int, last: int
+) -> pa.RecordBatch:
+    """Rows with those of ``undone.keys[first:last]`` as they were then."""
+    if first == last:
+        return rows
+    changed = set(undone.keys[first:last])
+    kept = [place for place, key in enumerate(keys) if key not in changed]
+    places = undone.places[first:last]
+    back = np.flatnonzero(places >= 0)
+    merged_keys = [keys[place] for place in kept] + [undone.keys[first + i] for i in back]
+    order = sorted(range(len(merged_keys)), key=merged_keys.__getitem__)
+    merged = pa.concat_batches([rows.take(pa.array(kept, pa.int64())), restored.take(pa.array(places[back]))])
+    return merged.take(pa.array(order, pa.int64()))

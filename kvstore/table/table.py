@@ -1,0 +1,430 @@
+"""A table as its users see it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
+from kvstore.index.index import View
+from kvstore.meta.state import TableDefinition
+from kvstore.table.bucket import Bucket
+from kvstore.table.changelog import changelog_schema, changes_between, inserts_of
+from kvstore.table.layout import layout_of
+from kvstore.table.results import AppendResult, WriteResult
+from kvstore.table.scan import KeyRange, rows_as_of, rows_now, scan_schema, split_keys
+from kvstore.table.tablet import Tablet
+from logformat import intake, octets
+from logformat.changes import Changes
+from logformat.ids import BucketId, Offset
+from logformat.intake import Data
+
+Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
+End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
+Keys = Any
+"""Keys as the user has them: a scalar, a tuple, a dict, a list of these, or Arrow data with the key's columns."""
+
+FOUND = "_found"
+
+
+class Table:
+    """A table of a store that is open.
+
+    Made by :meth:`kvstore.Store.table` and :meth:`kvstore.Store.create_table`; it may be used from any thread.
+    """
+
+    def __init__(
+        self,
+        tablet: Tablet,
+        current: Callable[[], TableDefinition],
+        check_open: Callable[[], None],
+        check_writable: Callable[[], None],
+        batch_rows_max: int,
+    ) -> None:
+        self._tablet = tablet
+        self._current = current
+        self._check_open = check_open
+        self._check_writable = check_writable
+        self._batch_rows_max = batch_rows_max
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self._current().name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns, typed as they are stored."""
+        return self._current().schema
+
+    @property
+    def primary_key(self) -> tuple[str, ...] | None:
+        """Names of the key's columns in key order; None for a log table."""
+        return self._current().primary_key
+
+    # Writing
+
+    def upsert(self, data: Data) -> WriteResult:
+        """Store rows, each in place of the one its key has; for a log table, append them.
+
+        Up to ``batch_rows_max`` rows are one batch: one commit, all or nothing. More are applied in several.
+
+        Args:
+            data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column.
+
+        Raises:
+            SchemaMismatch, KeyTooLarge: A row does not fit. Nothing of its batch, or of those after it, was written.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._check_writable()
+        batches = _of_size(intake.record_batches(data, self.schema), self._batch_rows_max)
+        return self._apply_all((Changes.upserts(rows) for rows in batches), self.schema)
+
+    def delete(self, keys: Keys) -> WriteResult:
+        """Remove the rows of keys; a key that is not there is no error.
+
+        Args:
+            keys: A key (scalar, tuple or dict), a list of keys, or Arrow data with the key's columns.
+
+        Raises:
+            SchemaMismatch: A key does not fit. Nothing of its batch, or of those after it, was written.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._check_writable()
+        definition = self._keyed()
+        batches = _of_size(iter([_key_rows(keys, definition)]), self._batch_rows_max)
+        return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition.schema)
+
+    def apply(self, changes: Changes) -> WriteResult:
+        """Apply upserts and deletes in order, as one batch; see :meth:`Bucket.apply`."""
+        return WriteResult({BucketId(0): self.bucket(0).apply(changes)})
+
+    def bucket(self, bucket: int) -> Bucket:
+        """A bucket of the table, for numbered batches.
+
+        Raises:
+            InvalidRequest: The table has no such bucket.
+        """
+        self._check_open()
+        if bucket != 0:
+            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=self._current().buckets)
+        return Bucket(self._tablet, self._current, self._check_writable)
+
+    def flush(self) -> None:
+        """Return once everything acknowledged is seen by every process, and is on the disk."""
+        self._check_open()
+        self._tablet.flush()
+
+    # Rows
+
+    def get(self, key: Keys) -> dict[str, Any] | None:
+        """The row of a key, or None.
+
+        Args:
+            key: A scalar, a tuple in key order, or a dict.
+
+        Raises:
+            SchemaMismatch: The key does not fit.
+            CorruptData: The row is damaged.
+        """
+        found = self.lookup([key])
+        row: dict[str, Any] = found.to_pylist()[0]
+        return row if row.pop(FOUND) else None
+
+    def __getitem__(self, key: Keys) -> dict[str, Any]:
+        row = self.get(key)
+        if row is None:
+            raise KeyError(key)
+        return row
+
+    def lookup(self, keys: Keys) -> pa.Table:
+        """The rows of keys, one for each key, in order.
+
+        Args:
+            keys: A list of keys (scalars, tuples or dicts), or Arrow data with the key's columns.
+
+        Returns:
+            All columns, and ``_found``. Where it is false, the row holds its key and nulls.
+
+        Raises:
+            SchemaMismatch: A key does not fit.
+            CorruptData: A row is damaged.
+        """
+        self._check_open()
+        definition = self._keyed()
+        layout = layout_of(definition)
+        key_rows = _key_rows(keys, definition)
+        encoded = layout.encode_keys(key_rows)
+        with self._tablet.latest() as view:
+            values = view.get(octets.to_list(encoded))
+        there = np.fromiter(map(bool, values), bool, len(values))
+        rows, _ = layout.decode(
+            encoded.filter(pa.array(there)),
+            octets.from_list([value for value in values if value]),
+            key_columns=key_rows.filter(pa.array(there)),
+        )
+        places = pa.array(np.cumsum(there) - 1, mask=~there)
+        columns = [
+            key_rows.column(field.name) if field.name in layout.key_names else rows.column(field.name).take(places)
+            for field in definition.schema
+        ]
+        fields = [field.with_nullable(field.name not in layout.key_names) for field in definition.schema]
+        found = pa.field(FOUND, pa.bool_(), False)
+        return pa.Table.from_arrays([*columns, pa.array(there)], schema=pa.schema([*fields, found]))
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | None = None,
+    ) -> pa.RecordBatchReader:
+        """All rows in key order, as they are at the moment of the call.
+
+        Args:
+            columns: Those wanted, in this order; all if None.
+            limit: The first so many.
+            as_of: As they were after all changes before this offset; its reading needs the log since then.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+            OffsetOutOfRange: The log does not reach back to ``as_of``, or has not come to it.
+            CorruptData: A row is damaged; the reader raises it.
+        """
+        self._check_open()
+        definition = self._keyed()
+        schema = scan_schema(definition, columns)
+        if limit is not None and limit < 0:
+            raise InvalidRequest("A limit is 0 or more.", limit=limit)
+
+        def read(view: View) -> Iterator[pa.RecordBatch]:
+            if as_of is None:
+                return rows_now(view, definition, columns)
+            return rows_as_of(view, self._tablet.log, definition, _one_offset(as_of), columns)
+
+        rows = _held(self._tablet.snapshot(), read)
+        return pa.RecordBatchReader.from_batches(schema, rows if limit is None else _first(rows, limit))
+
+    def count(self) -> int:
+        """Number of rows; of a log table, of records appended."""
+        self._check_open()
+        return self._tablet.state().row_count
+
+    # Changes
+
+    def offsets(self) -> dict[int, tuple[int, int]]:
+        """For each bucket the first offset the log holds, and the one after its last."""
+        self._check_open()
+        return {0: (self._tablet.log.start(), self._tablet.state().applied_offset)}
+
+    def changelog(
+        self,
+        start: Start = "earliest",
+        end: End = "latest",
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Changes in the order they were made.
+
+        Args:
+            start: ``full`` (the current rows as inserts), ``earliest``, ``latest``, an offset, an offset for each
+                bucket, or a time: the first commit at or after it.
+            end: Exclusive: ``latest``, an offset, one for each bucket, or a time: the first commit at or after it.
+            bucket: Only this bucket's.
+            columns: Those wanted, in this order; all if None.
+
+        Returns:
+            Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and the row.
+
+        Raises:
+            OffsetOutOfRange: The log does not hold ``start``, or has not come to ``end``.
+            SchemaMismatch: There is no such column.
+            CorruptBatch: The log is damaged; the iterator raises it.
+        """
+        self._check_open()
+        if bucket is not None:
+            self.bucket(bucket)
+        definition = self._current()
+        changelog_schema(definition, columns)
+        if start == "full":
+            self._keyed()
+
+            def read(view: View) -> Iterator[pa.RecordBatch]:
+                state = view.state()
+                self._resolve(end, state.applied_offset)
+                rows = rows_now(view, definition, definition.schema.names)
+                return inserts_of(rows, definition, BucketId(0), state.applied_offset, state.last_timestamp, columns)
+
+            return _held(self._tablet.snapshot(), read)
+        ((first, last),) = self.offset_ranges(start, end).values()
+        found = self._tablet.log.batches(first, last)
+        return changes_between(found, definition, BucketId(0), first, last, columns)
+
+    # For readers in other processes, which share the work
+
+    def changelog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Columns of the changelog; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+        """
+        return changelog_schema(self._current(), columns)
+
+    def scan_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Columns of a scan; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+        """
+        return scan_schema(self._keyed(), columns)
+
+    def offset_ranges(self, start: Start = "earliest", end: End = "latest") -> dict[BucketId, tuple[Offset, Offset]]:
+        """For each bucket the offsets that :meth:`changelog` would read from (inclusive) and to (exclusive)."""
+        with self._tablet.snapshot() as view:
+            now = view.state().applied_offset
+        return {BucketId(0): (self._resolve(start, now), self._resolve(end, now))}
+
+    def split_changes(
+        self, bucket: int, start: Offset, end: Offset, parts: int, bytes_min: int
+    ) -> list[tuple[Offset, Offset]]:
+        """A range of offsets cut between batches, into ``parts`` of about one size, or fewer of ``bytes_min`` each."""
+        self.bucket(bucket)
+        return self._tablet.log.split(start, end, parts, bytes_min)
+
+    def split_keys(self, bucket: int, parts: int, bytes_min: int) -> list[KeyRange]:
+        """All keys of a bucket cut into ``parts`` ranges, or fewer if they would be smaller than ``bytes_min``."""
+        self.bucket(bucket)
+        with self._tablet.snapshot() as view:
+            return split_keys(view, parts, bytes_min)
+
+    def rows_within(
+        self, bucket: int, keys: KeyRange, columns: Sequence[str] | None = None, *, as_of: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Like :meth:`scan`, of one bucket and a range of keys."""
+        self.bucket(bucket)
+        definition, log = self._keyed(), self._tablet.log
+        scan_schema(definition, columns)
+        return _held(
+            self._tablet.snapshot(), lambda view: rows_as_of(view, log, definition, Offset(as_of), columns, keys)
+        )
+
+    def _resolve(self, place: Start | End, now: Offset) -> Offset:
+        log = self._tablet.log
+        match place:
+            case "earliest":
+                return log.start()
+            case "latest":
+                return now
+            case dt.datetime():
+                if place.tzinfo is None:
+                    raise InvalidRequest("A time needs a time zone; give it one.", time=place)
+                return log.first_at_or_after(_milliseconds(place), now)
+            case str():
+                raise InvalidRequest("A changelog starts at full, earliest, latest, an offset or a time.", given=place)
+        offset = _one_offset(place)
+        if not log.start() <= offset <= now:
+            raise OffsetOutOfRange(
+                "The log does not hold this offset; offsets() says which it holds.",
+                offset=offset,
+                log_start=log.start(),
+                log_end=now,
+            )
+        return offset
+
+    def _keyed(self) -> TableDefinition:
+        definition = self._current()
+        if definition.primary_key is None:
+            raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
+        return definition
+
+    def _apply_all(self, batches: Iterator[Changes], schema: pa.Schema) -> WriteResult:
+        bucket = self.bucket(0)
+        results = [bucket.apply(changes) for changes in batches]
+        if not results:
+            results = [bucket.apply(Changes.upserts(intake.empty(schema)))]
+        first, last = results[0], results[-1]
+        whole = AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)
+        return WriteResult({BucketId(0): whole})
+
+
+def _held(
+    context: AbstractContextManager[View], read: Callable[[View], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """Iterate over what ``read`` makes of a view, which is taken now and given up with the iterator."""
+
+    def run() -> Iterator[pa.RecordBatch]:
+        with context as view:
+            batches = read(view)
+            yield pa.record_batch([], names=[])  # for the caller below: the view is taken
+            yield from batches
+
+    iterator = run()
+    next(iterator)
+    return iterator
+
+
+def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows
+        if limit <= 0:
+            return
+
+
+def _of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of ``rows_max``, the last one shorter."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        while batch.num_rows:
+            part = batch.slice(0, rows_max - rows)
+            batch = batch.slice(part.num_rows)
+            waiting.append(part)
+            rows += part.num_rows
+            if rows == rows_max:
+                yield pa.concat_batches(waiting)
+                waiting, rows = [], 0
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+
+
+def _key_rows(keys: Keys, definition: TableDefinition) -> pa.RecordBatch:
+    """Keys as a batch of the key's columns, in key order."""
+    schema = layout_of(definition).key_schema
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)) and len(schema) == 1:
+        keys = pa.table([keys], schema.names)
+    if hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__"):
+        return intake.one_batch(keys, schema)
+    if isinstance(keys, np.ndarray):
+        keys = keys.tolist()
+    return intake.one_batch(
+        [_key_row(key, schema.names) for key in (keys if isinstance(keys, list) else [keys])], schema
+    )
+
+
+def _key_row(key: Keys, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(key, Mapping):
+        return key
+    values = key if isinstance(key, (tuple, list)) else (key,)
+    if len(values) != len(names):
+        raise SchemaMismatch("A key has one value for each of the key's columns.", key=key, columns=list(names))
+    return dict(zip(names, values, strict=True))
+
+
+def _one_offset(place: int | Mapping[int, int]) -> Offset:
+    if isinstance(place, Mapping):
+        if set(place) != {0}:
+            raise InvalidRequest("Give an offset for each bucket of the table.", given=sorted(place), buckets=1)
+        place = place[0]
+    return Offset(operator.index(place))
+
+
+def _milliseconds(time: dt.datetime) -> int:
+    """The first whole millisecond at or after a time."""
+    since = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return -(-since // dt.timedelta(milliseconds=1))

@@ -1,0 +1,221 @@
+"""One bucket as this process has it open: read by anyone, written by the process that holds its lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvstore.clock import Clock
+from kvstore.environment import open_environment
+from kvstore.errors import CorruptData
+from kvstore.files import Files
+from kvstore.index.index import Index, View
+from kvstore.lock import ProcessLock
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.table.apply import WritePath
+from kvstore.table.committer import Committer
+from kvstore.table.recovery import BucketPlace, open_for_writing
+from kvstore.table.request import Request
+from kvstore.table.results import AppendResult
+from logformat import paths
+from logformat.index_state import IndexState
+from merge_engines.engine import MergeEngine
+
+
+class Tablet:
+    """A bucket's files, opened when they are needed.
+
+    Args:
+        current: The table as the catalog has it now; raises if it was dropped.
+        read_only: Whether nothing at all may be written; what a dead writer left to be recovered is not seen then.
+    """
+
+    def __init__(
+        self,
+        place: BucketPlace,
+        current: Callable[[], TableDefinition],
+        engine: MergeEngine | None,
+        options: StoreOptions,
+        files: Files,
+        clock: Clock,
+        *,
+        read_only: Callable[[], bool],
+    ) -> None:
+        self.place = place
+        self._current = current
+        self._engine = engine
+        self._options = options
+        self._files = files
+        self._clock = clock
+        self._read_only = read_only
+        self._process_lock = ProcessLock(place.directory / paths.LOCK_FILE)
+        self._opening = threading.Lock()
+        self._lock = threading.Lock()
+        self._index: Index | None = None
+        self._committer: Committer | None = None
+
+    @property
+    def log(self) -> LogFiles:
+        """The log, for reading up to the ``applied_offset`` of a view."""
+        return LogFiles(self.place.log, self.place.identity)
+
+    def apply(self, request: Request) -> AppendResult:
+        """Apply one batch, as the bucket's writer.
+
+        Raises:
+            StoreLocked: Another process is.
+            StoreError: See :class:`kvstore.table.apply.WritePath`.
+        """
+        return self._writer().submit(request)
+
+    def flush(self) -> None:
+        """Commit everything acknowledged, so that every process sees it."""
+        if self._committer is not None:
+            self._committer.flush()
+
+    @contextmanager
+    def latest(self) -> Iterator[View]:
+        """Everything acknowledged; for short reads, because the bucket's writer waits meanwhile."""
+        if self._committer is None:
+            with self._reader().view() as view:
+                yield view
+            return
+        with self._lock:
+            self._committer.check()
+            index = self._committer.index
+            if index.writing:
+                yield index.written_view()
+                return
+            with index.view() as view:
+                yield view
+
+    def state(self) -> IndexState:
+        """How far everything acknowledged is."""
+        if self._committer is not None:
+            with self._lock:
+                self._committer.check()
+                return self._committer.state
+        with self._reader().view() as view:
+            return view.state()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[View]:
+        """Everything acknowledged, at this moment; writing goes on."""
+        if self._committer is None:
+            index = self._reader()
+        else:
+            self._committer.flush()
+            index = self._committer.index
+        with index.view() as view:
+            yield view
+
+    def create(self) -> None:
+        """Make the files of a new bucket; its directory is there."""
+        with self._opening:
+            self._process_lock.acquire()
+            try:
+                self._recovered().close()
+            finally:
+                self._process_lock.release()
+
+    def claim(self) -> None:
+        """Let no other process write the bucket from now on.
+
+        Raises:
+            StoreLocked: One does.
+        """
+        with self._opening:
+            self._process_lock.acquire()
+
+    def destroy(self) -> None:
+        """Remove the bucket's files; it was claimed."""
+        with self._opening:
+            self._close()
+            self._files.remove_tree(self.place.directory)
+
+    def close(self) -> None:
+        """Commit everything and give the files up."""
+        with self._opening:
+            self._close()
+
+    def _close(self) -> None:
+        if self._committer is not None:
+            self._committer.close()
+            self._committer = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        self._process_lock.release()
+
+    def _writer(self) -> Committer:
+        committer = self._committer
+        if committer is not None:
+            return committer
+        with self._opening:
+            if self._committer is None:
+                self._committer = self._begin_writing()
+            return self._committer
+
+    def _begin_writing(self) -> Committer:
+        self._process_lock.acquire()
+        try:
+            path = self._recovered()
+        except BaseException:
+            self._process_lock.release()
+            raise
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        return Committer(path, self.log, self._lock, self._options, self._clock, self._current)
+
+    def _reader(self) -> Index:
+        with self._opening:
+            if self._index is not None and self._index.is_stale():
+                self._index.close()  # another process has built it anew
+                self._index = None
+            if self._index is None:
+                if not self._read_only():
+                    self._recover()
+                self._index = self._opened_index()
+            return self._index
+
+    def _recover(self) -> None:
+        """Bring back what a dead writer had acknowledged, so that it can be read."""
+        if self._is_complete() or not self._process_lock.try_acquire():
+            return
+        try:
+            self._recovered().close()
+        finally:
+            self._process_lock.release()
+
+    def _recovered(self) -> WritePath:
+        return open_for_writing(self.place, self._current(), self._engine, self._options, self._files, self._clock)
+
+    def _is_complete(self) -> bool:
+        """Whether the index can be read and the log ends where the index says."""
+        try:
+            index = self._opened_index()
+        except CorruptData:
+            return False
+        try:
+            with index.view() as view:
+                state = view.state()
+        except CorruptData:
+            return False
+        finally:
+            index.close()
+        bases = self.log.bases()
+        last = paths.segment_file(self.place.log, state.synced_base)
+        return bases[-1:] == [state.synced_base] and last.stat().st_size == state.synced_position
+
+    def _opened_index(self) -> Index:
+        try:
+            return Index(open_environment(self.place.index, self._files, map_bytes=self._options.map_bytes))
+        except FileNotFoundError as error:
+            raise CorruptData(
+                "The index of a bucket is missing; open the store for writing, and it is built from the log.",
+                path=self.place.index,
+            ) from error

@@ -1,0 +1,114 @@
+"""One Arrow record batch as an encapsulated IPC message, without its schema: the payload of a log batch.
+
+The schema is the catalog's, found by schema id. What a message says of its own size is read and held against limits
+before Arrow allocates anything for it: a few kilobytes of zstd may promise gigabytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from logformat.errors import CorruptBatch
+
+Compression = Literal["lz4", "zstd"] | None
+
+RAW_BYTES_MAX = 1 << 30
+"""Bytes of one batch's columns, uncompressed."""
+
+_CONTINUATION = 0xFFFFFFFF
+_RECORD_BATCH = 3
+_OPTIONS = {compression: pa.ipc.IpcWriteOptions(compression=compression) for compression in (None, "lz4", "zstd")}
+
+
+def encode(rows: pa.RecordBatch, compression: Compression = None) -> pa.Buffer:
+    """The message for one record batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS[compression]) as stream:
+        stream.write_batch(rows)
+        end = sink.tell()
+    return sink.getvalue()[rows.schema.serialize().size : end]
+
+
+def decode(
+    message: memoryview, schema: pa.Schema, columns: Sequence[str] | None = None, *, validate: bool = False
+) -> pa.RecordBatch:
+    """The record batch of a message whose bytes are known to be whole.
+
+    Args:
+        message: The message and nothing else; columns without compression are views of it.
+        schema: Columns the message was written with.
+        columns: The ones wanted, in this order; all if None. Others are not even decompressed.
+        validate: Also check every offset and every string; for bytes that someone else may have made.
+
+    Raises:
+        CorruptBatch: It is no such message, or too large.
+    """
+    try:
+        compressed = _check_size(message)
+        if columns is not None and compressed:
+            wanted = sorted(schema.get_field_index(name) for name in columns)
+            stream = b"".join((schema.serialize(), message))
+            with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted)) as reader:
+                rows = reader.read_next_batch()
+        else:
+            rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+        if columns is not None:
+            rows = rows.select(columns)
+        if validate:
+            rows.validate(full=True)
+    except (struct.error, IndexError) as error:
+        raise CorruptBatch("The Arrow message of a batch can't be read; run `kvstore check`.") from error
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        raise CorruptBatch("The rows of a batch can't be read; run `kvstore check`.", reason=str(error)) from error
+    return rows
+
+
+def _check_size(message: memoryview) -> bool:
+    """Whether the message is compressed; refused if it is too large."""
+    # Flatbuffers by hand, as far as the buffer list: message.header.buffers.
+    continuation, metadata_bytes = struct.unpack_from("<Ii", message)
+    metadata, body = message[8 : 8 + metadata_bytes], message[8 + metadata_bytes :]
+    if continuation != _CONTINUATION or metadata_bytes < 8 or metadata_bytes % 8:
+        raise CorruptBatch("The Arrow message of a batch has no head; run `kvstore check`.")
+    table = _Table(metadata, _follow(metadata, 0))
+    if metadata[table.field(1)] != _RECORD_BATCH:
+        raise CorruptBatch("The Arrow message of a batch is no record batch; run `kvstore check`.")
+    batch = _Table(metadata, _follow(metadata, table.field(2)))
+    buffers = _follow(metadata, batch.field(2))
+    (count,) = struct.unpack_from("<I", metadata, buffers)
+    compressed = batch.field(3) != 0
+    raw = 0
+    for place, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
+        if compressed and length:
+            (promised,) = struct.unpack_from("<q", body, place)
+            length = length if promised < 0 else promised
+        raw += length
+    if raw > RAW_BYTES_MAX:
+        raise CorruptBatch("A batch promises more rows than one may hold; run `kvstore check`.", raw_bytes=raw)
+    return compressed
+
+
+class _Table:
+    """A flatbuffers table: fields by number, found through its vtable."""
+
+    def __init__(self, data: memoryview, place: int) -> None:
+        self._data, self._place = data, place
+        self._vtable = place - struct.unpack_from("<i", data, place)[0]
+        (self._size,) = struct.unpack_from("<H", data, self._vtable)
+
+    def field(self, number: int) -> int:
+        """Where the field stands; 0 if it is absent."""
+        slot = 4 + 2 * number
+        if slot >= self._size:
+            return 0
+        (place,) = struct.unpack_from("<H", self._data, self._vtable + slot)
+        return self._place + place if place else 0
+
+
+def _follow(data: memoryview, place: int) -> int:
+    return place + int(struct.unpack_from("<I", data, place)[0])

@@ -1,0 +1,302 @@
+"""Record batches of the log: bytes in, bytes out (docs/format.md, Record batch).
+
+Magic 0, 1 and 2 are the layouts of Apache Fluss; the store writes magic 3. In all of them
+
+* ``last offset = base offset + last_offset_delta``, never ``base offset + record count - 1``;
+* a batch without records has a delta of 0 and takes one offset;
+* nothing behind the checksum is looked at before the checksum was found right, and nothing is allocated for a size
+  before the size was held against its limit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from logformat import arrow_message
+from logformat.arrow_message import Compression
+from logformat.change import ChangeType
+from logformat.checksum import crc32c
+from logformat.errors import CorruptBatch, InvalidRequest
+from logformat.ids import NO_SEQUENCE, NO_WRITER, OFFSET_MAX, Offset, SchemaId, Sequence as SequenceNumber, WriterId
+
+MAGIC = 3
+"""What the store writes."""
+ALIGNMENT = 64
+"""Of a batch of magic 3 in its file, of its Arrow message, and of its size."""
+BATCH_BYTES_MAX = 1 << 28
+RECORDS_MAX = 1 << 24
+LOG_OVERHEAD = 12
+"""Bytes of base offset and length, which the length does not count."""
+
+APPEND_ONLY = 1
+"""Attribute: every record is an append, so there is no change type vector."""
+NAMED_WRITER = 2
+"""Attribute (magic 3): the writer has a name and never expires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Header of one magic: struct format, field names in its order, what the checksum leaves out."""
+
+    format: str
+    names: tuple[str, ...]
+    checksum_from: int
+    """The checksum covers all from here on; in magic 3 also all before the checksum itself."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the header."""
+        return struct.calcsize(self.format)
+
+
+_FLUSS_HEAD = ("base_offset", "length", "magic", "commit_timestamp")
+_FLUSS_BODY = ("crc", "schema_id", "attributes", "last_offset_delta", "writer_id", "batch_sequence", "record_count")
+LAYOUTS = (
+    Layout("<qibqIhBiqii", (*_FLUSS_HEAD, *_FLUSS_BODY), 25),
+    Layout("<qibqIhBiqiii", (*_FLUSS_HEAD, *_FLUSS_BODY, "statistics_length"), 25),
+    Layout("<qibqiIhBiqiii", (*_FLUSS_HEAD, "leader_epoch", *_FLUSS_BODY, "statistics_length"), 29),
+    Layout(
+        "<qibBhIiqqiiiiqqiiI12x",
+        (
+            *("base_offset", "length", "magic", "attributes", "schema_id", "crc", "last_offset_delta"),
+            *("commit_timestamp", "writer_id", "batch_sequence", "writer_epoch", "record_count", "leader_epoch"),
+            *("durable_end", "table_id", "bucket_id", "statistics_length", "records_position"),
+        ),
+        20,
+    ),
+)
+_CRC_POSITION = 16  # of magic 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchHeader:
+    """What the header of a batch says. Fields a magic does not have hold their defaults."""
+
+    base_offset: Offset = Offset(0)
+    last_offset_delta: int = 0
+    commit_timestamp: int = 0
+    """Milliseconds since the Unix epoch; never less than that of the batch before."""
+    schema_id: SchemaId = SchemaId(0)
+    attributes: int = 0
+    writer_id: WriterId = NO_WRITER
+    batch_sequence: SequenceNumber = NO_SEQUENCE
+    writer_epoch: int = 0
+    record_count: int = 0
+    leader_epoch: int = -1
+    durable_end: Offset = Offset(0)
+    """The log was known to be durable up to here, exclusive, when this batch was written."""
+    table_id: int = 0
+    bucket_id: int = 0
+    magic: int = MAGIC
+    size: int = 0
+    """Bytes of the whole batch; 0 if it was never encoded."""
+    crc: int = 0
+    statistics_length: int = 0
+    records_position: int = 0
+    """Where in a batch of magic 3 the Arrow message begins."""
+
+    @property
+    def last_offset(self) -> Offset:
+        """Offset of the last record, or the one an empty batch takes."""
+        return Offset(self.base_offset + self.last_offset_delta)
+
+    @property
+    def next_offset(self) -> Offset:
+        """Base offset of the batch that follows."""
+        return Offset(self.last_offset + 1)
+
+    @property
+    def append_only(self) -> bool:
+        """Whether every record is an append."""
+        return bool(self.attributes & APPEND_ONLY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBatch(BatchHeader):
+    """A batch: its header, and for each record a change type and a row.
+
+    Attributes:
+        change_types: uint8 ``(record_count,)``, codes of :class:`ChangeType`.
+        rows: ``record_count`` rows.
+        statistics: Raw statistics, empty if there are none.
+    """
+
+    change_types: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    rows: pa.RecordBatch = field(default_factory=lambda: pa.record_batch([], names=[]))
+    statistics: bytes = b""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LogBatch):
+            return NotImplemented
+        return (
+            _header_values(self) == _header_values(other)
+            and np.array_equal(self.change_types, other.change_types)
+            and bool(self.rows.equals(other.rows))
+            and self.statistics == other.statistics
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # holds arrays
+
+
+def decode_header(buffer: bytes | memoryview) -> BatchHeader:
+    """The header at the start of a buffer; the checksum is *not* looked at.
+
+    Raises:
+        CorruptBatch: No header of a known magic stands there, or it contradicts itself or a limit.
+    """
+    if len(buffer) <= LOG_OVERHEAD:
+        raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer))
+    magic = buffer[LOG_OVERHEAD]
+    if magic >= len(LAYOUTS):
+        raise CorruptBatch("Nothing that begins here is a batch; run `kvstore check`.", magic=magic)
+    layout = LAYOUTS[magic]
+    if len(buffer) < layout.size:
+        raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer))
+    values = dict(zip(layout.names, struct.unpack_from(layout.format, buffer), strict=True))
+    length = values.pop("length")
+    header = BatchHeader(size=length + LOG_OVERHEAD, **values)
+    count, delta = header.record_count, header.last_offset_delta
+    if not (
+        layout.size <= header.size <= BATCH_BYTES_MAX
+        and 0 <= count <= RECORDS_MAX
+        and delta >= max(count - 1, 0)
+        and 0 <= header.base_offset <= OFFSET_MAX - delta - 1
+        and 0 <= header.statistics_length <= header.size - layout.size
+    ):
+        raise CorruptBatch("The header of a batch contradicts itself; run `kvstore check`.", magic=magic)
+    if magic == MAGIC and (header.size % ALIGNMENT or header.records_position % ALIGNMENT):
+        raise CorruptBatch("A batch is not aligned; run `kvstore check`.", bytes=header.size)
+    return header
+
+
+def verify(header: BatchHeader, buffer: bytes | memoryview) -> None:
+    """Check the checksum of the batch at the start of a buffer.
+
+    Raises:
+        CorruptBatch: The buffer is shorter than the batch, or the checksum is wrong.
+    """
+    if len(buffer) < header.size:
+        raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer), expected=header.size)
+    if _checksum(memoryview(buffer)[: header.size], header.magic) != header.crc:
+        raise CorruptBatch("A batch fails its checksum; run `kvstore check`.", base_offset=header.base_offset)
+
+
+def decode_batch(
+    buffer: bytes | memoryview | pa.Buffer,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    *,
+    validate: bool = True,
+) -> LogBatch:
+    """Decode the batch at the start of a buffer.
+
+    Args:
+        buffer: One whole batch, magic 0 to 3; what follows it is left alone. Rows may be views of it.
+        schema: Columns of the batch's schema id.
+        columns: Those wanted, in this order; all if None.
+        validate: Check every offset and string of the rows too. Only for bytes of one's own may it be left out.
+
+    Raises:
+        CorruptBatch: Length, checksum or content is wrong.
+    """
+    view = memoryview(buffer)
+    header = decode_header(view)
+    verify(header, view)
+    values = _header_values(header)
+    layout, count = LAYOUTS[header.magic], header.record_count
+    place = layout.size + header.statistics_length
+    statistics = bytes(view[layout.size : place])
+    change_types = np.full(count, ChangeType.APPEND, np.uint8)
+    if not header.append_only:
+        if place + count > header.size:
+            raise CorruptBatch("A batch is shorter than its change types.", base_offset=header.base_offset)
+        change_types = np.frombuffer(view, np.uint8, count, place)
+        place += count
+        if change_types.max(initial=0) > max(ChangeType):
+            raise CorruptBatch("A batch holds an unknown change type.", base_offset=header.base_offset)
+    names = schema.names if columns is None else list(columns)
+    rows = pa.RecordBatch.from_pylist([], schema=pa.schema([schema.field(name) for name in names]))
+    if count:
+        start = header.records_position if header.magic == MAGIC else place
+        if start < place:
+            raise CorruptBatch("The rows of a batch begin inside its header.", base_offset=header.base_offset)
+        rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate)
+        if rows.num_rows != count:
+            raise CorruptBatch("A batch does not hold the rows it counts.", base_offset=header.base_offset)
+    return LogBatch(**values, change_types=change_types, rows=rows, statistics=statistics)
+
+
+def encode_batch(batch: LogBatch, magic: int = MAGIC, compression: Compression = None) -> bytes:
+    """Encode a batch; size, checksum and record count are computed, and so is a last offset delta of 0.
+
+    Args:
+        batch: ``change_types`` may be empty if the batch is append-only. Fields that ``magic`` does not have are lost.
+        magic: 0 to 3.
+        compression: Of the Arrow buffers.
+
+    Raises:
+        InvalidRequest: More rows or bytes than a batch may hold, or not one change type a row.
+    """
+    return b"".join(encode_parts(batch, magic, compression))
+
+
+def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression = None) -> list[memoryview]:
+    """Like :func:`encode_batch`, in pieces that need no further copy to be written."""
+    if not 0 <= magic < len(LAYOUTS):
+        raise InvalidRequest(f"Batches are written with magic 0 to {MAGIC}.", magic=magic)
+    layout, count = LAYOUTS[magic], batch.rows.num_rows
+    changes = b"" if batch.append_only else batch.change_types.astype(np.uint8).tobytes()
+    if not batch.append_only and len(changes) != count:
+        raise InvalidRequest("A batch needs one change type a row.", rows=count, change_types=len(changes))
+    statistics = batch.statistics if "statistics_length" in layout.names else b""
+    message = memoryview(arrow_message.encode(batch.rows, compression)) if count else memoryview(b"")
+    place = layout.size + len(statistics) + len(changes)
+    before = after = 0
+    if magic == MAGIC:
+        before = -place % ALIGNMENT
+        after = -(place + before + len(message)) % ALIGNMENT
+    size = place + before + len(message) + after
+    if size > BATCH_BYTES_MAX or count > RECORDS_MAX or (count and batch.rows.nbytes > arrow_message.RAW_BYTES_MAX):
+        raise InvalidRequest(
+            f"A batch holds at most {RECORDS_MAX} records and {BATCH_BYTES_MAX} bytes; send several smaller ones.",
+            records=count,
+            bytes=size,
+        )
+    final = replace(
+        batch,
+        magic=magic,
+        record_count=count,
+        last_offset_delta=max(batch.last_offset_delta, count - 1, 0),
+        statistics_length=len(statistics),
+        records_position=place + before if count else 0,
+        crc=0,
+    )
+    values = _header_values(final) | {"length": size - LOG_OVERHEAD}
+    head = bytearray(layout.size) + statistics + changes + bytes(before)
+    struct.pack_into(layout.format, head, 0, *(values[name] for name in layout.names))
+    pieces = [memoryview(head), message, memoryview(bytes(after))]
+    crc = 0
+    for piece in (
+        memoryview(head)[:_CRC_POSITION] if magic == MAGIC else b"",
+        memoryview(head)[layout.checksum_from :],
+    ):
+        crc = crc32c(piece, crc)
+    for piece in pieces[1:]:
+        crc = crc32c(piece, crc)
+    struct.pack_into("<I", head, layout.checksum_from - 4, crc)
+    return pieces
+
+
+def _checksum(batch: memoryview, magic: int) -> int:
+    crc = crc32c(batch[:_CRC_POSITION]) if magic == MAGIC else 0
+    return crc32c(batch[LAYOUTS[magic].checksum_from :], crc)
+
+
+def _header_values(header: BatchHeader) -> dict[str, Any]:
+    return {name: getattr(header, name) for name in BatchHeader.__dataclass_fields__}

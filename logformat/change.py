@@ -1,0 +1,53 @@
+"""What can happen to a row, in the three ways it is written down."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import pyarrow as pa
+
+
+class ChangeType(IntEnum):
+    """Kind of a change record; the number is its byte code on disk.
+
+    ``ChangeType("insert")``, ``ChangeType("+I")`` and ``ChangeType(1)`` are the same.
+    """
+
+    APPEND = 0
+    INSERT = 1
+    UPDATE_PREIMAGE = 2
+    UPDATE_POSTIMAGE = 3
+    DELETE = 4
+
+    @property
+    def short(self) -> str:
+        """The form used in prose: ``+A +I -U +U -D``."""
+        return _SHORT[self]
+
+    @property
+    def word(self) -> str:
+        """What a ``_change_type`` column holds: ``append``, ``insert``, ``update_preimage`` and so on."""
+        return self.name.lower()
+
+    def __str__(self) -> str:
+        return self.short
+
+    @classmethod
+    def _missing_(cls, value: object) -> ChangeType | None:
+        return next((change for change in cls if value in (change.short, change.word)), None)
+
+
+_SHORT = {
+    ChangeType.APPEND: "+A",
+    ChangeType.INSERT: "+I",
+    ChangeType.UPDATE_PREIMAGE: "-U",
+    ChangeType.UPDATE_POSTIMAGE: "+U",
+    ChangeType.DELETE: "-D",
+}
+_WORDS = pa.array([change.word for change in ChangeType], pa.string())
+
+
+def words_of(change_types: np.ndarray) -> pa.StringArray:
+    """Column of words for a column of byte codes (uint8)."""
+    return _WORDS.take(pa.array(change_types))

@@ -1,0 +1,85 @@
+"""Upserts and deletes in the order they are to be applied: what a writer sends and a table applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logformat import intake
+from logformat.errors import SchemaMismatch
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Operations on the rows of a table, in order.
+
+    Attributes:
+        rows: One row an operation. What a delete leaves null outside the key does not matter.
+        is_delete: For each row, whether it deletes its key.
+    """
+
+    rows: pa.RecordBatch
+    is_delete: pa.BooleanArray
+
+    def __post_init__(self) -> None:
+        if len(self.is_delete) != self.rows.num_rows or self.is_delete.null_count:
+            raise SchemaMismatch(
+                "is_delete has one value for each row, and no null.",
+                rows=self.rows.num_rows,
+                is_delete=len(self.is_delete),
+            )
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    @classmethod
+    def of(
+        cls, operations: Iterable[tuple[Literal["upsert", "delete"], Mapping[str, Any]]], schema: pa.Schema
+    ) -> Changes:
+        """From pairs of a word and a row; a delete's row needs the key only.
+
+        Raises:
+            SchemaMismatch: A row does not fit the schema, or a word is neither ``upsert`` nor ``delete``.
+        """
+        listed = list(operations)
+        if wrong := {word for word, _ in listed} - {"upsert", "delete"}:
+            raise SchemaMismatch("An operation is `upsert` or `delete`.", given=sorted(map(repr, wrong)))
+        rows = [row if word == "upsert" else dict.fromkeys(schema.names) | dict(row) for word, row in listed]
+        optional = pa.schema([field.with_nullable(True) for field in schema])
+        return cls(intake.one_batch(rows, optional), pa.array([word == "delete" for word, _ in listed], pa.bool_()))
+
+    @classmethod
+    def upserts(cls, rows: pa.RecordBatch) -> Changes:
+        """Every row an upsert."""
+        return cls(rows, pa.array(np.zeros(rows.num_rows, bool)))
+
+    @classmethod
+    def deletes(cls, keys: pa.RecordBatch, schema: pa.Schema) -> Changes:
+        """A delete of each key; the other columns of ``schema`` are null."""
+        columns = [
+            keys.column(field.name) if field.name in keys.schema.names else pa.nulls(keys.num_rows, field.type)
+            for field in schema
+        ]
+        optional = pa.schema([field.with_nullable(True) for field in schema])
+        rows = pa.RecordBatch.from_arrays(columns, schema=optional)
+        return cls(rows, pa.array(np.ones(keys.num_rows, bool)))
+
+    def conform(self, schema: pa.Schema, key: Sequence[str]) -> Changes:
+        """The same changes with their rows ordered and typed as in ``schema``.
+
+        Raises:
+            SchemaMismatch: A column is missing, unknown or of another type; a key is null, or an upsert holds a null
+                where there may be none.
+        """
+        rows = intake.conform(self.rows, schema, not_null=key)
+        for field, column in zip(schema, rows.columns, strict=True):
+            if not field.nullable and column.null_count:
+                nulls = int(pc.sum(pc.and_not(column.is_null(), self.is_delete)).as_py())
+                if nulls:
+                    raise SchemaMismatch("This column takes no nulls.", column=field.name, nulls=nulls)
+        return Changes(rows, self.is_delete)

@@ -1,0 +1,91 @@
+"""Checksums: CRC-32C for batches and files, and a vectorised one for rows (docs/format.md, Row checksum).
+
+A row's hash covers its key and its value. It is a weighted sum of 64-bit words modulo 2^64, then mixed: numpy computes
+it for a whole column in about 10 ns a row, where a call of any library for each row costs 80. Every weight is odd, so
+a change within one word always changes the sum. The low 32 bits of the mixed sum are stored with the row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import crc32c as _library
+import numpy as np
+import pyarrow as pa
+
+from logformat.octets import Octets, padded_to_words, to_flat, to_matrix
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def crc32c(data: Buffer, crc: int = 0) -> int:
+    """CRC-32C of ``data``, continuing ``crc``."""
+    return _library.crc32c(data, crc)
+
+
+def mix(words: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 on uint64 words: every input bit reaches every output bit."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+class _Weights:
+    """Odd pseudo-random weights; as many as the longest row seen so far has words."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = np.uint64(seed)
+        self._weights = self._made(64)
+
+    def first(self, count: int) -> np.ndarray:
+        if count > len(self._weights):
+            self._weights = self._made(2 * count)
+        return self._weights[:count]
+
+    def _made(self, count: int) -> np.ndarray:
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        return mix(self._seed + steps) | np.uint64(1)
+
+
+_VALUE_WEIGHTS = _Weights(0)
+_KEY_WEIGHTS = _Weights(1 << 63)
+_KEY_LENGTH_WEIGHT = np.uint64(_GOLDEN)
+FIRST_WORD_WEIGHT = _VALUE_WEIGHTS.first(1)[0]
+"""Weight of a value's first word, whose low 32 bits are the checksum itself."""
+
+
+def value_sums(words: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
+    """Unmixed sums (uint64) of values.
+
+    Args:
+        words: uint64, a matrix ``(n, width)``; or flat, with value ``i`` beginning at word ``starts[i]``.
+        starts: int64 ``(n,)`` for the flat form. No value is empty.
+    """
+    return _sums(words, starts, _VALUE_WEIGHTS)
+
+
+def key_sums(keys: Octets) -> np.ndarray:
+    """Unmixed sums (uint64) of a column of keys, none of them empty."""
+    padded = padded_to_words(keys)
+    if pa.types.is_fixed_size_binary(keys.type):
+        lengths = np.full(1, keys.type.byte_width, np.uint64)
+        sums = _sums(to_matrix(padded).view("<u8"), None, _KEY_WEIGHTS)
+    else:
+        lengths = np.diff(to_flat(keys)[1]).astype(np.uint64)
+        flat, offsets = to_flat(padded)
+        sums = _sums(flat[: offsets[-1]].view("<u8"), offsets[:-1] // 8, _KEY_WEIGHTS)
+    return sums + lengths * _KEY_LENGTH_WEIGHT  # lest a key and the same key with zeros behind it be one
+
+
+def _sums(words: np.ndarray, starts: np.ndarray | None, weights: _Weights) -> np.ndarray:
+    if starts is None:
+        matrix_sums: np.ndarray = words @ weights.first(words.shape[1])
+        return matrix_sums
+    if not len(starts):
+        return np.zeros(0, np.uint64)
+    lengths = np.diff(starts, append=len(words))
+    place = np.arange(len(words)) - np.repeat(starts, lengths)
+    return np.add.reduceat(words * weights.first(int(lengths.max()))[place], starts)

@@ -1,0 +1,109 @@
+"""Edits of the catalog: what can be done to it, and how one edit is written (docs/format.md, Catalog edit).
+
+* An op code is never used for anything else, and never removed: an edit that was written once can be read for ever.
+* An edit of an unknown op code, or with a field this version does not know, is refused: guessing loses tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar
+
+import msgspec
+
+from logformat.arrow_message import Compression
+from logformat.checksum import crc32c
+from logformat.errors import CorruptImage, UnsupportedVersion
+from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
+
+_HEAD = "<IHHqqq"
+_HEAD_BYTES = struct.calcsize(_HEAD)
+
+
+class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an edit does. Subclasses have an op code each."""
+
+    op: ClassVar[int]
+
+
+class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a table behaves; set when it is created."""
+
+    merge_engine: str = "last_row"
+    changelog_image: str = "full"
+    compression: Compression = "lz4"
+
+
+class CreateTable(Payload, frozen=True, kw_only=True):
+    """A table begins, with schema 1."""
+
+    op: ClassVar[int] = 1
+    table_id: TableId
+    name: str
+    columns: list[dict[str, Any]]
+    primary_key: list[str] | None
+    buckets: int
+    options: TableOptions
+
+
+class DropTable(Payload, frozen=True, kw_only=True):
+    """A table ends; its id is never used again."""
+
+    op: ClassVar[int] = 2
+    table_id: TableId
+
+
+class AllocateWriter(Payload, frozen=True, kw_only=True):
+    """A writer id is given out; it is never given out again."""
+
+    op: ClassVar[int] = 3
+    writer_id: WriterId
+
+
+class AddSchema(Payload, frozen=True, kw_only=True):
+    """A table's columns change: those before, and new nullable ones behind."""
+
+    op: ClassVar[int] = 4
+    table_id: TableId
+    schema_id: SchemaId
+    columns: list[dict[str, Any]]
+
+
+_PAYLOADS: dict[int, type[Payload]] = {kind.op: kind for kind in (CreateTable, DropTable, AllocateWriter, AddSchema)}
+
+
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """One edit: its number, who made it, when (ms), and what it does."""
+
+    txid: Txid
+    epoch: Epoch
+    time_ms: int
+    payload: Payload
+
+
+def encode(edit: Edit) -> bytes:
+    """The edit as the journal holds it."""
+    body = struct.pack(_HEAD[0] + _HEAD[2:], edit.payload.op, 1, edit.txid, edit.epoch, edit.time_ms)
+    body += msgspec.json.encode(edit.payload)
+    return struct.pack("<I", crc32c(body)) + body
+
+
+def decode(data: bytes) -> Edit:
+    """The edit that :func:`encode` wrote.
+
+    Raises:
+        CorruptImage: It is damaged.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    if len(data) < _HEAD_BYTES or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
+        raise CorruptImage("An edit of the catalog fails its checksum; run `kvstore check`.")
+    _, op, version, txid, epoch, time_ms = struct.unpack_from(_HEAD, data)
+    if version != 1 or op not in _PAYLOADS:
+        raise UnsupportedVersion("The catalog holds an edit of a newer kvstore; upgrade.", op=op, txid=txid)
+    try:
+        payload = msgspec.json.decode(data[_HEAD_BYTES:], type=_PAYLOADS[op])
+    except msgspec.ValidationError as error:
+        raise UnsupportedVersion(
+            "The catalog holds an edit this kvstore can't read; upgrade.", op=op, txid=txid, reason=str(error)
+        ) from error
+    return Edit(txid=Txid(txid), epoch=Epoch(epoch), time_ms=time_ms, payload=payload)

@@ -1,0 +1,157 @@
+"""Every error of the project, and what the caller does next.
+
+::
+
+    StoreError
+    ├── InvalidRequest (also a ValueError)   fix the call; nothing was written
+    │   ├── SchemaMismatch          the data does not fit the table's columns
+    │   ├── UnknownSchema           no such schema id
+    │   ├── InvalidTargetColumns    these columns can't be the target of a partial update
+    │   ├── DeletionDisabled        the table takes no deletes
+    │   ├── KeyTooLarge             an encoded key is longer than 511 bytes
+    │   ├── AggregateOverflow       a merged value does not fit its column
+    │   ├── NoSuchTable, TableExists
+    │   ├── UnsupportedOperation    the table or the store can't do this
+    │   ├── OffsetOutOfRange        the log does not hold that offset
+    │   ├── NotAStore               the directory holds no store
+    │   ├── StoreClosed             open the store again
+    │   └── ForkedStore             open the store in this process
+    ├── WriterRejected              begin a new writer or epoch; nothing was written
+    │   ├── OutOfOrderSequence      an earlier batch of this writer is missing
+    │   └── WriterFenced            a newer incarnation of this writer exists
+    ├── Unavailable                 try again later
+    │   ├── StoreLocked             another process writes this bucket
+    │   └── StoreFull               no space left
+    ├── CorruptData                 do not retry: run ``kvstore check``
+    │   ├── CorruptBatch            a record batch of the log is damaged
+    │   ├── CorruptImage            a file about the catalog is damaged
+    │   └── UnsupportedVersion      written by a newer version
+    └── LogFailed                   the disk refused; reopen the store
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of all errors.
+
+    Attributes:
+        message: What went wrong and what to do, one sentence or two.
+        where: Named facts: ``path``, ``position``, ``offset``, ``column`` …
+    """
+
+    def __init__(self, message: str, **where: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{name}={value}" for name, value in self.where.items())
+        return f"{self.message} {facts}" if facts else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (type(self), self.message, self.where)
+
+
+def _again(kind: type[StoreError], message: str, where: dict[str, object]) -> StoreError:
+    return kind(message, **where)
+
+
+class InvalidRequest(StoreError, ValueError):
+    """The call is wrong. Nothing was written."""
+
+
+class SchemaMismatch(InvalidRequest):
+    """The data does not fit the table's columns. Nothing was written."""
+
+
+class UnknownSchema(InvalidRequest):
+    """The table has no schema of that id. Nothing was written."""
+
+
+class InvalidTargetColumns(InvalidRequest):
+    """These columns can't be the target of a partial update. Nothing was written."""
+
+
+class DeletionDisabled(InvalidRequest):
+    """The table takes no deletes. Nothing was written."""
+
+
+class KeyTooLarge(InvalidRequest):
+    """An encoded key is longer than the index takes. Nothing was written."""
+
+
+class AggregateOverflow(InvalidRequest):
+    """A merged value does not fit its column. Nothing was written."""
+
+
+class NoSuchTable(InvalidRequest):
+    """The store has no table of that name."""
+
+
+class TableExists(InvalidRequest):
+    """The store already has a table of that name. Nothing was written."""
+
+
+class UnsupportedOperation(InvalidRequest):
+    """The table, or the way the store was opened, does not allow this. Nothing was written."""
+
+
+class OffsetOutOfRange(InvalidRequest):
+    """The log does not hold that offset."""
+
+
+class NotAStore(InvalidRequest):
+    """The directory holds no store, and is not empty either. Nothing was written."""
+
+
+class StoreClosed(InvalidRequest):
+    """The store was closed; open it again. Nothing was written."""
+
+
+class ForkedStore(InvalidRequest):
+    """The store was opened before ``fork()``; open it in this process. Nothing was written."""
+
+
+class WriterRejected(StoreError):
+    """This writer can't go on as it is; begin a new writer or epoch. Nothing was written."""
+
+
+class OutOfOrderSequence(WriterRejected):
+    """An earlier batch of this writer is missing, or this one is long gone. Nothing was written."""
+
+
+class WriterFenced(WriterRejected):
+    """A newer incarnation of this writer exists. Nothing was written."""
+
+
+class Unavailable(StoreError):
+    """Not now; the same call may succeed later. Nothing was written."""
+
+
+class StoreLocked(Unavailable):
+    """Another process writes this bucket. Nothing was written."""
+
+
+class StoreFull(Unavailable):
+    """No space left for the log or the index. Nothing was written."""
+
+
+class CorruptData(StoreError):
+    """Stored bytes are damaged. Retrying does not help: run ``kvstore check``."""
+
+
+class CorruptBatch(CorruptData):
+    """A record batch of the log is damaged. Nothing was cut."""
+
+
+class CorruptImage(CorruptData):
+    """A file about the catalog is damaged."""
+
+
+class UnsupportedVersion(CorruptData):
+    """Written by a newer version of kvstore than this one."""
+
+
+class LogFailed(StoreError):
+    """The disk refused. What was not acknowledged may or may not be there after a reopen."""

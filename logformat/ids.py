@@ -1,0 +1,28 @@
+"""The numbers everything else counts with: one type and one word for each."""
+
+from typing import NewType
+
+Offset = NewType("Offset", int)
+"""Nth place in a bucket's log. A change record takes one, and so does an empty batch."""
+Position = NewType("Position", int)
+"""Byte in a file."""
+Sequence = NewType("Sequence", int)
+"""Nth batch of one writer in one bucket: 0, 1, … 2^31-1, then 0 again."""
+Txid = NewType("Txid", int)
+"""Nth edit of the catalog, from 1."""
+Epoch = NewType("Epoch", int)
+"""Nth incarnation of a leader or a named writer; a lower one is fenced."""
+WriterId = NewType("WriterId", int)
+TableId = NewType("TableId", int)
+BucketId = NewType("BucketId", int)
+SchemaId = NewType("SchemaId", int)
+
+NO_WRITER = WriterId(-1)
+NO_SEQUENCE = Sequence(-1)
+SEQUENCE_MAX = Sequence(2**31 - 1)
+OFFSET_MAX = Offset(2**63 - 1)
+
+
+def next_sequence(sequence: Sequence) -> Sequence:
+    """The sequence after this one: 0 after none (-1) and after 2^31-1."""
+    return Sequence(0) if sequence == SEQUENCE_MAX else Sequence(sequence + 1)

@@ -1,0 +1,46 @@
+"""Names of everything inside a store. Names of tables never become paths; ids do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from logformat.ids import BucketId, Offset, TableId
+
+STORE_FILE = "STORE"
+JOURNAL = Path("meta/journal")
+TABLES = "tables"
+LOCK_FILE = "LOCK"
+LOG = "log"
+INDEX = "index"
+REBUILT_INDEX = "index.rebuilt"
+TEMPORARY = ".tmp"
+"""Suffix of a file that is not finished; whoever holds the lock may remove it."""
+
+_LOG_FILE = re.compile(r"(\d{20})\.log")
+
+
+def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
+    """Where a bucket of a table lives."""
+    return store / TABLES / str(table) / str(bucket)
+
+
+def segment_file(log: Path, base: Offset) -> Path:
+    """Segment whose first batch has this offset."""
+    return log / f"{base:020d}.log"
+
+
+def sparse_index_file(log: Path, base: Offset) -> Path:
+    """Sparse index of a segment."""
+    return log / f"{base:020d}.index"
+
+
+def writers_file(log: Path, base: Offset) -> Path:
+    """What was known of writers when the segment was begun."""
+    return log / f"{base:020d}.writers"
+
+
+def segment_base(name: str) -> Offset | None:
+    """Base offset in the name of a segment file; None for any other name."""
+    match = _LOG_FILE.fullmatch(name)
+    return Offset(int(match[1])) if match else None

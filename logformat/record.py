@@ -1,0 +1,243 @@
+"""Rows of columns as byte strings and back, whole columns at a time (docs/format.md, Record).
+
+A record is ``null bitmap | fixed part | variable part``: every column has its place in the fixed part, where a
+variable one (string, binary, list, map, struct) keeps its length, and its bytes follow in the variable part. Nested
+values are records themselves, so one codec serves every type. Equal rows give equal bytes: what lies under a null is
+zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logformat import octets
+from logformat.errors import CorruptData
+from logformat.octets import Octets
+from logformat.schema import fixed_width, is_variable
+
+_LENGTH = np.dtype("<u4")
+
+
+class RecordCodec:
+    """Codec of records with these column types.
+
+    Args:
+        types: Stored types (``logformat.schema``), in order.
+        head: Names and dtypes of fields before the bitmap, for whoever embeds records in something larger.
+        multiple_of: The fixed part is padded to a multiple of this many bytes if no column is variable.
+    """
+
+    def __init__(
+        self, types: Sequence[pa.DataType], head: Sequence[tuple[str, str]] = (), *, multiple_of: int = 1
+    ) -> None:
+        self._types = list(types)
+        self._variable = [i for i, kind in enumerate(types) if is_variable(kind)]
+        bitmap_bytes = (len(self._types) + 7) // 8
+        plain = np.dtype(
+            [*head, ("nulls", np.uint8, (bitmap_bytes,))]
+            + [(f"c{i}", _LENGTH if is_variable(kind) else _dtype(kind)) for i, kind in enumerate(types)]
+        )
+        size = plain.itemsize + (-plain.itemsize % multiple_of if not self._variable else 0)
+        fields: Any = plain.fields or {}
+        self.dtype = np.dtype(
+            {
+                "names": list(plain.names or ()),
+                "formats": [field[0] for field in fields.values()],
+                "offsets": [field[1] for field in fields.values()],
+                "itemsize": size,
+            }
+        )
+
+    def encode(self, columns: Sequence[pa.Array]) -> tuple[np.ndarray, list[pa.BinaryArray]]:
+        """Fixed parts, head left zero, and the columns of the variable part."""
+        rows = len(columns[0]) if columns else 0
+        fixed = np.zeros(rows, self.dtype)
+        variable = []
+        for i, column in enumerate(columns):
+            if column.null_count:
+                fixed["nulls"][:, i >> 3] |= _null_mask(column).astype(np.uint8) << np.uint8(i & 7)
+            if i in self._variable:
+                encoded = _encode_variable(column)
+                fixed[f"c{i}"] = np.diff(octets.to_flat(encoded)[1])
+                variable.append(encoded)
+            else:
+                fixed[f"c{i}"] = _encode_fixed(column)
+        return fixed, variable
+
+    def encode_octets(self, columns: Sequence[pa.Array]) -> Octets:
+        """Whole records, one byte string a row."""
+        fixed, variable = self.encode(columns)
+        heads = octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
+        return octets.join(heads, *variable) if variable else heads
+
+    def decode(
+        self, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: Iterable[int] | None = None
+    ) -> list[pa.Array]:
+        """Columns of the records at ``flat[start:end]``, which lie in order and do not overlap.
+
+        Args:
+            flat: uint8.
+            starts, ends: int64 ``(n,)``.
+            wanted: Columns to decode, all of them if None.
+
+        Raises:
+            CorruptData: A length points outside its record.
+        """
+        size = self.dtype.itemsize
+        fixed_ends = starts + size
+        if np.any(fixed_ends > ends):
+            raise CorruptData("A stored record is cut short; run `kvstore check`.")
+        rows = len(starts)
+        if rows and starts[0] + rows * size == ends[-1]:
+            fixed = np.frombuffer(flat, self.dtype, rows, int(starts[0]))  # nothing but fixed parts
+        else:
+            fixed = np.frombuffer(octets.slices(flat, starts, fixed_ends).buffers()[2] or b"", self.dtype, rows)
+        places, place = {}, fixed_ends
+        for i in self._variable:
+            following = place + fixed[f"c{i}"]
+            places[i] = (place, following)
+            place = following
+        if np.any(place > ends):
+            raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
+        return [
+            self._column(i, fixed, flat, places.get(i)) for i in (range(len(self._types)) if wanted is None else wanted)
+        ]
+
+    def _column(
+        self, i: int, fixed: np.ndarray, flat: np.ndarray, place: tuple[np.ndarray, np.ndarray] | None
+    ) -> pa.Array:
+        null = (fixed["nulls"][:, i >> 3] >> np.uint8(i & 7)) & np.uint8(1) != 0
+        nulls = null if null.any() else None
+        if place is None:
+            return _decode_fixed(self._types[i], np.ascontiguousarray(fixed[f"c{i}"]), nulls)
+        return _decode_variable(self._types[i], flat, *place, nulls)
+
+
+def _dtype(kind: pa.DataType) -> np.dtype:
+    width = fixed_width(kind)
+    return np.dtype(f"<u{width}" if width in (1, 2, 4, 8) else f"V{width}")
+
+
+def _null_mask(column: pa.Array) -> np.ndarray:
+    mask: np.ndarray = column.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _validity(nulls: np.ndarray | None) -> pa.Buffer | None:
+    return None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+
+
+def _encode_fixed(column: pa.Array) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        flags: np.ndarray = column.fill_null(False).cast(pa.uint8()).to_numpy(zero_copy_only=False)
+        return flags
+    if not len(column):
+        return np.zeros(0, _dtype(kind))
+    values = np.frombuffer(column.buffers()[1], _dtype(kind))[column.offset : column.offset + len(column)]
+    if column.null_count:
+        values = values.copy()
+        values[_null_mask(column)] = np.zeros(1, values.dtype)[0]
+    return values
+
+
+def _decode_fixed(kind: pa.DataType, values: np.ndarray, nulls: np.ndarray | None) -> pa.Array:
+    if pa.types.is_boolean(kind):
+        return pa.array(values != 0, mask=nulls)
+    return pa.Array.from_buffers(kind, len(values), [_validity(nulls), pa.py_buffer(values)])
+
+
+def _encode_variable(column: pa.Array) -> pa.BinaryArray:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        inner = [kind.field(i).type for i in range(kind.num_fields)]
+        encoded = octets.as_binary(RecordCodec(inner).encode_octets(column.flatten()))
+    elif pa.types.is_map(kind):
+        encoded = _encode_list(column.cast(_entries_of(kind)))
+    elif pa.types.is_list(kind):
+        encoded = _encode_list(column)
+    else:
+        encoded = column.cast(pa.binary())
+    if column.null_count:
+        encoded = pc.if_else(column.is_valid(), encoded, octets.EMPTY)
+    return encoded
+
+
+def _decode_variable(
+    kind: pa.DataType, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, nulls: np.ndarray | None
+) -> pa.Array:
+    rows = len(starts)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _decode_list(kind, flat, starts, ends, nulls)
+    if pa.types.is_struct(kind):
+        there = np.ones(rows, bool) if nulls is None else ~nulls
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        inner = RecordCodec([field.type for field in fields]).decode(flat, starts[there], ends[there])
+        if nulls is None:
+            return pa.StructArray.from_arrays(inner, fields=fields)
+        spread = pa.array(np.cumsum(there) - 1, mask=nulls)
+        optional = [field.with_nullable(True) for field in fields]
+        padded = pa.StructArray.from_arrays(
+            [part.take(spread) for part in inner], fields=optional, mask=pa.array(nulls)
+        )
+        return pa.Array.from_buffers(
+            kind, rows, [padded.buffers()[0]], children=[padded.field(i) for i in range(len(fields))]
+        )
+    values = octets.slices(flat, starts, ends)
+    return pa.Array.from_buffers(kind, rows, [_validity(nulls), *values.buffers()[1:]])
+
+
+def _entries_of(kind: pa.MapType) -> pa.ListType:
+    return pa.list_(pa.struct([kind.key_field, kind.item_field]))
+
+
+# A list is ``count u32 | end of each element u32 | elements``, an element being a record of one column.
+
+
+def _encode_list(column: pa.ListArray) -> pa.BinaryArray:
+    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    elements = octets.as_binary(RecordCodec([column.type.value_type]).encode_octets([column.flatten()]))
+    flat, offsets = octets.to_flat(elements)
+    list_starts = offsets[bounds[:-1]]
+    ends = (offsets[1:] - np.repeat(list_starts, counts)).astype(_LENGTH)
+    return octets.join(
+        octets.from_matrix(counts.astype(_LENGTH).view(np.uint8).reshape(-1, 4)),
+        octets.from_flat(ends.view(np.uint8), bounds * 4),
+        octets.from_flat(flat, offsets[bounds]),
+    )
+
+
+def _decode_list(
+    kind: pa.DataType, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, nulls: np.ndarray | None
+) -> pa.Array:
+    there = np.ones(len(starts), bool) if nulls is None else ~nulls
+    starts, ends = starts[there], ends[there]
+    if np.any(starts + 4 > ends):
+        raise CorruptData("A stored list is cut short; run `kvstore check`.")
+    counts = np.frombuffer(octets.slices(flat, starts, starts + 4).buffers()[2] or b"", _LENGTH).astype(np.int64)
+    elements = starts + 4 + 4 * counts
+    if np.any(elements > ends):
+        raise CorruptData("A stored list is cut short; run `kvstore check`.")
+    total = int(counts.sum())
+    inner_ends = np.repeat(elements, counts)
+    inner_ends += np.frombuffer(octets.slices(flat, starts + 4, elements).buffers()[2] or b"", _LENGTH, total)
+    firsts = np.cumsum(counts) - counts
+    inner_starts = np.empty(total, np.int64)
+    inner_starts[1:] = inner_ends[:-1]
+    inner_starts[firsts[counts > 0]] = elements[counts > 0]
+    if np.any(inner_ends < inner_starts) or np.any(inner_ends > np.repeat(ends, counts)):
+        raise CorruptData("A stored list's lengths do not add up; run `kvstore check`.")
+    offsets = np.zeros(len(there) + 1, np.int32)
+    offsets[1:][there] = counts
+    offsets = np.cumsum(offsets, dtype=np.int32)
+    value_type = _entries_of(kind).value_type if pa.types.is_map(kind) else kind.value_type
+    (values,) = RecordCodec([value_type]).decode(flat, inner_starts, inner_ends)
+    if pa.types.is_map(kind):
+        values = pa.StructArray.from_arrays(values.flatten(), fields=[kind.key_field, kind.item_field])
+    return pa.Array.from_buffers(kind, len(there), [_validity(nulls), pa.py_buffer(offsets)], children=[values])

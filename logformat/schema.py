@@ -1,0 +1,205 @@
+"""What a table's columns may be, how foreign types become ours, and how a schema is written as JSON.
+
+* A stored schema holds only the types of ``_PLAIN`` and lists, maps and structs of them: every other type that carries
+  the same values (dictionary, large, view …) is normalised to one of these, anything else is refused by name.
+* Key columns are never null. Timestamps with a zone are UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from logformat.errors import InvalidRequest, SchemaMismatch
+
+COLUMNS_MAX = 4096
+NAME_BYTES_MAX = 255
+NESTING_MAX = 8
+
+RESERVED_NAMES = frozenset(
+    (
+        *("_bucket", "_log_offset", "_change_type", "_commit_timestamp", "_commit_version", "_found"),
+        *("__offset", "__timestamp", "__bucket"),  # Fluss's, so that a table can go there and back
+    )
+)
+
+_PLAIN = {
+    str(plain): plain
+    for plain in [
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), pa.date32()),
+        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+        *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+        *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
+        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    ]
+}
+
+
+def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
+    """The schema a table stores for the one its user gave.
+
+    Args:
+        schema: Columns as the user names and types them.
+        primary_key: Names of the key columns, which become not null.
+
+    Raises:
+        InvalidRequest: A name or type can't be stored, or the key names no column, a float or a nested one.
+    """
+    names = schema.names
+    if not names or len(names) > COLUMNS_MAX:
+        raise InvalidRequest(f"A table has 1 to {COLUMNS_MAX} columns; give it others.", columns=len(names))
+    for name in names:
+        _check_name(name)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest("Every column needs a name of its own.", column=twice)
+    if len(set(primary_key)) < len(primary_key):
+        raise InvalidRequest("A column stands in the primary key only once.", primary_key=list(primary_key))
+    for name in primary_key:
+        if name not in names:
+            raise InvalidRequest("The primary key names a column the schema does not have.", column=name)
+    fields = []
+    for field in schema:
+        stored = pa.field(field.name, normalise_type(field.type, field.name), field.nullable)
+        if field.name in primary_key:
+            if pa.types.is_floating(stored.type) or pa.types.is_nested(stored.type):
+                raise InvalidRequest(
+                    "A key column can't be a float, list, map or struct; key by another column.",
+                    column=field.name,
+                    type=stored.type,
+                )
+            stored = stored.with_nullable(False)
+        fields.append(stored)
+    return pa.schema(fields)
+
+
+def normalise_type(given: pa.DataType, column: str = "", depth: int = 0) -> pa.DataType:
+    """The stored type that carries the values of ``given``.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    types = pa.types
+    if depth > NESTING_MAX:
+        raise InvalidRequest(f"Types nest at most {NESTING_MAX} deep.", column=column)
+    if str(given) in _PLAIN:
+        return given
+    if types.is_dictionary(given):
+        return normalise_type(given.value_type, column, depth)
+    if types.is_large_string(given) or types.is_string_view(given):
+        return pa.string()
+    if types.is_large_binary(given) or types.is_binary_view(given):
+        return pa.binary()
+    if types.is_fixed_size_binary(given) and given.byte_width > 0:
+        return given
+    if types.is_date64(given):
+        return pa.date32()
+    if types.is_timestamp(given):
+        return pa.timestamp(given.unit, "UTC")
+    if types.is_decimal32(given) or types.is_decimal64(given) or types.is_decimal128(given):
+        return pa.decimal128(given.precision, given.scale)
+    if types.is_map(given):
+        return pa.map_(
+            _normalise_field(given.key_field, column, depth), _normalise_field(given.item_field, column, depth)
+        )
+    if is_list_like(given):
+        return pa.list_(_normalise_field(given.value_field, column, depth))
+    if types.is_struct(given):
+        inner = [given.field(i) for i in range(given.num_fields)]
+        if inner and len({field.name for field in inner}) == len(inner):
+            return pa.struct([_normalise_field(field, column, depth) for field in inner])
+    raise InvalidRequest("A table can't store this type; docs/types.md lists those it can.", column=column, type=given)
+
+
+def is_list_like(given: pa.DataType) -> bool:
+    """Whether the type is any of Arrow's lists; a map is none."""
+    types = pa.types
+    return bool(
+        types.is_list(given)
+        or types.is_large_list(given)
+        or types.is_fixed_size_list(given)
+        or types.is_list_view(given)
+        or types.is_large_list_view(given)
+    )
+
+
+def is_variable(stored: pa.DataType) -> bool:
+    """Whether values of a stored type differ in length."""
+    return bool(pa.types.is_string(stored) or pa.types.is_binary(stored) or pa.types.is_nested(stored))
+
+
+def fixed_width(stored: pa.DataType) -> int:
+    """Bytes of one value of a stored type that is not variable."""
+    return max(1, stored.bit_width // 8)
+
+
+def to_json(schema: pa.Schema) -> list[dict[str, Any]]:
+    """A stored schema as JSON: one ``{name, type, nullable}`` for each column."""
+    return [_field_to_json(field) for field in schema]
+
+
+def from_json(columns: Sequence[dict[str, Any]]) -> pa.Schema:
+    """The schema that :func:`to_json` wrote.
+
+    Raises:
+        SchemaMismatch: It holds something else.
+    """
+    return pa.schema([_field_from_json(column) for column in columns])
+
+
+def _normalise_field(field: pa.Field, column: str, depth: int) -> pa.Field:
+    _check_name(field.name, nested=True)
+    return pa.field(field.name, normalise_type(field.type, column, depth + 1), field.nullable)
+
+
+def _check_name(name: str, *, nested: bool = False) -> None:
+    if not nested and (not name or name in RESERVED_NAMES):
+        raise InvalidRequest("This column name is reserved or empty; choose another.", column=name)
+    if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX or not name.isprintable():
+        raise InvalidRequest(
+            f"A column name is at most {NAME_BYTES_MAX} bytes of printable text; choose another.", column=ascii(name)
+        )
+
+
+def _field_to_json(field: pa.Field) -> dict[str, Any]:
+    return {"name": field.name, "type": _type_to_json(field.type), "nullable": field.nullable}
+
+
+def _type_to_json(stored: pa.DataType) -> str | dict[str, Any]:
+    types = pa.types
+    if str(stored) in _PLAIN:
+        return str(stored)
+    if types.is_fixed_size_binary(stored):
+        return {"fixed_size_binary": stored.byte_width}
+    if types.is_decimal128(stored):
+        return {"decimal128": [stored.precision, stored.scale]}
+    if types.is_map(stored):
+        return {"map": [_field_to_json(stored.key_field), _field_to_json(stored.item_field)]}
+    if types.is_list(stored):
+        return {"list": _field_to_json(stored.value_field)}
+    return {"struct": [_field_to_json(stored.field(i)) for i in range(stored.num_fields)]}
+
+
+def _field_from_json(column: dict[str, Any]) -> pa.Field:
+    return pa.field(column["name"], _type_from_json(column["type"]), column["nullable"])
+
+
+def _type_from_json(written: str | dict[str, Any]) -> pa.DataType:
+    given: Any = written  # from JSON: anything may stand there
+    match given:
+        case str() if written in _PLAIN:
+            return _PLAIN[written]
+        case {"fixed_size_binary": width}:
+            return pa.binary(width)
+        case {"decimal128": [precision, scale]}:
+            return pa.decimal128(precision, scale)
+        case {"map": [key, item]}:
+            return pa.map_(_field_from_json(key), _field_from_json(item))
+        case {"list": item}:
+            return pa.list_(_field_from_json(item))
+        case {"struct": fields}:
+            return pa.struct([_field_from_json(field) for field in fields])
+    raise SchemaMismatch("A stored schema holds a type this version does not know.", type=written)

@@ -1,0 +1,67 @@
+"""Head of a log segment's file (docs/format.md, Segment): which log it belongs to, and how the one before it ended."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from uuid import UUID
+
+from logformat.checksum import crc32c
+from logformat.errors import CorruptBatch, UnsupportedVersion
+from logformat.ids import BucketId, Offset, Position, TableId
+
+MAGIC = b"KVLG"
+NO_OFFSET = Offset(-1)
+START = Position(0)
+VERSION = 1
+_FORMAT = "<4sHHq16siIqqII"
+HEAD_BYTES = struct.calcsize(_FORMAT)
+assert HEAD_BYTES == 64  # so that the first batch is aligned
+_CRC_POSITION = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHead:
+    """First 64 bytes of a segment.
+
+    Attributes:
+        base_offset: Offset of the segment's first batch.
+        previous_base: Base offset of the segment before it, -1 for the first of a log.
+        previous_end: Position at which that segment's batches end. Bytes behind it were given up: their fsync failed.
+    """
+
+    store_id: UUID
+    table_id: TableId
+    bucket_id: BucketId
+    base_offset: Offset
+    previous_base: Offset = NO_OFFSET
+    previous_end: Position = START
+
+
+def encode_head(head: SegmentHead) -> bytes:
+    """The 64 bytes."""
+    body = struct.pack(
+        _FORMAT[:-1],
+        *(MAGIC, VERSION, 0, head.table_id, head.store_id.bytes, head.bucket_id, 0),
+        *(head.base_offset, head.previous_base, head.previous_end),
+    )
+    return body + struct.pack("<I", crc32c(body))
+
+
+def decode_head(data: bytes | memoryview) -> SegmentHead:
+    """The head at the start of a segment.
+
+    Raises:
+        CorruptBatch: It is cut short or fails its checksum.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    if len(data) < HEAD_BYTES or data[:4] != MAGIC:
+        raise CorruptBatch("A log segment has no head; run `kvstore check`.", bytes=len(data))
+    _, version, _, table, store, bucket, _, base, previous, end, crc = struct.unpack_from(_FORMAT, data)
+    if crc32c(memoryview(data)[:_CRC_POSITION]) != crc:
+        raise CorruptBatch("The head of a log segment fails its checksum; run `kvstore check`.")
+    if version != VERSION:
+        raise UnsupportedVersion("This log was written by a newer kvstore; upgrade.", version=version)
+    return SegmentHead(
+        UUID(bytes=store), TableId(table), BucketId(bucket), Offset(base), Offset(previous), Position(end)
+    )

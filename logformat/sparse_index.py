@@ -1,0 +1,72 @@
+"""Sparse index of a segment: a few of its batches by offset, position and time (docs/format.md, Sparse index).
+
+It saves time and proves nothing: every entry has its own checksum, readers check the batch an entry points at, and a
+file that is missing, torn or wrong only means a longer walk. Commit timestamps never decrease within a log, so one
+sorted list serves offsets and times.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from logformat.checksum import crc32c
+from logformat.ids import Offset, Position
+
+INTERVAL_BYTES = 1 << 16
+"""Bytes of log between two entries, at least."""
+
+_HEAD = struct.pack("<4sHHQ", b"KVIX", 1, 0, 0)
+_ENTRY = "<qqII"
+ENTRY_BYTES = struct.calcsize(_ENTRY)
+HEAD_BYTES = len(_HEAD)
+
+
+class Entry(NamedTuple):
+    """One batch: its base offset, its commit timestamp (ms), and where it stands in the segment."""
+
+    offset: Offset
+    timestamp: int
+    position: Position
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """One entry, 24 bytes."""
+    body = struct.pack(_ENTRY[:-1], *entry)
+    return body + struct.pack("<I", crc32c(body))
+
+
+def encode(entries: Sequence[Entry]) -> bytes:
+    """A whole file."""
+    return _HEAD + b"".join(map(encode_entry, entries))
+
+
+def decode(data: bytes) -> list[Entry]:
+    """Entries of a file, up to the first that is damaged or out of order."""
+    entries: list[Entry] = []
+    if data[:HEAD_BYTES] != _HEAD:
+        return entries
+    whole = len(data) - (len(data) - HEAD_BYTES) % ENTRY_BYTES
+    for place in range(HEAD_BYTES, whole, ENTRY_BYTES):
+        offset, timestamp, position, crc = struct.unpack_from(_ENTRY, data, place)
+        if crc32c(memoryview(data)[place : place + ENTRY_BYTES - 4]) != crc:
+            break
+        entry = Entry(Offset(offset), timestamp, Position(position))
+        if entries and not (entries[-1].offset < offset and entries[-1].position < position):
+            break
+        entries.append(entry)
+    return entries
+
+
+def at_offset(entries: Sequence[Entry], offset: Offset) -> Entry | None:
+    """The last entry at or before an offset."""
+    place = bisect_right(entries, offset, key=lambda entry: entry.offset)
+    return entries[place - 1] if place else None
+
+
+def before_time(entries: Sequence[Entry], timestamp: int) -> Entry | None:
+    """The last entry older than a time: the first batch at or after that time is not before it."""
+    place = bisect_right(entries, timestamp - 1, key=lambda entry: entry.timestamp)
+    return entries[place - 1] if place else None

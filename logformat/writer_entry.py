@@ -1,0 +1,99 @@
+"""What is remembered of a writer: its last five batches (docs/format.md, Writer entry and Writer snapshot)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from logformat.checksum import crc32c
+from logformat.errors import CorruptData
+from logformat.ids import Epoch, Offset, Sequence, WriterId
+
+WINDOW = 5
+"""Batches remembered of each writer, and so how many it may have in flight."""
+
+_HEAD = "<iBB2x"
+_BATCH = "<iiqq"
+_SNAPSHOT_HEAD = "<4sHHqI"
+_SNAPSHOT_MAGIC = b"KVWS"
+
+
+class RememberedBatch(NamedTuple):
+    """One batch that was appended."""
+
+    sequence: Sequence
+    last_offset_delta: int
+    base_offset: Offset
+    timestamp: int
+
+    @property
+    def last_offset(self) -> Offset:
+        """Offset of its last record, or the one it took if empty."""
+        return Offset(self.base_offset + self.last_offset_delta)
+
+
+class WriterEntry(NamedTuple):
+    """One writer: its epoch, whether it has a name, and its last batches, oldest first, at least one."""
+
+    epoch: Epoch
+    named: bool
+    batches: tuple[RememberedBatch, ...]
+
+
+def encode_entry(writer_id: WriterId, entry: WriterEntry) -> bytes:
+    """12 bytes and 24 for each batch; the checksum covers the writer id too."""
+    head = struct.pack(_HEAD, entry.epoch, entry.named, len(entry.batches))
+    body = head + b"".join(struct.pack(_BATCH, *batch) for batch in entry.batches)
+    return _checksum(writer_id, body) + body
+
+
+def decode_entry(writer_id: WriterId, data: bytes) -> WriterEntry:
+    """The entry that :func:`encode_entry` wrote for this writer.
+
+    Raises:
+        CorruptData: It is damaged, or another writer's.
+    """
+    body = data[4:]
+    if len(body) < struct.calcsize(_HEAD) or data[:4] != _checksum(writer_id, body):
+        raise CorruptData("A writer entry fails its checksum; run `kvstore check`.", writer_id=writer_id)
+    epoch, named, _ = struct.unpack_from(_HEAD, body)
+    batches = tuple(
+        RememberedBatch(Sequence(sequence), delta, Offset(base), timestamp)
+        for sequence, delta, base, timestamp in struct.iter_unpack(_BATCH, body[struct.calcsize(_HEAD) :])
+    )
+    return WriterEntry(Epoch(epoch), bool(named), batches)
+
+
+def encode_snapshot(next_offset: Offset, writers: Mapping[WriterId, WriterEntry]) -> bytes:
+    """A whole file: every writer known when the log ended at ``next_offset``."""
+    body = struct.pack(_SNAPSHOT_HEAD, _SNAPSHOT_MAGIC, 1, 0, next_offset, len(writers))
+    for writer_id, entry in sorted(writers.items()):
+        encoded = encode_entry(writer_id, entry)
+        body += struct.pack("<qI", writer_id, len(encoded)) + encoded
+    return body + struct.pack("<I", crc32c(body))
+
+
+def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
+    """What :func:`encode_snapshot` wrote.
+
+    Raises:
+        CorruptData: It is damaged.
+    """
+    place = struct.calcsize(_SNAPSHOT_HEAD)
+    if len(data) < place + 4 or struct.unpack_from("<I", data, len(data) - 4)[0] != crc32c(memoryview(data)[:-4]):
+        raise CorruptData("A writer snapshot fails its checksum; run `kvstore check`.")
+    magic, version, _, next_offset, count = struct.unpack_from(_SNAPSHOT_HEAD, data)
+    if (magic, version) != (_SNAPSHOT_MAGIC, 1):
+        raise CorruptData("This is no writer snapshot; run `kvstore check`.")
+    writers = {}
+    for _ in range(count):
+        writer_id, length = struct.unpack_from("<qI", data, place)
+        place += 12
+        writers[WriterId(writer_id)] = decode_entry(WriterId(writer_id), data[place : place + length])
+        place += length
+    return Offset(next_offset), writers
+
+
+def _checksum(writer_id: WriterId, body: bytes) -> bytes:
+    return struct.pack("<I", crc32c(struct.pack("<q", writer_id) + body))
