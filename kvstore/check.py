@@ -16,12 +16,12 @@ from kvstore.meta.state import TableDefinition
 from kvstore.table.layout import layout_of
 from kvstore.table.scan import SCAN_ROWS
 from kvstore.table.tablet import Tablet
-from logformat import octets
 from logformat.batch import LogBatch, decode_batch
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import BucketId, Epoch
 from logformat.index_state import IndexState
+from logformat.octets import Octets
 
 _GAINS = (ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
 
@@ -155,4 +155,4 @@ def _compare_rows(view: View, state: IndexState, definition: TableDefinition, re
 def _rows(view: View, definition: TableDefinition) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     layout = layout_of(definition)
     for keys, values in view.rows(SCAN_ROWS):
-        yield layout.decode(octets.from_list(keys), octets.from_list(values))
+        yield layout.decode_found(Octets.from_list(keys), Octets.from_list(values))

@@ -49,8 +49,7 @@ def decode(
         CorruptBatch: It is no such message, or too large.
     """
     try:
-        compressed = _check_size(message)
-        if columns is not None and compressed:
+        if _is_compressed(message) and columns is not None:
             wanted = sorted(schema.get_field_index(name) for name in columns)
             stream = b"".join((schema.serialize(), message))
             with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted)) as reader:
@@ -68,8 +67,8 @@ def decode(
     return rows
 
 
-def _check_size(message: memoryview) -> bool:
-    """Whether the message is compressed; refused if it is too large."""
+def _is_compressed(message: memoryview) -> bool:
+    """Whether the buffers of a message are; refused if they would be too large."""
     # Flatbuffers by hand, as far as the buffer list: message.header.buffers.
     continuation, metadata_bytes = struct.unpack_from("<Ii", message)
     metadata, body = message[8 : 8 + metadata_bytes], message[8 + metadata_bytes :]
@@ -79,18 +78,18 @@ def _check_size(message: memoryview) -> bool:
     if metadata[table.field(1)] != _RECORD_BATCH:
         raise CorruptBatch("The Arrow message of a batch is no record batch; run `kvstore check`.")
     batch = _Table(metadata, _follow(metadata, table.field(2)))
+    if not batch.field(3):
+        return False
     buffers = _follow(metadata, batch.field(2))
     (count,) = struct.unpack_from("<I", metadata, buffers)
-    compressed = batch.field(3) != 0
     raw = 0
     for place, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
-        if compressed and length:
+        if length:  # a compressed buffer begins with its size; -1 says that it is not compressed after all
             (promised,) = struct.unpack_from("<q", body, place)
-            length = length if promised < 0 else promised
-        raw += length
+            raw += length if promised < 0 else promised
     if raw > RAW_BYTES_MAX:
         raise CorruptBatch("A batch promises more rows than one may hold; run `kvstore check`.", raw_bytes=raw)
-    return compressed
+    return True
 
 
 class _Table:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from logformat import arrow_message
-from logformat.arrow_message import Compression
+from logformat.arrow_message import RAW_BYTES_MAX, Compression
 from logformat.change import ChangeType
 from logformat.checksum import crc32c
 from logformat.errors import CorruptBatch, InvalidRequest
@@ -251,10 +251,10 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     if not 0 <= magic < len(LAYOUTS):
         raise InvalidRequest(f"Batches are written with magic 0 to {MAGIC}.", magic=magic)
     layout, count = LAYOUTS[magic], batch.rows.num_rows
-    changes = b"" if batch.append_only else batch.change_types.astype(np.uint8).tobytes()
-    if not batch.append_only and len(changes) != count:
-        raise InvalidRequest("A batch needs one change type a row.", rows=count, change_types=len(changes))
-    statistics = batch.statistics if "statistics_length" in layout.names else b""
+    if not batch.append_only and len(batch.change_types) != count:
+        raise InvalidRequest("A batch needs one change type a row.", rows=count, change_types=len(batch.change_types))
+    changes = b"" if batch.append_only else batch.change_types.astype(np.uint8, copy=False).tobytes()
+    statistics = batch.statistics if magic > 0 else b""
     message = memoryview(arrow_message.encode(batch.rows, compression)) if count else memoryview(b"")
     place = layout.size + len(statistics) + len(changes)
     before = after = 0
@@ -262,31 +262,29 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
         before = -place % ALIGNMENT
         after = -(place + before + len(message)) % ALIGNMENT
     size = place + before + len(message) + after
-    if size > BATCH_BYTES_MAX or count > RECORDS_MAX or (count and batch.rows.nbytes > arrow_message.RAW_BYTES_MAX):
+    raw = size if compression is None else batch.rows.nbytes
+    if size > BATCH_BYTES_MAX or count > RECORDS_MAX or raw > RAW_BYTES_MAX // 2:
         raise InvalidRequest(
             f"A batch holds at most {RECORDS_MAX} records and {BATCH_BYTES_MAX} bytes; send several smaller ones.",
             records=count,
             bytes=size,
         )
-    final = replace(
-        batch,
-        magic=magic,
-        record_count=count,
-        last_offset_delta=max(batch.last_offset_delta, count - 1, 0),
-        statistics_length=len(statistics),
-        records_position=place + before if count else 0,
-        crc=0,
-    )
-    values = _header_values(final) | {"length": size - LOG_OVERHEAD}
-    head = bytearray(layout.size) + statistics + changes + bytes(before)
-    struct.pack_into(layout.format, head, 0, *(values[name] for name in layout.names))
+    computed = {
+        "length": size - LOG_OVERHEAD,
+        "magic": magic,
+        "record_count": count,
+        "last_offset_delta": max(batch.last_offset_delta, count - 1, 0),
+        "statistics_length": len(statistics),
+        "records_position": place + before if count else 0,
+        "crc": 0,
+    }
+    head = bytearray(place + before)
+    head[layout.size : place] = statistics + changes
+    values = (computed[name] if name in computed else getattr(batch, name) for name in layout.names)
+    struct.pack_into(layout.format, head, 0, *values)
     pieces = [memoryview(head), message, memoryview(bytes(after))]
-    crc = 0
-    for piece in (
-        memoryview(head)[:_CRC_POSITION] if magic == MAGIC else b"",
-        memoryview(head)[layout.checksum_from :],
-    ):
-        crc = crc32c(piece, crc)
+    crc = crc32c(pieces[0][:_CRC_POSITION]) if magic == MAGIC else 0
+    crc = crc32c(pieces[0][layout.checksum_from :], crc)
     for piece in pieces[1:]:
         crc = crc32c(piece, crc)
     struct.pack_into("<I", head, layout.checksum_from - 4, crc)

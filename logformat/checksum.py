@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import crc32c as _library
 import numpy as np
-import pyarrow as pa
 
-from logformat.octets import Octets, padded_to_words, to_flat, to_matrix
+from logformat.octets import Octets
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -26,11 +25,15 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
     return _library.crc32c(data, crc)
 
 
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
 def mix(words: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 on uint64 words: every input bit reaches every output bit."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = (words ^ (words >> _SHIFTS[0])) * _FACTORS[0]
+    words = (words ^ (words >> _SHIFTS[1])) * _FACTORS[1]
+    return words ^ (words >> _SHIFTS[2])
 
 
 class _Weights:
@@ -69,15 +72,9 @@ def value_sums(words: np.ndarray, starts: np.ndarray | None = None) -> np.ndarra
 
 def key_sums(keys: Octets) -> np.ndarray:
     """Unmixed sums (uint64) of a column of keys, none of them empty."""
-    padded = padded_to_words(keys)
-    if pa.types.is_fixed_size_binary(keys.type):
-        lengths = np.full(1, keys.type.byte_width, np.uint64)
-        sums = _sums(to_matrix(padded).view("<u8"), None, _KEY_WEIGHTS)
-    else:
-        lengths = np.diff(to_flat(keys)[1]).astype(np.uint64)
-        flat, offsets = to_flat(padded)
-        sums = _sums(flat[: offsets[-1]].view("<u8"), offsets[:-1] // 8, _KEY_WEIGHTS)
-    return sums + lengths * _KEY_LENGTH_WEIGHT  # lest a key and the same key with zeros behind it be one
+    sums = _sums(*keys.words(), _KEY_WEIGHTS)
+    # Lest a key and the same key with zeros behind it be one.
+    return sums + keys.lengths.astype(np.uint64) * _KEY_LENGTH_WEIGHT
 
 
 def _sums(words: np.ndarray, starts: np.ndarray | None, weights: _Weights) -> np.ndarray:

@@ -25,6 +25,8 @@ ROW = b"\x02"
 _ROW = pa.scalar(ROW, pa.binary())
 _END = pa.scalar(b"\x00", pa.binary())
 _ESCAPES = ((b"\x01", b"\x01\x02"), (b"\x00", b"\x01\x01"))
+_ESCAPED_MAX = 1
+_SIGN = 0x80
 
 
 class KeyCodec:
@@ -43,16 +45,13 @@ class KeyCodec:
         )
 
     def encode(self, columns: Sequence[pa.Array]) -> Octets:
-        """Keys of a batch of rows; fixed-width if no key column is variable.
+        """Keys of a batch of rows; of known width if no key column is variable.
 
         Raises:
             KeyTooLarge: A key is longer than 511 bytes.
         """
         keys = self.encode_prefix(columns)
-        longest = self.width
-        if longest is None:
-            lengths = np.diff(octets.to_flat(keys)[1])
-            longest = int(lengths.max(initial=0))
+        longest = int(keys.lengths.max(initial=0)) if self.width is None else self.width
         if longest > KEY_BYTES_MAX:
             raise KeyTooLarge(
                 f"A key is encoded in at most {KEY_BYTES_MAX} bytes; use a shorter key, or a hash of it.",
@@ -62,11 +61,16 @@ class KeyCodec:
 
     def encode_prefix(self, columns: Sequence[pa.Array]) -> Octets:
         """Code of the first columns of keys: what every key with these values begins with."""
-        parts = [_encode(column) for column in columns]
-        if all(pa.types.is_fixed_size_binary(part.type) for part in parts):
-            rows = np.full((len(columns[0]), len(ROW)), ROW[0], np.uint8)
-            return octets.from_matrix(np.hstack([rows, *(octets.to_matrix(part) for part in parts)]))
-        return pc.binary_join_element_wise(_ROW, *map(octets.as_binary, parts), octets.EMPTY)
+        if not any(is_variable(column.type) for column in columns):
+            first = np.full((len(columns[0]), len(ROW)), ROW[0], np.uint8)
+            return Octets.from_matrix(np.concatenate([first, *map(_encode_fixed, columns)], axis=1))
+        parts = (
+            _encode_variable(column)
+            if is_variable(column.type)
+            else Octets.from_matrix(np.ascontiguousarray(_encode_fixed(column))).to_arrow()
+            for column in columns
+        )
+        return Octets.from_arrow(pc.binary_join_element_wise(_ROW, *parts, octets.EMPTY))
 
     def decode(self, keys: Octets) -> list[pa.Array]:
         """Key columns of a column of keys.
@@ -74,72 +78,79 @@ class KeyCodec:
         Raises:
             CorruptData: A key ends too early or too late.
         """
-        if pa.types.is_fixed_size_binary(keys.type):
-            keys = octets.as_binary(keys)
-        flat, offsets = octets.to_flat(keys)
-        place, ends = offsets[:-1] + len(ROW), offsets[1:]
+        flat = keys.flat
+        place, ends = keys.offsets[:-1] + len(ROW), keys.offsets[1:]
         stops = np.flatnonzero(flat == 0) if self.width is None else np.zeros(0, np.int64)
         columns = []
         for field in self._fields:
             if is_variable(field.type):
                 nth = np.searchsorted(stops, place)
-                if np.any(nth >= len(stops)):
+                if (nth >= len(stops)).any():
                     raise CorruptData("A stored key has no end; run `kvstore check`.", column=field.name)
                 following = stops[nth] + 1
-                codes = octets.slices(flat, place, following - 1)
+                code_ends = following - 1
             else:
-                following = place + fixed_width(field.type)
-                codes = octets.slices(flat, place, np.minimum(following, ends))
-            if np.any(following > ends):
+                following = code_ends = place + fixed_width(field.type)
+            if (following > ends).any():
                 raise CorruptData("A stored key is cut short; run `kvstore check`.", column=field.name)
-            columns.append(_decode(codes, field.type))
+            columns.append(_decode(octets.slices(flat, place, code_ends), field.type))
             place = following
-        if np.any(place != ends):
+        if (place != ends).any():
             raise CorruptData("A stored key is too long; run `kvstore check`.")
         return columns
 
 
-def _encode(column: pa.Array) -> Octets:
-    kind = column.type
-    if is_variable(kind):
-        raw = octets.as_binary(column)
+def _encode_variable(column: pa.Array) -> pa.BinaryArray:
+    raw = column.view(pa.binary())
+    data = column.buffers()[2]
+    # Nearly no key holds these bytes, and looking is much cheaper than replacing.
+    if data is not None and (np.frombuffer(data, np.uint8) <= _ESCAPED_MAX).any():
         for byte, code in _ESCAPES:
-            # Nearly no key holds these bytes, and looking is much cheaper than replacing.
-            if pc.any(pc.match_substring(raw, byte)).as_py():
-                raw = pc.replace_substring(raw, byte, code)
-        return pc.binary_join_element_wise(raw, _END, octets.EMPTY)
+            raw = pc.replace_substring(raw, byte, code)
+    return pc.binary_join_element_wise(raw, _END, octets.EMPTY)
+
+
+def _encode_fixed(column: pa.Array) -> np.ndarray:
+    """Codes as rows of a uint8 matrix."""
+    kind, rows = column.type, len(column)
     width = fixed_width(kind)
-    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
-        return column if not column.offset else octets.from_matrix(octets.to_matrix(column).copy())
     if pa.types.is_boolean(kind):
-        raw_bytes = column.cast(pa.uint8()).to_numpy(zero_copy_only=False).view(np.uint8).reshape(-1, 1)
-    elif not len(column):
-        raw_bytes = np.zeros((0, width), np.uint8)
-    else:
-        flat = np.frombuffer(column.buffers()[1], np.uint8)
-        raw_bytes = flat[column.offset * width : (column.offset + len(column)) * width].reshape(-1, width)
-    big_endian = np.ascontiguousarray(raw_bytes[:, ::-1])
+        flags: np.ndarray = column.cast(pa.uint8()).to_numpy(zero_copy_only=False)
+        return flags.reshape(rows, 1)
+    if not rows:
+        return np.zeros((0, width), np.uint8)
+    stored = np.frombuffer(column.buffers()[1], np.uint8, rows * width, column.offset * width).reshape(rows, width)
+    if _is_opaque(kind):
+        return stored
+    big_endian = stored[:, ::-1]
     if _is_signed(kind):
-        big_endian[:, 0] ^= 0x80
-    return octets.from_matrix(big_endian)
+        big_endian = big_endian.copy()
+        big_endian[:, 0] ^= _SIGN
+    return big_endian
 
 
 def _decode(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    data = codes.buffers()[2] or b""
+    rows = len(codes)
     if is_variable(kind):
-        for byte, code in reversed(_ESCAPES):
-            if pc.any(pc.match_substring(codes, code)).as_py():
+        if len(data) and (np.frombuffer(data, np.uint8) == _ESCAPES[0][0][0]).any():
+            for byte, code in reversed(_ESCAPES):
                 codes = pc.replace_substring(codes, code, byte)
-        return pa.Array.from_buffers(kind, len(codes), codes.buffers())
+        return pa.Array.from_buffers(kind, rows, codes.buffers())
     width = fixed_width(kind)
-    big_endian = np.frombuffer(codes.buffers()[2] or b"", np.uint8, len(codes) * width).reshape(-1, width)
-    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
-        return pa.Array.from_buffers(kind, len(codes), [None, pa.py_buffer(big_endian)])
-    little_endian = np.ascontiguousarray(big_endian[:, ::-1])
-    if _is_signed(kind):
-        little_endian[:, -1] ^= 0x80
+    stored = np.frombuffer(data, np.uint8, rows * width).reshape(rows, width)
+    if not _is_opaque(kind):
+        stored = np.ascontiguousarray(stored[:, ::-1])
+        if _is_signed(kind):
+            stored[:, -1] ^= _SIGN
     if pa.types.is_boolean(kind):
-        return pa.array(little_endian[:, 0] != 0)
-    return pa.Array.from_buffers(kind, len(codes), [None, pa.py_buffer(little_endian)])
+        return pa.array(stored[:, 0] != 0)
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(stored)])
+
+
+def _is_opaque(kind: pa.DataType) -> bool:
+    """Whether values are bytes already, in their order."""
+    return bool(pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind))
 
 
 def _is_signed(kind: pa.DataType) -> bool:

@@ -37,6 +37,7 @@ class RecordCodec:
     ) -> None:
         self._types = list(types)
         self._variable = [i for i, kind in enumerate(types) if is_variable(kind)]
+        self._names = [f"c{i}" for i in range(len(types))]
         bitmap_bytes = (len(self._types) + 7) // 8
         plain = np.dtype(
             [*head, ("nulls", np.uint8, (bitmap_bytes,))]
@@ -53,9 +54,8 @@ class RecordCodec:
             }
         )
 
-    def encode(self, columns: Sequence[pa.Array]) -> tuple[np.ndarray, list[pa.BinaryArray]]:
-        """Fixed parts, head left zero, and the columns of the variable part."""
-        rows = len(columns[0]) if columns else 0
+    def encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[np.ndarray, list[Octets]]:
+        """Fixed parts of ``rows`` records, head left zero, and the columns of the variable part."""
         fixed = np.zeros(rows, self.dtype)
         variable = []
         for i, column in enumerate(columns):
@@ -63,17 +63,19 @@ class RecordCodec:
                 fixed["nulls"][:, i >> 3] |= _null_mask(column).astype(np.uint8) << np.uint8(i & 7)
             if i in self._variable:
                 encoded = _encode_variable(column)
-                fixed[f"c{i}"] = np.diff(octets.to_flat(encoded)[1])
+                fixed[self._names[i]] = encoded.lengths
                 variable.append(encoded)
             else:
-                fixed[f"c{i}"] = _encode_fixed(column)
+                fixed[self._names[i]] = _encode_fixed(column)
         return fixed, variable
 
     def encode_octets(self, columns: Sequence[pa.Array]) -> Octets:
-        """Whole records, one byte string a row."""
-        fixed, variable = self.encode(columns)
-        heads = octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
-        return octets.join(heads, *variable) if variable else heads
+        """Whole records, one byte string a row; there is at least one column."""
+        fixed, variable = self.encode(columns, len(columns[0]))
+        heads = Octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
+        if not variable:
+            return heads
+        return Octets.from_arrow(octets.join(heads.to_arrow(), *(column.to_arrow() for column in variable)))
 
     def decode(
         self, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: Iterable[int] | None = None
@@ -90,7 +92,7 @@ class RecordCodec:
         """
         size = self.dtype.itemsize
         fixed_ends = starts + size
-        if np.any(fixed_ends > ends):
+        if (fixed_ends > ends).any():
             raise CorruptData("A stored record is cut short; run `kvstore check`.")
         rows = len(starts)
         if rows and starts[0] + rows * size == ends[-1]:
@@ -99,10 +101,10 @@ class RecordCodec:
             fixed = np.frombuffer(octets.slices(flat, starts, fixed_ends).buffers()[2] or b"", self.dtype, rows)
         places, place = {}, fixed_ends
         for i in self._variable:
-            following = place + fixed[f"c{i}"]
+            following = place + fixed[self._names[i]]
             places[i] = (place, following)
             place = following
-        if np.any(place > ends):
+        if (place > ends).any():
             raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
         return [
             self._column(i, fixed, flat, places.get(i)) for i in (range(len(self._types)) if wanted is None else wanted)
@@ -114,7 +116,7 @@ class RecordCodec:
         null = (fixed["nulls"][:, i >> 3] >> np.uint8(i & 7)) & np.uint8(1) != 0
         nulls = null if null.any() else None
         if place is None:
-            return _decode_fixed(self._types[i], np.ascontiguousarray(fixed[f"c{i}"]), nulls)
+            return _decode_fixed(self._types[i], np.ascontiguousarray(fixed[self._names[i]]), nulls)
         return _decode_variable(self._types[i], flat, *place, nulls)
 
 
@@ -152,19 +154,19 @@ def _decode_fixed(kind: pa.DataType, values: np.ndarray, nulls: np.ndarray | Non
     return pa.Array.from_buffers(kind, len(values), [_validity(nulls), pa.py_buffer(values)])
 
 
-def _encode_variable(column: pa.Array) -> pa.BinaryArray:
+def _encode_variable(column: pa.Array) -> Octets:
     kind = column.type
     if pa.types.is_struct(kind):
         inner = [kind.field(i).type for i in range(kind.num_fields)]
-        encoded = octets.as_binary(RecordCodec(inner).encode_octets(column.flatten()))
+        encoded = RecordCodec(inner).encode_octets(column.flatten())
     elif pa.types.is_map(kind):
         encoded = _encode_list(column.cast(_entries_of(kind)))
     elif pa.types.is_list(kind):
         encoded = _encode_list(column)
     else:
-        encoded = column.cast(pa.binary())
+        encoded = Octets.from_arrow(column)
     if column.null_count:
-        encoded = pc.if_else(column.is_valid(), encoded, octets.EMPTY)
+        encoded = Octets.from_arrow(pc.if_else(column.is_valid(), encoded.to_arrow(), octets.EMPTY))
     return encoded
 
 
@@ -199,18 +201,17 @@ def _entries_of(kind: pa.MapType) -> pa.ListType:
 # A list is ``count u32 | end of each element u32 | elements``, an element being a record of one column.
 
 
-def _encode_list(column: pa.ListArray) -> pa.BinaryArray:
+def _encode_list(column: pa.ListArray) -> Octets:
     counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     bounds = np.concatenate([[0], np.cumsum(counts)])
-    elements = octets.as_binary(RecordCodec([column.type.value_type]).encode_octets([column.flatten()]))
-    flat, offsets = octets.to_flat(elements)
-    list_starts = offsets[bounds[:-1]]
-    ends = (offsets[1:] - np.repeat(list_starts, counts)).astype(_LENGTH)
-    return octets.join(
-        octets.from_matrix(counts.astype(_LENGTH).view(np.uint8).reshape(-1, 4)),
-        octets.from_flat(ends.view(np.uint8), bounds * 4),
-        octets.from_flat(flat, offsets[bounds]),
+    elements = RecordCodec([column.type.value_type]).encode_octets([column.flatten()])
+    ends = (elements.offsets[1:] - np.repeat(elements.offsets[bounds[:-1]], counts)).astype(_LENGTH)
+    parts = (
+        Octets.from_matrix(counts.astype(_LENGTH).view(np.uint8).reshape(-1, 4)),
+        Octets(ends.view(np.uint8), bounds * 4),
+        Octets(elements.flat, elements.offsets[bounds]),
     )
+    return Octets.from_arrow(octets.join(*(part.to_arrow() for part in parts)))
 
 
 def _decode_list(
@@ -218,11 +219,11 @@ def _decode_list(
 ) -> pa.Array:
     there = np.ones(len(starts), bool) if nulls is None else ~nulls
     starts, ends = starts[there], ends[there]
-    if np.any(starts + 4 > ends):
+    if (starts + 4 > ends).any():
         raise CorruptData("A stored list is cut short; run `kvstore check`.")
     counts = np.frombuffer(octets.slices(flat, starts, starts + 4).buffers()[2] or b"", _LENGTH).astype(np.int64)
     elements = starts + 4 + 4 * counts
-    if np.any(elements > ends):
+    if (elements > ends).any():
         raise CorruptData("A stored list is cut short; run `kvstore check`.")
     total = int(counts.sum())
     inner_ends = np.repeat(elements, counts)
@@ -231,7 +232,7 @@ def _decode_list(
     inner_starts = np.empty(total, np.int64)
     inner_starts[1:] = inner_ends[:-1]
     inner_starts[firsts[counts > 0]] = elements[counts > 0]
-    if np.any(inner_ends < inner_starts) or np.any(inner_ends > np.repeat(ends, counts)):
+    if (inner_ends < inner_starts).any() or (inner_ends > np.repeat(ends, counts)).any():
         raise CorruptData("A stored list's lengths do not add up; run `kvstore check`.")
     offsets = np.zeros(len(there) + 1, np.int32)
     offsets[1:][there] = counts

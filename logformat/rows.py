@@ -16,7 +16,7 @@ from logformat import octets
 from logformat.checksum import FIRST_WORD_WEIGHT, mix, value_sums
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
-from logformat.octets import Octets
+from logformat.octets import WORD, Octets
 from logformat.record import RecordCodec
 
 _HEAD = [("checksum", "<u4"), ("schema_id", "<u2")]
@@ -32,7 +32,8 @@ class RowCodec:
 
     def __init__(self, schemas: Mapping[SchemaId, pa.Schema]) -> None:
         self._schemas = dict(schemas)
-        self._codecs = {id: RecordCodec(schema.types, _HEAD, multiple_of=8) for id, schema in schemas.items()}
+        self._names = {id: schema.names for id, schema in schemas.items()}
+        self._codecs = {id: RecordCodec(schema.types, _HEAD, multiple_of=WORD) for id, schema in schemas.items()}
 
     def encode(
         self, columns: Sequence[pa.Array], key_sums: np.ndarray, schema_id: SchemaId
@@ -47,23 +48,22 @@ class RowCodec:
         Returns:
             The values, and uint64 hashes whose low 32 bits are their checksums.
         """
-        fixed, variable = self._codecs[schema_id].encode(columns) if columns else (self._bare(schema_id, key_sums), [])
+        fixed, variable = self._codecs[schema_id].encode(columns, len(key_sums))
         fixed["schema_id"] = schema_id
-        matrix = fixed.view(np.uint8).reshape(len(fixed), fixed.itemsize)
+        heads = Octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), fixed.itemsize))
         if not variable:
-            hashes = mix(key_sums + value_sums(matrix.view("<u8")))
+            hashes = mix(key_sums + value_sums(*heads.words()))
             fixed["checksum"] = hashes & _LOW
-            return octets.from_matrix(matrix), hashes
+            return heads, hashes
         lengths = np.full(len(fixed), fixed.itemsize)
         for column in variable:
-            lengths += np.diff(octets.to_flat(column)[1])
-        joined = octets.join(octets.from_matrix(matrix), *variable, octets.word_padding(lengths))
-        flat, offsets = octets.to_flat(joined)
-        flat = flat[: offsets[-1]].copy()
-        starts = offsets[:-1] // 8
+            lengths += column.lengths
+        parts = [heads.to_arrow(), *(column.to_arrow() for column in variable)]
+        joined = Octets.from_arrow(octets.join(*parts, octets.word_padding(lengths)))
+        flat, starts = joined.flat[: joined.offsets[-1]].copy(), joined.offsets[:-1] // WORD
         hashes = mix(key_sums + value_sums(flat.view("<u8"), starts))
         flat.view("<u4")[2 * starts] = hashes & _LOW
-        return octets.from_flat(flat, offsets), hashes
+        return Octets(flat, joined.offsets), hashes
 
     def decode(
         self, values: Octets, key_sums: np.ndarray, schema_id: SchemaId, names: Sequence[str] | None = None
@@ -79,70 +79,67 @@ class RowCodec:
         Raises:
             CorruptData: A value is not what was written, or not under its key.
         """
-        flat, offsets = octets.to_flat(octets.as_binary(values))
-        hashes = _verified(flat, offsets, key_sums)
-        wanted = self._schemas[schema_id]
-        names = wanted.names if names is None else names
-        written = flat[: offsets[-1]].view("<u2")[offsets[:-1] // 2 + 2]
-        if len(written) and np.any(written != written[0]):
-            return self._decode_mixed(flat, offsets, written, wanted, names), hashes
-        its_schema = SchemaId(int(written[0])) if len(written) else schema_id
-        return self._decode_one(flat, offsets[:-1], offsets[1:], its_schema, wanted, names), hashes
-
-    def _bare(self, schema_id: SchemaId, key_sums: np.ndarray) -> np.ndarray:
-        # A table whose columns are all in the key still has values: their checksum and schema.
-        return np.zeros(len(key_sums), self._codecs[schema_id].dtype)
+        hashes = verified(values, key_sums)
+        names = self._names[schema_id] if names is None else names
+        starts, ends = values.offsets[:-1], values.offsets[1:]
+        if not len(values):
+            return [pa.array([], self._schemas[schema_id].field(name).type) for name in names], hashes
+        written = values.flat[: ends[-1]].view("<u2")[starts // 2 + 2]
+        if (written == written[0]).all():
+            return self._decode_one(values.flat, starts, ends, int(written[0]), schema_id, names), hashes
+        parts, order = [], []
+        for its_schema in np.unique(written):
+            rows = np.flatnonzero(written == its_schema)
+            order.append(rows)
+            parts.append(self._decode_one(values.flat, starts[rows], ends[rows], int(its_schema), schema_id, names))
+        back = pa.array(np.argsort(np.concatenate(order), kind="stable"))
+        return [pa.concat_arrays(column).take(back) for column in zip(*parts, strict=True)], hashes
 
     def _decode_one(
         self,
         flat: np.ndarray,
         starts: np.ndarray,
         ends: np.ndarray,
-        written: SchemaId,
-        wanted: pa.Schema,
+        written: int,
+        wanted: SchemaId,
         names: Sequence[str],
     ) -> list[pa.Array]:
-        schema = self._schemas.get(written)
-        if schema is None:
+        """Columns of values that were all written with one schema."""
+        its_names = self._names.get(SchemaId(written))
+        if its_names is None:
             raise CorruptData("A stored row names an unknown schema; run `kvstore check`.", schema_id=written)
-        there = [name for name in names if name in schema.names]
-        decoded = self._codecs[written].decode(flat, starts, ends, [schema.names.index(name) for name in there])
-        columns = dict(zip(there, decoded, strict=True))
-        return [columns.get(name, pa.nulls(len(starts), wanted.field(name).type)) for name in names]
-
-    def _decode_mixed(
-        self, flat: np.ndarray, offsets: np.ndarray, written: np.ndarray, wanted: pa.Schema, names: Sequence[str]
-    ) -> list[pa.Array]:
-        parts, order = [], []
-        for schema_id in np.unique(written):
-            rows = np.flatnonzero(written == schema_id)
-            parts.append(
-                self._decode_one(flat, offsets[rows], offsets[rows + 1], SchemaId(int(schema_id)), wanted, names)
-            )
-            order.append(rows)
-        back = pa.array(np.argsort(np.concatenate(order), kind="stable"))
-        return [pa.concat_arrays(column).take(back) for column in zip(*parts, strict=True)]
+        there = [name for name in names if name in its_names]
+        places = None if there == its_names else [its_names.index(name) for name in there]
+        columns = self._codecs[SchemaId(written)].decode(flat, starts, ends, places)
+        if len(there) == len(names):
+            return columns
+        found = dict(zip(there, columns, strict=True))
+        schema = self._schemas[wanted]
+        return [found[name] if name in found else pa.nulls(len(starts), schema.field(name).type) for name in names]
 
 
 def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:
-    """Hashes (uint64) of rows, without decoding them.
+    """Hashes (uint64) of rows, once their checksums were found right.
+
+    Args:
+        values: As LMDB holds them, the first at the beginning of ``flat``.
+        key_sums: ``checksum.key_sums`` of the keys they were found under.
 
     Raises:
         CorruptData: A value is not what was written, or not under its key.
     """
-    return _verified(*octets.to_flat(octets.as_binary(values)), key_sums)
-
-
-def _verified(flat: np.ndarray, offsets: np.ndarray, key_sums: np.ndarray) -> np.ndarray:
-    lengths = np.diff(offsets)
-    if np.any(lengths % 8) or np.any(lengths < 8):
-        raise CorruptData("A stored row is cut short; run `kvstore check`.")
-    flat, starts = flat[: offsets[-1]], offsets[:-1] // 8
+    lengths = values.lengths
+    if not len(lengths):
+        return np.zeros(0, np.uint64)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest < WORD or (lengths % WORD).any():
+        raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=shortest)
+    flat, starts = values.flat[: values.offsets[-1]], values.offsets[:-1] // WORD
     words = flat.view("<u8")
-    stored = flat.view("<u4")[2 * starts]
-    one_width = len(lengths) and np.all(lengths == lengths[0])
+    one_width = shortest == longest
     sums = value_sums(words.reshape(len(lengths), -1)) if one_width else value_sums(words, starts)
-    # The sum was taken while the checksum was zero; it is linear, so its share is taken out again.
+    stored = flat.view("<u4")[2 * starts]
+    # The sum was taken while the checksum was zero; it is linear, so the checksum's share is taken out again.
     hashes = mix(key_sums + sums - stored * FIRST_WORD_WEIGHT)
     wrong = (hashes & _LOW) != stored
     if wrong.any():

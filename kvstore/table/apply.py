@@ -24,23 +24,26 @@ from kvstore.table import cdc
 from kvstore.table.layout import layout_of
 from kvstore.table.request import Grouping, Request, group
 from kvstore.table.results import AppendResult
-from logformat import octets, rows as row_format
 from logformat.batch import APPEND_ONLY, LogBatch, decode_batch, encode_parts
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import Offset, SchemaId
 from logformat.index_state import IndexState
 from logformat.octets import Octets
+from logformat.rows import verified
 from merge_engines.engine import MergeEngine, Operations
 
-COMPRESSED_BYTES_MIN = 1 << 13
+COMPRESSED_RECORDS_MIN = 64
 """A smaller batch is not compressed: it would cost more time than it saves space."""
 
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the index is committed when this much waits in it."""
 
-_LEAVES_A_ROW = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
-_ENDS_A_ROW = (*_LEAVES_A_ROW, ChangeType.DELETE)
+_LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
+_LEAVES_A_ROW[[ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
+_IS_FINAL = _LEAVES_A_ROW.copy()
+_IS_FINAL[ChangeType.DELETE] = True
+_NO_CHANGE_TYPES = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +103,7 @@ class WritePath:
         )
         if seen is not None:
             return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
-        blank = LogBatch(
-            base_offset=self._state.applied_offset,
-            commit_timestamp=timestamp,
-            schema_id=request.schema_id,
-            writer_id=request.writer_id,
-            batch_sequence=request.sequence,
-            writer_epoch=request.writer_epoch,
-            durable_end=self.log.durable.offset,
-            table_id=self.definition.id,
-            bucket_id=self._state.bucket_id,
-        )
-        encoded = self._append_rows(blank, request) if request.grouping is None else self._merge(blank, request)
+        encoded = self._append_rows(request, timestamp) if request.grouping is None else self._merge(request, timestamp)
         result = AppendResult(encoded.base_offset, Offset(encoded.next_offset - 1), False, timestamp)
         return Applied(result, encoded)
 
@@ -152,79 +144,101 @@ class WritePath:
             if self.index.dirty_bytes() >= REPLAY_BYTES_MAX:
                 self.commit()
 
-    def _append_rows(self, blank: LogBatch, request: Request) -> EncodedBatch:
-        batch = replace(blank, attributes=APPEND_ONLY, rows=request.changes.rows)
-        encoded, header = self._encoded(batch)
-        self._note(header, _Effect(header.record_count))
+    def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
+        rows = request.changes.rows
+        batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
+        encoded = self._encoded(batch)
+        self._note(batch, _Effect(rows.num_rows))
         return encoded
 
-    def _merge(self, blank: LogBatch, request: Request) -> EncodedBatch:
+    def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
         assert request.grouping is not None
         assert self._engine is not None
         grouping, incoming = request.grouping, request.changes.rows
         stored, old_rows = self._stored_rows(grouping, incoming)
         operations = Operations(
-            _pool(old_rows, incoming),
-            np.where(stored.there, np.cumsum(stored.there) - 1, -1),
-            grouping.order,
-            grouping.starts,
-            grouping.lasts,
-            request.changes.is_delete.to_numpy(zero_copy_only=False),
+            pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
+            stored=np.where(stored.there, np.cumsum(stored.there) - 1, -1),
+            order=grouping.order,
+            starts=grouping.starts,
+            lasts=grouping.lasts,
+            is_delete=request.changes.is_delete.to_numpy(zero_copy_only=False),
         )
         merged = self._engine.merge(operations)
         change_types, rows = cdc.records_of(merged, grouping.order)
-        encoded, header = self._encoded(replace(blank, change_types=change_types, rows=rows))
+        batch = self._batch(request, timestamp, rows, change_types)
+        encoded = self._encoded(batch)
         final = merged.after[grouping.lasts]
         changed = final != operations.stored
         put = changed & (final >= 0)
         new_rows = merged.pool.take(pa.array(final[put]))
-        self._note(header, self._put(stored, new_rows, request.schema_id, put=put, removed=changed & ~put))
+        self._note(batch, self._put(stored, new_rows, request.schema_id, put, changed & ~put))
         return encoded
 
     def _replay_rows(self, batch: LogBatch) -> _Effect:
-        final = np.isin(batch.change_types, _ENDS_A_ROW)
+        final = _IS_FINAL[batch.change_types]
         rows = batch.rows.filter(pa.array(final))
         grouping = group(self._layout.encode_keys(rows))
         lasts = grouping.order[grouping.lasts]
-        put = np.isin(batch.change_types[final][lasts], _LEAVES_A_ROW)
+        put = _LEAVES_A_ROW[batch.change_types[final][lasts]]
         stored, values = self._stored(grouping)
-        stored.hashes[stored.there] = row_format.verified(values, stored.sums[stored.there])
+        stored.hashes[stored.there] = verified(values, stored.sums[stored.there])
         new_rows = rows.take(pa.array(lasts[put]))
-        return self._put(stored, new_rows, batch.schema_id, put=put, removed=stored.there & ~put)
+        return self._put(stored, new_rows, batch.schema_id, put, stored.there & ~put)
 
     def _stored_rows(self, grouping: Grouping, incoming: pa.RecordBatch) -> tuple[_Stored, pa.RecordBatch]:
         """The rows that the keys of a batch have, in the current schema."""
         stored, values = self._stored(grouping)
-        places = pa.array(grouping.order[grouping.starts][stored.there])
-        key_columns = incoming.select(self._layout.key_names).take(places)
-        keys = grouping.keys.filter(pa.array(stored.there))
-        rows, stored.hashes[stored.there] = self._layout.decode(keys, values, key_columns=key_columns)
+        if not len(values):
+            return stored, incoming.slice(0, 0)
+        there = np.flatnonzero(stored.there)
+        key_columns = incoming.select(self._layout.key_names).take(pa.array(grouping.order[grouping.starts[there]]))
+        rows, stored.hashes[there] = self._layout.decode(values, stored.sums[there], key_columns)
         return stored, rows
 
     def _stored(self, grouping: Grouping) -> tuple[_Stored, Octets]:
-        listed = octets.to_list(grouping.keys)
-        values = self.index.written_view().get(listed)
+        keys = grouping.keys.to_list()
+        values = self.index.written_view().get(keys)
         there = np.fromiter(map(bool, values), bool, len(values))
-        stored = _Stored(listed, key_sums(grouping.keys), there, np.zeros(len(listed), np.uint64))
-        return stored, octets.from_list([value for value in values if value])
+        stored = _Stored(keys, key_sums(grouping.keys), there, np.zeros(len(keys), np.uint64))
+        return stored, Octets.from_list(list(filter(None, values)))
 
     def _put(
-        self, stored: _Stored, rows: pa.RecordBatch, schema_id: SchemaId, *, put: np.ndarray, removed: np.ndarray
+        self, stored: _Stored, rows: pa.RecordBatch, schema_id: SchemaId, put: np.ndarray, removed: np.ndarray
     ) -> _Effect:
-        """Bring the index up to date for some keys: ``rows`` are those of the keys in ``put``."""
+        """Bring the index up to date for some keys: ``rows`` are those of the keys in ``put``, the others go."""
         values, hashes = self._layout.encode_values(rows, stored.sums[put], schema_id)
-        self.index.put(list(compress(stored.keys, put)), octets.to_list(values))
+        self.index.put(list(compress(stored.keys, put)), values.to_list())
         self.index.delete(list(compress(stored.keys, removed)))
         added = np.count_nonzero(put & ~stored.there) - np.count_nonzero(removed)
         digest = int(hashes.sum(dtype=np.uint64)) - int(stored.hashes[put | removed].sum(dtype=np.uint64))
         return _Effect(int(added), digest)
 
-    def _encoded(self, batch: LogBatch) -> tuple[EncodedBatch, LogBatch]:
-        compression = self.definition.options.compression if batch.rows.nbytes >= COMPRESSED_BYTES_MIN else None
-        count = batch.rows.num_rows
-        header = replace(batch, record_count=count, last_offset_delta=max(count - 1, 0))
-        pieces = encode_parts(header, compression=compression)
-        return EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, pieces), header
+    def _batch(
+        self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
+    ) -> LogBatch:
+        count = rows.num_rows
+        return LogBatch(
+            base_offset=self._state.applied_offset,
+            last_offset_delta=max(count - 1, 0),
+            record_count=count,
+            commit_timestamp=timestamp,
+            schema_id=request.schema_id,
+            attributes=attributes,
+            writer_id=request.writer_id,
+            batch_sequence=request.sequence,
+            writer_epoch=request.writer_epoch,
+            durable_end=self.log.durable.offset,
+            table_id=self.definition.id,
+            bucket_id=self._state.bucket_id,
+            change_types=change_types,
+            rows=rows,
+        )
+
+    def _encoded(self, batch: LogBatch) -> EncodedBatch:
+        small = batch.record_count < COMPRESSED_RECORDS_MIN
+        pieces = encode_parts(batch, compression=None if small else self.definition.options.compression)
+        return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
 
     def _note(self, header: LogBatch, effect: _Effect) -> None:
         """A batch is in the index, but for its writer and how far the index is."""
@@ -262,10 +276,3 @@ class _Effect:
 
     added_rows: int
     digest: int = 0
-
-
-def _pool(stored: pa.RecordBatch, incoming: pa.RecordBatch) -> pa.RecordBatch:
-    if not stored.num_rows:
-        return incoming
-    columns = [pa.concat_arrays(pair) for pair in zip(stored.columns, incoming.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=incoming.schema)

@@ -59,28 +59,33 @@ class TableLayout:
         return self._rows.encode([rows.column(name) for name in self._value_names[schema_id]], sums, schema_id)
 
     def decode(
-        self,
-        keys: Octets,
-        values: Octets,
-        names: Sequence[str] | None = None,
-        key_columns: pa.RecordBatch | None = None,
+        self, values: Octets, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray]:
         """Rows of the current schema, and their hashes.
 
         Args:
+            sums: ``checksum.key_sums`` of the keys the values were found under.
+            key_columns: The key's columns of the rows.
             names: Columns wanted; all if None.
-            key_columns: The key's columns, if they are at hand; else they are decoded from the keys.
 
         Raises:
             CorruptData: A row is damaged.
         """
-        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        wanted = [name for name in schema.names if name not in self.key_names]
-        columns, hashes = self._rows.decode(values, key_sums(keys), self.schema_id, wanted)
-        found = dict(zip(wanted, columns, strict=True))
-        if len(found) < len(schema):
-            if key_columns is None:
-                key_columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)
-            found |= {name: key_columns.column(name) for name in self.key_names}
-        ordered = [found[name] for name in schema.names]
+        schema, wanted = self._wanted(names)
+        columns, hashes = self._rows.decode(values, sums, self.schema_id, wanted)
+        decoded = iter(columns)
+        ordered = [key_columns.column(name) if name in self.key_names else next(decoded) for name in schema.names]
         return pa.RecordBatch.from_arrays(ordered, schema=schema), hashes
+
+    def decode_found(
+        self, keys: Octets, values: Octets, names: Sequence[str] | None = None
+    ) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Like :meth:`decode`, for rows whose key is known in its code only."""
+        columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)
+        return self.decode(values, key_sums(keys), columns, names)
+
+    def _wanted(self, names: Sequence[str] | None) -> tuple[pa.Schema, list[str]]:
+        if names is None:
+            return self.schema, self._value_names[self.schema_id]
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return schema, [name for name in names if name not in self.key_names]

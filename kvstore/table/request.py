@@ -10,13 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.table.results import AppendResult
-from logformat import octets
 from logformat.changes import Changes
 from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.keys import ROW
-from logformat.octets import Octets
-
-_WORD = 8
+from logformat.octets import WORD, Octets
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +51,25 @@ class Request:
 
 def group(keys: Octets) -> Grouping:
     """Bring the operations on one key together; those of one key stay in the order they came."""
-    if pa.types.is_fixed_size_binary(keys.type) and keys.type.byte_width <= len(ROW) + _WORD:
+    if keys.width is not None and keys.width <= len(ROW) + WORD:
         # A short key is a number: numpy sorts those ten times faster than byte strings.
-        matrix = octets.to_matrix(keys)[:, len(ROW) :]
-        numbers = np.zeros((len(matrix), _WORD), np.uint8)
-        numbers[:, _WORD - matrix.shape[1] :] = matrix
-        flat = numbers.view(">u8").ravel().astype(np.uint64)
-        order = np.argsort(flat)
-        differs = np.diff(flat[order]) != 0
+        codes = keys.matrix()[:, len(ROW) :]
+        padded = np.zeros((len(keys), WORD), np.uint8)
+        padded[:, WORD - codes.shape[1] :] = codes
+        numbers = padded.view(">u8").reshape(len(keys)).astype(np.uint64)
+        order = np.argsort(numbers)
+        ordered = numbers[order]
+        differs = ordered[1:] != ordered[:-1]
         if not differs.all():
-            order = np.argsort(flat, kind="stable")  # slower, and of no use while every key is there once
+            order = np.argsort(numbers, kind="stable")  # slower, and of no use while every key is there once
     else:
-        order = pc.array_sort_indices(keys).to_numpy().astype(np.int64)
-        ordered = keys.take(pa.array(order))
-        differs = pc.not_equal(ordered[1:], ordered[:-1]).to_numpy(zero_copy_only=False)
-    inner = np.flatnonzero(differs)
-    there = min(len(order), 1)
-    starts = np.concatenate([np.zeros(there, np.int64), inner + 1])
-    lasts = np.concatenate([inner, np.full(there, len(order) - 1)])
-    return Grouping(keys.take(pa.array(order[starts])), order, starts, lasts)
+        strings = keys.to_arrow()
+        order = pc.array_sort_indices(strings).to_numpy().astype(np.int64)
+        in_order = strings.take(pa.array(order))
+        differs = pc.not_equal(in_order[1:], in_order[:-1]).to_numpy(zero_copy_only=False)
+    if differs.all():
+        starts = lasts = np.arange(len(order))
+    else:
+        inner = np.flatnonzero(differs)
+        starts, lasts = np.append(0, inner + 1), np.append(inner, len(order) - 1)
+    return Grouping(keys.take(order[starts]), order, starts, lasts)

@@ -16,10 +16,10 @@ from kvstore.meta.state import TableDefinition
 from kvstore.table.changelog import changes_between
 from kvstore.table.layout import layout_of
 from kvstore.table.request import group
-from logformat import octets
 from logformat.change import ChangeType
 from logformat.ids import BucketId, Offset
 from logformat.keys import ROW
+from logformat.octets import Octets
 
 SCAN_ROWS = 1 << 15
 """Rows of one batch of a scan."""
@@ -71,7 +71,7 @@ def rows_now(
     layout = layout_of(definition)
     within = keys or KeyRange()
     for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
-        rows, _ = layout.decode(octets.from_list(found_keys), octets.from_list(values), columns)
+        rows, _ = layout.decode_found(Octets.from_list(found_keys), Octets.from_list(values), columns)
         yield rows
 
 
@@ -106,7 +106,7 @@ def _rows_undone(
     layout = layout_of(definition)
     place = 0
     for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
-        rows, _ = layout.decode(octets.from_list(found_keys), octets.from_list(values), names)
+        rows, _ = layout.decode_found(Octets.from_list(found_keys), Octets.from_list(values), names)
         until = bisect_right(undone.keys, found_keys[-1])
         yield _replaced(rows, found_keys, undone, restored, place, until)
         place = until
@@ -138,7 +138,7 @@ def _undo(
     grouping = group(layout_of(definition).encode_keys(rows))
     firsts = grouping.order[grouping.starts]
     inserted = kinds[wanted][firsts] == ChangeType.INSERT.word
-    keys = octets.to_list(grouping.keys)
+    keys = grouping.keys.to_list()
     low = bisect_left(keys, within.start)
     high = len(keys) if within.stop is None else bisect_left(keys, within.stop)
     return _Undone(keys[low:high], np.where(inserted, -1, firsts)[low:high], rows)

@@ -20,10 +20,12 @@ from kvstore.table.layout import layout_of
 from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.scan import KeyRange, rows_as_of, rows_now, scan_schema, split_keys
 from kvstore.table.tablet import Tablet
-from logformat import intake, octets
+from logformat import intake
 from logformat.changes import Changes
+from logformat.checksum import key_sums
 from logformat.ids import BucketId, Offset
 from logformat.intake import Data
+from logformat.octets import Octets
 
 Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
 End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
@@ -162,12 +164,10 @@ class Table:
         key_rows = _key_rows(keys, definition)
         encoded = layout.encode_keys(key_rows)
         with self._tablet.latest() as view:
-            values = view.get(octets.to_list(encoded))
+            values = view.get(encoded.to_list())
         there = np.fromiter(map(bool, values), bool, len(values))
         rows, _ = layout.decode(
-            encoded.filter(pa.array(there)),
-            octets.from_list([value for value in values if value]),
-            key_columns=key_rows.filter(pa.array(there)),
+            Octets.from_list(list(filter(None, values))), key_sums(encoded)[there], key_rows.filter(pa.array(there))
         )
         places = pa.array(np.cumsum(there) - 1, mask=~there)
         columns = [
