@@ -106,7 +106,7 @@ class _Fold:
                 header.batch_sequence,
                 Epoch(header.writer_epoch),
                 now_ms=header.commit_timestamp,
-                next_offset=header.base_offset,
+                last_offset=header.last_offset,
             )
             if seen is not None:
                 self._finding(f"the batch at offset {header.base_offset} stands in the log twice")

@@ -151,9 +151,7 @@ class Store:
             self._check_open()
             return core.current(definition)
 
-        return Table(
-            core.tablet(definition), current, self._check_open, self._check_writable, core.options.batch_rows_max
-        )
+        return Table(core.tablet(definition), current, self._check_writable, core.options.batch_rows_max)
 
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
@@ -285,7 +283,8 @@ class _Core:
         self._journal.append(lambda _: DropTable(table_id=definition.id))
         with self._mutex:
             self._tablets.pop(definition.id, None)
-        tablet.destroy()
+        tablet.close()
+        self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
 
     def new_writer_id(self) -> WriterId:
         state = self._journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
@@ -362,7 +361,7 @@ def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: File
 def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
     """What the file STORE says; a directory that is new or empty becomes a store."""
     refuse_network(path)
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return store_file.decode(read_file(path / paths.STORE_FILE))
     if read_only:
         raise NotAStore("There is no store here; open it for writing to create one.", path=path)

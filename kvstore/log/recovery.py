@@ -9,6 +9,7 @@ Three zones, told apart by what was known to be durable:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -130,8 +131,10 @@ def _mend_sparse_index(directory: Path, identity: LogIdentity, end: LogEnd, file
     known = log.segment(end.base).sparse_index()
     entries = [entry for entry in known if entry.position < end.position]
     start = entries[-1].offset if entries else end.base
-    for found in log.batches(start, end.offset):
-        if not entries or found.position - entries[-1].position >= sparse_index.INTERVAL_BYTES:
-            entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
+    # Damage before the synced end is for whoever reads there; the index goes as far as it can.
+    with suppress(CorruptBatch):
+        for found in log.batches(start, end.offset):
+            if not entries or found.position - entries[-1].position >= sparse_index.INTERVAL_BYTES:
+                entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
     if entries != known:
         files.publish(paths.sparse_index_file(directory, end.base), sparse_index.encode(entries))

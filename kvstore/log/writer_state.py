@@ -30,13 +30,13 @@ class WriterStates:
         self._writers = dict(writers)
 
     def check(
-        self, writer_id: WriterId, sequence: Sequence, epoch: Epoch, *, now_ms: int, next_offset: Offset
+        self, writer_id: WriterId, sequence: Sequence, epoch: Epoch, *, now_ms: int, last_offset: Offset
     ) -> RememberedBatch | None:
         """Whether a batch may be applied.
 
         Args:
             now_ms: Commit timestamp the batch would get.
-            next_offset: Offset it would get; for the message only.
+            last_offset: Offset its last change would get; for the message only.
 
         Returns:
             The batch as it was appended before, if it was; None if it is to be applied.
@@ -64,7 +64,7 @@ class WriterStates:
             current = entry.batches[-1].sequence
         if sequence != next_sequence(current):
             raise OutOfOrderSequence(
-                f"Out of order batch sequence for writer {writer_id} at offset {next_offset}: {sequence} (incoming"
+                f"Out of order batch sequence for writer {writer_id} at offset {last_offset}: {sequence} (incoming"
                 f" batch seq.), {current} (current batch seq.); send the missing batch, or begin with a new writer id.",
                 writer_id=writer_id,
                 sequence=sequence,

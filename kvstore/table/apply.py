@@ -99,7 +99,7 @@ class WritePath:
             request.sequence,
             request.writer_epoch,
             now_ms=timestamp,
-            next_offset=self._state.applied_offset,
+            last_offset=Offset(self._state.applied_offset + max(len(request.changes) - 1, 0)),
         )
         if seen is not None:
             return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)

@@ -13,9 +13,10 @@ from kvstore.errors import OffsetOutOfRange, SchemaMismatch
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.table.changelog import changes_between
+from kvstore.table.changelog import changelog_schema, changes_between
 from kvstore.table.layout import layout_of
 from kvstore.table.request import group
+from logformat import intake
 from logformat.change import ChangeType
 from logformat.ids import BucketId, Offset
 from logformat.keys import ROW
@@ -128,7 +129,8 @@ def _undo(
 ) -> _Undone:
     # From one offset earlier: if the first change is the second half of an update, the half before has the row of then.
     start = Offset(max(offset - 1, 0))
-    changes = pa.concat_batches(changes_between(found, definition, BucketId(0), start, now))
+    nothing = intake.empty(changelog_schema(definition))
+    changes = pa.concat_batches([nothing, *changes_between(found, definition, BucketId(0), start, now)])
     kinds = changes.column("_change_type").to_numpy(zero_copy_only=False)
     wanted = changes.column("_log_offset").to_numpy() >= offset
     if len(wanted) and not wanted[0] and kinds[0] == ChangeType.UPDATE_PREIMAGE.word:

@@ -39,19 +39,21 @@ class Table:
     """A table of a store that is open.
 
     Made by :meth:`kvstore.Store.table` and :meth:`kvstore.Store.create_table`; it may be used from any thread.
+
+    Args:
+        current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
+        check_writable: Raises if the store was opened read-only.
     """
 
     def __init__(
         self,
         tablet: Tablet,
         current: Callable[[], TableDefinition],
-        check_open: Callable[[], None],
         check_writable: Callable[[], None],
         batch_rows_max: int,
     ) -> None:
         self._tablet = tablet
         self._current = current
-        self._check_open = check_open
         self._check_writable = check_writable
         self._batch_rows_max = batch_rows_max
 
@@ -113,14 +115,14 @@ class Table:
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        self._check_open()
+        definition = self._current()
         if bucket != 0:
-            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=self._current().buckets)
+            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=definition.buckets)
         return Bucket(self._tablet, self._current, self._check_writable)
 
     def flush(self) -> None:
         """Return once everything acknowledged is seen by every process, and is on the disk."""
-        self._check_open()
+        self._current()
         self._tablet.flush()
 
     # Rows
@@ -158,7 +160,6 @@ class Table:
             SchemaMismatch: A key does not fit.
             CorruptData: A row is damaged.
         """
-        self._check_open()
         definition = self._keyed()
         layout = layout_of(definition)
         key_rows = _key_rows(keys, definition)
@@ -196,7 +197,6 @@ class Table:
             OffsetOutOfRange: The log does not reach back to ``as_of``, or has not come to it.
             CorruptData: A row is damaged; the reader raises it.
         """
-        self._check_open()
         definition = self._keyed()
         schema = scan_schema(definition, columns)
         if limit is not None and limit < 0:
@@ -212,14 +212,14 @@ class Table:
 
     def count(self) -> int:
         """Number of rows; of a log table, of records appended."""
-        self._check_open()
+        self._current()
         return self._tablet.state().row_count
 
     # Changes
 
     def offsets(self) -> dict[int, tuple[int, int]]:
         """For each bucket the first offset the log holds, and the one after its last."""
-        self._check_open()
+        self._current()
         return {0: (self._tablet.log.start(), self._tablet.state().applied_offset)}
 
     def changelog(
@@ -246,10 +246,9 @@ class Table:
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
-        self._check_open()
+        definition = self._current()
         if bucket is not None:
             self.bucket(bucket)
-        definition = self._current()
         changelog_schema(definition, columns)
         if start == "full":
             self._keyed()
@@ -285,6 +284,7 @@ class Table:
 
     def offset_ranges(self, start: Start = "earliest", end: End = "latest") -> dict[BucketId, tuple[Offset, Offset]]:
         """For each bucket the offsets that :meth:`changelog` would read from (inclusive) and to (exclusive)."""
+        self._current()
         with self._tablet.snapshot() as view:
             now = view.state().applied_offset
         return {BucketId(0): (self._resolve(start, now), self._resolve(end, now))}

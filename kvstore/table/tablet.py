@@ -130,12 +130,6 @@ class Tablet:
         with self._opening:
             self._process_lock.acquire()
 
-    def destroy(self) -> None:
-        """Remove the bucket's files; it was claimed."""
-        with self._opening:
-            self._close()
-            self._files.remove_tree(self.place.directory)
-
     def close(self) -> None:
         """Commit everything and give the files up."""
         with self._opening:

@@ -1,0 +1,66 @@
+"""Logs by hand, without a table above them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.files import Files
+from kvstore.log import recovery
+from kvstore.log.log import EncodedBatch, Log, LogEnd
+from kvstore.log.segments import FoundBatch, LogFiles, LogIdentity
+from logformat.batch import LogBatch, encode_parts
+from logformat.ids import BucketId, Offset, Sequence, TableId, WriterId
+
+IDENTITY = LogIdentity(UUID(int=7), TableId(3), BucketId(0))
+ROWS = pa.record_batch({"a": pa.array(range(8), pa.int64())})
+
+
+def batch(
+    base: int, records: int = 1, *, durable_end: int = 0, timestamp: int = 0, writer: int = -1, sequence: int = -1
+) -> EncodedBatch:
+    whole = LogBatch(
+        base_offset=Offset(base),
+        commit_timestamp=timestamp,
+        durable_end=Offset(durable_end),
+        table_id=IDENTITY.table_id,
+        bucket_id=IDENTITY.bucket_id,
+        writer_id=WriterId(writer),
+        batch_sequence=Sequence(sequence),
+        rows=ROWS.slice(0, records),
+        change_types=np.ones(records, np.uint8),
+    )
+    return EncodedBatch(whole.base_offset, Offset(base + max(records, 1)), timestamp, encode_parts(whole))
+
+
+def open_log(
+    directory: Path, files: Files | None = None, synced: LogEnd | None = None, segment_bytes_max: int = 1 << 20
+) -> Log:
+    files = files or Files()
+    directory.mkdir(exist_ok=True)
+    end = recovery.prepare(directory, IDENTITY, synced, files)
+    return Log(directory, IDENTITY, end, files, segment_bytes_max=segment_bytes_max)
+
+
+def append(log: Log, count: int, records: int = 1, *, together: int = 1) -> None:
+    """Append batches whose timestamps are their offsets, syncing ``together`` at once, rolling when it is due."""
+    for _ in range(0, count, together):
+        if log.is_full:
+            log.roll(b"")
+        base, durable = log.end.offset, log.durable.offset
+        firsts = [base + number * max(records, 1) for number in range(together)]
+        log.append([batch(first, records, durable_end=durable, timestamp=first) for first in firsts])
+        log.sync()
+
+
+def read(directory: Path, start: int = 0, end: int | None = None) -> list[FoundBatch]:
+    files = LogFiles(directory, IDENTITY)
+    last = end if end is not None else recovery.find_end(directory, IDENTITY, None).offset
+    return list(files.batches(Offset(start), Offset(last)))
+
+
+def offsets(directory: Path, start: int = 0, end: int | None = None) -> list[int]:
+    return [found.header.base_offset for found in read(directory, start, end)]

@@ -1,0 +1,41 @@
+"""Reading a table back the way the model keeps it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+import kvstore
+from tests.support.model import Model, Row
+
+
+def rows_of(table: kvstore.Table, as_of: int | None = None) -> list[Row]:
+    rows: list[Row] = table.scan(as_of=as_of).read_all().to_pylist()
+    return rows
+
+
+def changes_of(
+    table: kvstore.Table, start: object = "earliest", end: object = "latest"
+) -> list[tuple[int, str, Row, int]]:
+    names = table.schema.names
+    return [
+        (
+            change["_log_offset"],
+            change["_change_type"],
+            {name: change[name] for name in names},
+            change["_commit_version"],
+        )
+        for batch in table.changelog(start, end)
+        for change in batch.to_pylist()
+    ]
+
+
+def assert_equals_model(table: kvstore.Table, model: Model) -> None:
+    keys = sorted(model.rows)
+    assert rows_of(table) == [model.rows[key] for key in keys]
+    assert changes_of(table) == model.log
+    assert table.count() == len(model.rows)
+    assert table.offsets() == {0: (0, model.end)}
+
+
+def changes(operations: list[tuple[str, Row]], schema: pa.Schema) -> kvstore.Changes:
+    return kvstore.Changes.of(operations, schema)
