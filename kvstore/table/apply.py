@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
 
+import lmdb
 import numpy as np
 import pyarrow as pa
 
@@ -132,10 +133,24 @@ class WritePath:
         """Bring the index back to what the log holds, after something failed on the way."""
         self.index.abort()
         self._load()
-        self.replay(log.batches(self._state.applied_offset, self.log.trusted_end))
+        self.catch_up(log)
 
-    def replay(self, found: Iterable[FoundBatch]) -> None:
-        """Bring batches of the log that the index has not seen into it, as they are: nothing is merged again."""
+    def catch_up(self, log: LogFiles) -> None:
+        """Bring what the log holds and the index has not seen into it, as it is: nothing is merged again.
+
+        Raises:
+            StoreFull: The index can't grow.
+            CorruptBatch: The log is damaged.
+        """
+        while self._state.applied_offset < self.log.trusted_end:
+            try:
+                self._replay(log.batches(self._state.applied_offset, self.log.trusted_end))
+            except lmdb.MapFullError:
+                self.index.abort()
+                self.index.grow()
+                self._load()
+
+    def _replay(self, found: Iterable[FoundBatch]) -> None:
         for each in found:
             schema = self.definition.schema_of(each.header.schema_id)
             batch = decode_batch(each.data, schema, validate=False)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import lmdb
 
@@ -27,6 +28,8 @@ from kvstore.table.apply import Applied, WritePath
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
 from logformat.index_state import IndexState
+
+Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
@@ -108,11 +111,19 @@ class Committer:
         request.answer.result()
 
     def close(self) -> None:
-        """Commit everything and end the thread."""
+        """Commit everything and end the thread.
+
+        Raises:
+            LogFailed: Something that was acknowledged without waiting for the disk is lost.
+            StoreFull: The index can't be committed; the next open takes what it lacks from the log.
+        """
         request = _Flush(last=True)
         try:
             self._enqueue(request)
             request.answer.result()
+        except LogFailed:
+            if self._options.durability != "sync":
+                raise
         finally:
             self._thread.join()
             self._path.close()
@@ -171,39 +182,49 @@ class Committer:
     # One group
 
     def _commit_group(self, group: Sequence[Request]) -> None:
-        outcomes = self._try_group(group)
-        if outcomes is None and len(group) == 1:
-            outcomes = self._try_group(group, last=True)
-        for request in group if outcomes is None else ():
-            self._commit_group([request])
-        for request, outcome in outcomes or ():
+        outcomes = None
+        while outcomes is None:
+            outcomes = self._try_group(group)
+        if isinstance(outcomes, StoreError):
+            failure = outcomes
+            if len(group) > 1 and not isinstance(failure, LogFailed):
+                for request in group:
+                    self._commit_group([request])
+                return
+            outcomes = [(request, failure) for request in group]
+        for request, outcome in outcomes:
             if isinstance(outcome, StoreError):
                 request.answer.set_exception(outcome)
             else:
                 request.answer.set_result(outcome.result)
 
-    def _try_group(
-        self, group: Sequence[Request], *, last: bool = False
-    ) -> list[tuple[Request, Applied | StoreError]] | None:
-        """Outcomes of a group, or None if none of it took effect and it should be tried again."""
-        failure: StoreError
+    def _try_group(self, group: Sequence[Request]) -> Outcomes | StoreError | None:
+        """The outcome of each request; or why all of them failed; or None if they are to be tried again.
+
+        If it is not an outcome of each, none of them took effect.
+        """
         with self._lock:
             try:
                 self._prepare()
-            except (InvalidRequest, StoreFull, LogFailed) as error:
-                return [(request, error) for request in group]
-            try:
                 return self._apply(group)
-            except lmdb.MapFullError as error:
-                self._restore(grow=True)
-                failure = StoreFull("The index is full.", reason=str(error))
+            except lmdb.MapFullError:
+                return self._grow()
             except lmdb.Error as error:
-                self._restore()
-                failure = CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
-            except (CorruptData, StoreFull, LogFailed) as error:
-                self._restore()
-                failure = error
-        return [(request, failure) for request in group] if last or isinstance(failure, LogFailed) else None
+                self._path.restore(self._log)
+                return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
+            except StoreError as error:
+                self._path.restore(self._log)
+                return error
+
+    def _grow(self) -> StoreError | None:
+        failure = None
+        self._path.index.abort()
+        try:
+            self._path.index.grow()
+        except StoreFull as error:
+            failure = error
+        self._path.restore(self._log)
+        return failure
 
     def _prepare(self) -> None:
         definition = self._current()
@@ -212,10 +233,10 @@ class Committer:
         if self._path.log.is_full:
             self._path.roll()
 
-    def _apply(self, group: Sequence[Request]) -> list[tuple[Request, Applied | StoreError]]:
+    def _apply(self, group: Sequence[Request]) -> Outcomes:
         if not self._path.index.writing:
             self._applied_first = self._clock.monotonic()
-        outcomes: list[tuple[Request, Applied | StoreError]] = []
+        outcomes: Outcomes = []
         for request in group:
             try:
                 outcomes.append((request, self._path.apply(request)))
@@ -228,12 +249,6 @@ class Committer:
                 self._path.log.sync()
         self._applied_last = self._clock.monotonic()
         return outcomes
-
-    def _restore(self, *, grow: bool = False) -> None:
-        if grow:
-            self._path.index.abort()
-            self._path.index.grow()
-        self._path.restore(self._log)
 
     # Commits
 
@@ -259,10 +274,12 @@ class Committer:
             try:
                 self._path.commit()
             except lmdb.MapFullError:
-                self._restore(grow=True)
+                failure = self._grow()
+                if failure is not None:
+                    raise failure from None
                 self._path.commit()
             except lmdb.Error as error:
-                self._restore()
+                self._path.restore(self._log)
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
 
     def _commit_in_time(self) -> None:

@@ -78,6 +78,21 @@ def open_for_writing(
     return path
 
 
+def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool:
+    """Whether the index can be used as it is and the log ends where the index says, so that there is nothing to do."""
+    index = _usable_index(place, options, files)
+    if index is None:
+        return False
+    state = _state_of(index)
+    index.close()
+    last = paths.segment_file(place.log, state.synced_base)
+    return (
+        state.applied_offset == state.synced_offset
+        and LogFiles(place.log, place.identity).bases()[-1:] == [state.synced_base]
+        and last.stat().st_size == state.synced_position
+    )
+
+
 def _usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
     """The index as it is, if it can be read; it is derived data, so whatever is wrong with it is no loss."""
     try:
@@ -122,7 +137,7 @@ def _build(
 
 
 def _replay(path: WritePath, place: BucketPlace, log: Log) -> None:
-    path.replay(LogFiles(place.log, place.identity).batches(path.state.applied_offset, log.end.offset))
+    path.catch_up(LogFiles(place.log, place.identity))
     if synced_end(path.state) != log.end:
         path.commit()
 

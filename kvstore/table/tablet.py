@@ -17,7 +17,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table.apply import WritePath
 from kvstore.table.committer import Committer
-from kvstore.table.recovery import BucketPlace, open_for_writing
+from kvstore.table.recovery import BucketPlace, is_complete, open_for_writing
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
 from logformat import paths
@@ -178,7 +178,7 @@ class Tablet:
 
     def _recover(self) -> None:
         """Bring back what a dead writer had acknowledged, so that it can be read."""
-        if self._is_complete() or not self._process_lock.try_acquire():
+        if is_complete(self.place, self._options, self._files) or not self._process_lock.try_acquire():
             return
         try:
             self._recovered().close()
@@ -187,23 +187,6 @@ class Tablet:
 
     def _recovered(self) -> WritePath:
         return open_for_writing(self.place, self._current(), self._engine, self._options, self._files, self._clock)
-
-    def _is_complete(self) -> bool:
-        """Whether the index can be read and the log ends where the index says."""
-        try:
-            index = self._opened_index()
-        except CorruptData:
-            return False
-        try:
-            with index.view() as view:
-                state = view.state()
-        except CorruptData:
-            return False
-        finally:
-            index.close()
-        bases = self.log.bases()
-        last = paths.segment_file(self.place.log, state.synced_base)
-        return bases[-1:] == [state.synced_base] and last.stat().st_size == state.synced_position
 
     def _opened_index(self) -> Index:
         try:

@@ -1,0 +1,207 @@
+"""The index is derived: lost, damaged or ahead of the log, it is built from the log, to the byte."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lmdb
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from logformat import index_state
+from tests.conftest import OpenStore
+from tests.support.tables import changes_of, rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("v", pa.float64())])
+BUCKET = Path("tables/1/0")
+
+
+@pytest.fixture
+def filled(open_store: OpenStore, store_path: Path) -> Path:
+    """A closed store with inserts, updates, deletes, empty batches and writers."""
+    with open_store(segment_bytes_max=4096) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        for sequence in range(12):
+            operations = [
+                ("upsert", {"k": k % 7, "s": f"{k}" * (k % 5), "v": k / 2}) for k in range(sequence, 3 * sequence)
+            ]
+            operations += [("delete", {"k": sequence % 4})]
+            table.bucket(0).apply(
+                kvstore.Changes.of(operations, SCHEMA), writer_id=sequence % 2, sequence=sequence // 2
+            )
+    return store_path
+
+
+def contents(path: Path) -> dict[bytes, bytes]:
+    """Every key and value of a bucket's index."""
+    with lmdb.open(str(path / BUCKET / "index"), readonly=True, lock=False) as environment, environment.begin() as view:
+        return dict(view.cursor())
+
+
+def everything(path: Path) -> tuple[object, ...]:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        return rows_of(table), changes_of(table), table.count(), table.offsets(), store.check().findings
+
+
+def lose(index: Path) -> None:
+    shutil.rmtree(index)
+
+
+def empty(index: Path) -> None:
+    (index / "data.mdb").write_bytes(b"")
+
+
+def overwrite(index: Path) -> None:
+    (index / "data.mdb").write_bytes(b"x" * 50_000)
+
+
+def forget_state(index: Path) -> None:
+    change_state(index, lambda _: None)
+
+
+def damage_state(index: Path) -> None:
+    change_state(index, lambda record: record[:-1] + b"\xff")
+
+
+def damage_a_writer(index: Path) -> None:
+    with lmdb.open(str(index)) as environment, environment.begin(write=True) as transaction:
+        key = b"\1" + bytes(8)
+        value = transaction.get(key)
+        assert isinstance(value, bytes)
+        transaction.put(key, value[:-1] + b"\x7f")
+
+
+def belong_elsewhere(index: Path) -> None:
+    def other_table(record: bytes) -> bytes:
+        state = index_state.decode(record)
+        return index_state.encode(type(state)(**{**fields_of(state), "table_id": 77}))
+
+    change_state(index, other_table)
+
+
+def fields_of(state: index_state.IndexState) -> dict[str, object]:
+    return {name: getattr(state, name) for name in state.__dataclass_fields__}
+
+
+def change_state(index: Path, change: Callable[[bytes], bytes | None]) -> None:
+    with lmdb.open(str(index)) as environment, environment.begin(write=True) as transaction:
+        record = transaction.pop(b"\0")
+        assert isinstance(record, bytes)
+        changed = change(record)
+        if changed is not None:
+            transaction.put(b"\0", changed)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [lose, empty, overwrite, forget_state, damage_state, damage_a_writer, belong_elsewhere],
+    ids=lambda f: f.__name__,
+)
+def test_an_index_that_can_not_be_used_is_built_from_the_log(filled: Path, harm: Callable[[Path], None]) -> None:
+    before, told = contents(filled), everything(filled)
+    harm(filled / BUCKET / "index")
+    assert everything(filled) == told
+    assert contents(filled) == before
+
+
+def test_an_index_ahead_of_a_log_that_was_never_durable_is_built_anew(filled: Path) -> None:
+    """Both were written, only the index reached the disk: what it has more was never promised to be durable."""
+    told, before = everything(filled), contents(filled)
+
+    def ahead(record: bytes) -> bytes:
+        state = index_state.decode(record)
+        return index_state.encode(type(state)(**{**fields_of(state), "applied_offset": state.applied_offset + 5}))
+
+    change_state(filled / BUCKET / "index", ahead)
+    assert everything(filled) == told
+    assert contents(filled) == before
+
+
+def test_a_log_that_lost_what_was_durable_is_refused(filled: Path) -> None:
+    last = max((filled / BUCKET / "log").glob("*.log"))
+    last.write_bytes(last.read_bytes()[:-64])
+    with kvstore.open(filled) as store, pytest.raises(CorruptBatch, match=last.name):
+        store.table("t").upsert({"k": 1, "s": None, "v": None})
+    # Put back, so that the store passes its check at the end.
+    lose(filled / BUCKET / "index")
+
+
+def test_a_read_only_store_names_a_lost_index_and_builds_nothing(filled: Path) -> None:
+    lose(filled / BUCKET / "index")
+    with kvstore.open(filled, read_only=True) as store, pytest.raises(CorruptData, match="open the store for writing"):
+        store.table("t").count()
+    assert not (filled / BUCKET / "index").exists()
+
+
+def test_an_index_of_a_newer_version_is_not_thrown_away(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(filled)
+    monkeypatch.setattr(index_state, "VERSION", 0)
+    with kvstore.open(filled) as store, pytest.raises(UnsupportedVersion):
+        store.table("t").upsert({"k": 1, "s": None, "v": None})
+    assert contents(filled) == before
+
+
+def test_a_crash_while_an_index_is_built_leaves_nothing_in_the_way(filled: Path) -> None:
+    told = everything(filled)
+    index = filled / BUCKET / "index"
+    index.rename(filled / BUCKET / "index.rebuilt")
+    (filled / BUCKET / "index.rebuilt" / "data.mdb").write_bytes(b"half")
+    assert everything(filled) == told
+    assert not (filled / BUCKET / "index.rebuilt").exists()
+
+
+def test_a_full_map_grows(store_path: Path) -> None:
+    """Batches that do not fit are applied all the same, once the map has grown; nothing is lost or doubled."""
+    options = StoreOptions(map_bytes=1 << 20)
+    with Store(store_path, options) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        for first in range(0, 40_000, 5_000):
+            table.upsert([{"k": k, "s": "x" * 40, "v": 0.0} for k in range(first, first + 5_000)])
+        assert table.count() == 40_000
+        assert store.check().ok
+    assert (store_path / BUCKET / "index" / "data.mdb").stat().st_size > 3 << 20
+    with kvstore.open(store_path) as store:
+        assert store.table("t").offsets() == {0: (0, 40_000)}
+
+
+def test_readers_follow_a_map_that_grew(store_path: Path) -> None:
+    from tests.store.helpers import Program
+
+    with Store(store_path, StoreOptions(map_bytes=1 << 20)) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        program = """
+        store = kvstore.open(path, read_only=True, map_bytes=1 << 20)
+        print(store.table("t").count())
+        sys.stdin.readline()
+        print(store.table("t").scan().read_all().num_rows)
+        """
+        with Program(store_path, program) as reader:
+            assert reader.line() == "0"
+            table.upsert([{"k": k, "s": "x" * 40, "v": 0.0} for k in range(40_000)])
+            table.flush()
+            reader.go_on()
+            assert reader.line() == "40000"
+
+
+@pytest.fixture
+def slow_commits(store_path: Path) -> Iterator[kvstore.Store]:
+    with kvstore.open(store_path, commit_wait_ms=60_000, commit_idle_ms=60_000) as store:
+        yield store
+
+
+def test_rows_are_read_before_they_are_committed(slow_commits: kvstore.Store) -> None:
+    table = slow_commits.create_table("t", SCHEMA, primary_key="k")
+    table.upsert({"k": 1, "s": "a", "v": 0.5})
+    assert table.get(1) == {"k": 1, "s": "a", "v": 0.5}
+    assert table.count() == 1
+    table.delete(1)
+    assert table.get(1) is None
+    assert table.offsets() == {0: (0, 2)}
+    assert rows_of(table) == []

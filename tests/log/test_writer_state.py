@@ -1,0 +1,111 @@
+"""Sequences of writers: what is new, what was seen, what is out of order, who is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from kvstore.errors import OutOfOrderSequence, WriterFenced
+from kvstore.log.writer_state import EXPIRY_MS, WriterStates
+from logformat.batch import NAMED_WRITER, BatchHeader
+from logformat.ids import SEQUENCE_MAX, Epoch, Offset, Sequence, WriterId
+from logformat.writer_entry import WINDOW, RememberedBatch, decode_snapshot
+
+WRITER = WriterId(5)
+
+
+def check(states: WriterStates, sequence: int, *, epoch: int = 0, now_ms: int = 0) -> RememberedBatch | None:
+    return states.check(WRITER, Sequence(sequence), Epoch(epoch), now_ms=now_ms, last_offset=Offset(99))
+
+
+def remember(states: WriterStates, sequence: int, *, epoch: int = 0, timestamp: int = 0, named: bool = False) -> None:
+    states.remember(
+        BatchHeader(
+            writer_id=WRITER,
+            batch_sequence=Sequence(sequence),
+            base_offset=Offset(10 * sequence),
+            last_offset_delta=3,
+            writer_epoch=epoch,
+            commit_timestamp=timestamp,
+            attributes=NAMED_WRITER if named else 0,
+        )
+    )
+
+
+@given(count=st.integers(0, 12), sequence=st.integers(0, 14))
+def test_only_the_next_one_is_new_and_the_last_five_are_known(count: int, sequence: int) -> None:
+    states = WriterStates({})
+    for sent in range(count):
+        assert check(states, sent) is None
+        remember(states, sent)
+    if sequence == count:
+        assert check(states, sequence) is None
+    elif count - WINDOW <= sequence < count:
+        seen = check(states, sequence)
+        assert seen is not None
+        assert (seen.base_offset, seen.last_offset) == (10 * sequence, 10 * sequence + 3)
+    else:
+        with pytest.raises(OutOfOrderSequence, match=f"at offset 99: {sequence} .incoming batch seq.., {count - 1} "):
+            check(states, sequence)
+
+
+def test_after_the_last_sequence_comes_the_first() -> None:
+    states = WriterStates({})
+    remember(states, SEQUENCE_MAX - 1)
+    remember(states, SEQUENCE_MAX)
+    assert check(states, 0) is None
+    remember(states, 0)
+    assert check(states, 1) is None
+    seen = check(states, SEQUENCE_MAX)
+    assert seen is not None
+    assert seen.base_offset == 10 * SEQUENCE_MAX
+
+
+def test_a_replay_may_begin_with_any_sequence() -> None:
+    states = WriterStates({})
+    remember(states, 10)
+    remember(states, 11)
+    assert check(states, 12) is None
+    assert check(states, 10) is not None
+
+
+def test_an_older_epoch_is_fenced_and_a_newer_one_goes_on() -> None:
+    states = WriterStates({})
+    remember(states, 0, epoch=3)
+    with pytest.raises(WriterFenced):
+        check(states, 1, epoch=2)
+    with pytest.raises(WriterFenced):
+        check(states, 0, epoch=2)
+    assert check(states, 1, epoch=4) is None
+
+
+def test_a_writer_is_forgotten_after_seven_days_of_the_logs_time_unless_it_has_a_name() -> None:
+    for named in (False, True):
+        states = WriterStates({})
+        remember(states, 0, timestamp=1000, named=named)
+        assert check(states, 1, now_ms=1000 + EXPIRY_MS - 1) is None
+        if named:
+            assert check(states, 1, now_ms=1000 + EXPIRY_MS) is None
+        else:
+            with pytest.raises(OutOfOrderSequence):
+                check(states, 1, now_ms=1000 + EXPIRY_MS)
+            assert check(states, 0, now_ms=1000 + EXPIRY_MS) is None
+            remember(states, 0, timestamp=1000 + EXPIRY_MS)
+            assert len(states.all()[WRITER].batches) == 1
+
+
+def test_nobody_is_never_out_of_order() -> None:
+    states = WriterStates({})
+    assert states.check(WriterId(-1), Sequence(-1), Epoch(0), now_ms=0, last_offset=Offset(0)) is None
+    assert states.remember(BatchHeader()) is None
+    assert states.all() == {}
+
+
+def test_a_snapshot_holds_all_of_it() -> None:
+    states = WriterStates({})
+    for sequence in range(7):
+        remember(states, sequence, epoch=2, timestamp=sequence)
+    offset, writers = decode_snapshot(states.snapshot(Offset(64)))
+    assert offset == 64
+    assert writers == states.all()
+    assert [batch.sequence for batch in writers[WRITER].batches] == [2, 3, 4, 5, 6]

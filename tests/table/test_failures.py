@@ -1,0 +1,143 @@
+"""Disks that refuse and rows that rot: what was acknowledged stays, the rest is not there, and the table goes on."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from tests.support.disks import FailingDisk, failing
+from tests.support.tables import changes_of, rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+
+
+@pytest.fixture
+def disk() -> FailingDisk:
+    return FailingDisk()
+
+
+@pytest.fixture
+def table(store_path: Path, disk: FailingDisk) -> Iterator[kvstore.Table]:
+    with Store(store_path, StoreOptions(commit_wait_ms=60_000, commit_idle_ms=60_000), files=disk) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
+        yield table
+        disk.fail = lambda _: 0
+    with kvstore.open(store_path) as store:
+        assert store.check().ok
+
+
+def test_no_space_for_the_log_writes_nothing_and_the_table_goes_on(table: kvstore.Table, disk: FailingDisk) -> None:
+    disk.fail, disk.short = failing("write", errno.ENOSPC), 77
+    with pytest.raises(StoreFull, match="free some"):
+        table.upsert([{"k": 1, "v": 2}, {"k": 3, "v": 2}])
+    assert rows_of(table) == [{"k": 1, "v": 1}, {"k": 2, "v": 1}]
+    assert table.count() == 2
+    table.upsert({"k": 3, "v": 3})
+    assert [change[0] for change in changes_of(table)] == [0, 1, 2]
+
+
+def test_a_sync_that_fails_once_loses_nothing(table: kvstore.Table, disk: FailingDisk) -> None:
+    disk.fail = failing("sync")
+    table.upsert({"k": 1, "v": 2})
+    disk.fail = lambda _: 0
+    table.upsert({"k": 2, "v": 2})
+    assert rows_of(table) == [{"k": 1, "v": 2}, {"k": 2, "v": 2}]
+    assert [change[0] for change in changes_of(table)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_disk_that_fails_for_good_is_said_and_acknowledged_rows_are_there_after_a_reopen(
+    store_path: Path, disk: FailingDisk
+) -> None:
+    with Store(store_path, StoreOptions(), files=disk) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert({"k": 1, "v": 1})
+        disk.fail = failing("sync", times=1000)
+        with pytest.raises(LogFailed, match="reopen"):
+            table.upsert({"k": 1, "v": 2})
+        disk.fail = lambda _: 0
+        with pytest.raises(LogFailed):
+            table.upsert({"k": 1, "v": 3})
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        assert table.get(1) in ({"k": 1, "v": 1}, {"k": 1, "v": 2})
+        table.upsert({"k": 1, "v": 4})
+        assert store.check().ok
+
+
+def test_only_the_request_to_blame_fails(store_path: Path, disk: FailingDisk) -> None:
+    """Requests that wait together are one group; a damaged row spoils the group, not its other requests."""
+    with Store(store_path, StoreOptions(), files=disk) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert([{"k": key, "v": 0} for key in range(20)])
+    with lmdb.open(str(store_path / "tables/1/0/index")) as environment, environment.begin(write=True) as transaction:
+        key = b"\x02\x80" + bytes(6) + b"\x05"
+        value = transaction.get(key)
+        assert isinstance(value, bytes)
+        transaction.put(key, value[:-1] + bytes([value[-1] ^ 1]))
+    with Store(store_path, StoreOptions(), files=disk) as store:
+        table = store.table("t")
+        table.upsert({"k": 99, "v": 0})
+        answers: dict[int, StoreError | None] = {}
+        started = threading.Event()
+
+        def slow(call: str) -> int:
+            started.wait(0.2)  # the first group waits here, so that the others gather behind it
+            return 0
+
+        def write(key: int) -> None:
+            try:
+                table.upsert({"k": key, "v": 1})
+                answers[key] = None
+            except StoreError as error:
+                answers[key] = error
+
+        disk.fail = slow
+        workers = [threading.Thread(target=write, args=(key,)) for key in range(10)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        disk.fail = lambda _: 0
+        assert isinstance(answers.pop(5), CorruptData)
+        assert set(answers.values()) == {None}
+        found = table.lookup([key for key in range(10) if key != 5]).to_pylist()
+        assert all(row["v"] == 1 for row in found)
+        with pytest.raises(CorruptData):
+            table.get(5)
+        assert not store.check().ok
+
+
+@pytest.mark.parametrize("durability", ["interval", "none"])
+def test_relaxed_durability_is_durable_after_a_flush(store_path: Path, durability: str, disk: FailingDisk) -> None:
+    options = StoreOptions(durability, commit_wait_ms=60_000, commit_idle_ms=60_000, sync_interval_ms=60_000)
+    with Store(store_path, options, files=disk) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert({"k": 0, "v": 0})
+        disk.calls.clear()
+        for key in range(1, 5):
+            table.upsert({"k": key, "v": 0})
+        assert "sync" not in disk.calls
+        assert table.count() == 5
+        table.flush()
+        assert "sync" in disk.calls
+    with kvstore.open(store_path) as store:
+        assert store.table("t").count() == 5
+        assert store.check().ok
+
+
+def test_synced_durability_syncs_before_every_answer(table: kvstore.Table, disk: FailingDisk) -> None:
+    for key in range(5):
+        disk.calls.clear()
+        table.upsert({"k": key, "v": 0})
+        assert disk.calls.index("write") < disk.calls.index("sync")

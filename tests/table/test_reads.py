@@ -1,0 +1,177 @@
+"""Scans, lookups and changelogs: order, columns, starts and ends."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.errors import CorruptBatch, InvalidRequest
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from kvstore.table.scan import KeyRange
+from tests.support.clocks import SetClock
+from tests.support.tables import changes_of, rows_of
+
+SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field("name", pa.string(), False), pa.field("n", pa.int32(), False)])
+
+
+@pytest.fixture
+def table(store: kvstore.Store) -> kvstore.Table:
+    table = store.create_table("t", SCHEMA, primary_key=["name", "n"])
+    table.upsert([{"name": name, "n": n, "v": n} for n in (2, -1) for name in ("b", "a", "")])
+    return table
+
+
+def test_a_scan_is_in_key_order_whatever_the_order_of_columns(table: kvstore.Table) -> None:
+    assert [(row["name"], row["n"]) for row in rows_of(table)] == [
+        ("", -1), ("", 2), ("a", -1), ("a", 2), ("b", -1), ("b", 2)
+    ]  # fmt: skip
+
+
+def test_a_scan_of_some_columns_has_them_in_the_order_asked_for(table: kvstore.Table) -> None:
+    for columns in (["n", "v"], ["v"], ["name"], ["v", "name", "n"]):
+        assert table.scan(columns).read_all().equals(table.scan().read_all().select(columns))
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4, 6, 100])
+def test_a_limit_takes_the_first_in_key_order(table: kvstore.Table, limit: int) -> None:
+    assert table.scan(limit=limit).read_all().to_pylist() == rows_of(table)[:limit]
+
+
+def test_keys_in_every_form(table: kvstore.Table) -> None:
+    expected = {"name": "a", "n": 2, "v": 2}
+    assert table.get(("a", 2)) == table.get({"n": 2, "name": "a"}) == table[("a", 2)] == expected
+    assert table.get(("a", 3)) is None
+    with pytest.raises(KeyError):
+        table[("a", 3)]
+    found = table.lookup(pa.table({"name": ["a", "zz"], "n": pa.array([2, 0], pa.int32())}))
+    assert found.to_pylist() == [expected | {"_found": True}, {"name": "zz", "n": 0, "v": None, "_found": False}]
+    assert table.lookup([]).num_rows == 0
+
+
+def test_lookup_answers_each_key_in_order_also_twice(table: kvstore.Table) -> None:
+    keys = [("b", 2), ("x", 0), ("b", 2), ("", -1)]
+    assert [row["_found"] for row in table.lookup(keys).to_pylist()] == [True, False, True, True]
+
+
+def test_delete_takes_keys_in_every_form(table: kvstore.Table) -> None:
+    table.delete(("a", 2))
+    table.delete([("a", -1), {"name": "b", "n": 2}])
+    result = table.delete(pa.table({"n": pa.array([-1], pa.int32()), "name": ["b"]}))
+    assert [(row["name"], row["n"]) for row in rows_of(table)] == [("", -1), ("", 2)]
+    assert (result.first_offset, result.last_offset) == (9, 9)
+
+
+def test_arrow_data_of_every_maker(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
+    data = pa.table({"name": ["x", "y"], "n": pa.array([1, 2], pa.int8()), "v": pa.array([1, 2]).dictionary_encode()})
+    table.upsert(data)
+    table.upsert(data.to_batches()[0])
+    table.upsert(data.to_reader())
+    assert [row["v"] for row in rows_of(table)] == [1, 2]
+    assert table.offsets() == {0: (0, 10)}
+
+
+def test_long_data_is_applied_in_batches(open_store: object, store_path: Path) -> None:
+    with Store(store_path, StoreOptions(batch_rows_max=100)) as store:
+        table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
+        data = pa.table({"name": ["x"] * 250, "n": pa.array(range(250), pa.int32()), "v": pa.array(range(250))})
+        result = table.upsert(data)
+        assert (result.first_offset, result.last_offset) == (0, 249)
+        assert sorted({version for *_, version in changes_of(table)}) == [0, 100, 200]
+        assert table.upsert(data.slice(0, 0)).first_offset == 250
+
+
+class TestChangelog:
+    def test_columns(self, table: kvstore.Table) -> None:
+        (batch,) = table.changelog()
+        assert batch.schema.names == [
+            "_bucket", "_log_offset", "_change_type", "_commit_timestamp", "_commit_version", "v", "name", "n"
+        ]  # fmt: skip
+        assert batch.schema.types[:5] == [
+            pa.int32(), pa.int64(), pa.string(), pa.timestamp("us", "UTC"), pa.int64()
+        ]  # fmt: skip
+        (some,) = table.changelog(columns=["n", "_log_offset"])
+        assert some.equals(batch.select(["n", "_log_offset"]))
+
+    def test_full_is_the_rows_as_inserts_of_the_last_commit(self, table: kvstore.Table) -> None:
+        table.delete(("b", 2))
+        changes = changes_of(table, "full")
+        assert [row for _, _, row, _ in changes] == rows_of(table)
+        assert {(offset, kind, version) for offset, kind, _, version in changes} == {(6, "insert", 6)}
+
+    def test_starts_and_ends(self, table: kvstore.Table) -> None:
+        everything = changes_of(table)
+        assert changes_of(table, "earliest", "latest") == everything
+        assert changes_of(table, "latest") == []
+        for start in range(7):
+            for end in range(start, 7):
+                assert changes_of(table, start, end) == everything[start:end]
+                assert changes_of(table, {0: start}, {0: end}) == everything[start:end]
+
+    def test_times(self, store_path: Path) -> None:
+        clock = SetClock(1_000)
+        with Store(store_path, StoreOptions(), clock=clock) as store:
+            table = store.create_table("t", SCHEMA, primary_key=["name", "n"])
+            for step, now in enumerate((1_000, 2_000, 2_000, 1_500, 3_000)):
+                clock.now = now
+                table.upsert({"name": "a", "n": step, "v": now})
+            times = [change["_commit_timestamp"] for batch in table.changelog() for change in batch.to_pylist()]
+            assert [int(time.timestamp() * 1000) for time in times] == [1_000, 2_000, 2_000, 2_000, 3_000]
+
+            def at(ms: float) -> dt.datetime:
+                return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+            assert [offset for offset, *_ in changes_of(table, at(2_000))] == [1, 2, 3, 4]
+            assert [offset for offset, *_ in changes_of(table, at(1_000.5), at(3_000))] == [1, 2, 3]
+            assert changes_of(table, at(3_001)) == []
+            with pytest.raises(InvalidRequest, match="time zone"):
+                table.changelog(dt.datetime(2020, 1, 1))
+
+    def test_a_change_that_is_damaged_is_named(self, store_path: Path) -> None:
+        with kvstore.open(store_path) as store:
+            table = store.create_table("t", SCHEMA, primary_key=["name", "n"])
+            for n in range(4):
+                table.upsert({"name": "a", "n": n, "v": 0})
+        log = store_path / "tables/1/0/log/00000000000000000000.log"
+        data = bytearray(log.read_bytes())
+        data[len(data) // 2] ^= 1
+        log.write_bytes(data)
+        with kvstore.open(store_path) as store:
+            with pytest.raises(CorruptBatch, match="position="):
+                list(store.table("t").changelog())
+            assert len(rows_of(store.table("t"))) == 4
+            (finding,) = store.check().findings
+            assert "CorruptBatch" not in finding
+            assert "00000000000000000000.log" in finding
+
+
+class TestSplits:
+    def test_ranges_of_keys_cover_every_row_once(self, store: kvstore.Store) -> None:
+        table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
+        data = {"name": [f"{n % 97:02}" for n in range(5000)], "n": pa.array(range(5000), pa.int32()), "v": range(5000)}
+        table.upsert(pa.table({"name": data["name"], "n": data["n"], "v": pa.array(data["v"])}))
+        ranges = table.split_keys(0, 4, 1)
+        assert len(ranges) == 4
+        end = table.offsets()[0][1]
+        parts = [pa.Table.from_batches(table.rows_within(0, keys, as_of=end), SCHEMA) for keys in ranges]
+        assert pa.concat_tables(parts).equals(table.scan().read_all())
+        assert min(part.num_rows for part in parts) > 500
+
+    def test_ranges_as_of_an_offset_cover_the_rows_of_then(self, store: kvstore.Store) -> None:
+        table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
+        table.upsert([{"name": str(n), "n": 0, "v": 0} for n in range(0, 3000, 2)])
+        then, expected = table.offsets()[0][1], table.scan().read_all()
+        table.upsert([{"name": str(n), "n": 0, "v": 1} for n in range(3000)])
+        table.delete([(str(n), 0) for n in range(0, 3000, 5)])
+        ranges = table.split_keys(0, 3, 1)
+        assert len(ranges) == 3
+        parts = [pa.Table.from_batches(table.rows_within(0, keys, as_of=then), SCHEMA) for keys in ranges]
+        assert pa.concat_tables(parts).equals(expected)
+
+    def test_a_small_table_is_one_range(self, table: kvstore.Table) -> None:
+        assert table.split_keys(0, 4, 1 << 20) == [KeyRange()]
