@@ -11,6 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from kvstore.errors import CorruptBatch, OffsetOutOfRange
 from kvstore.files import read_file
 from logformat import paths, sparse_index
 from logformat.batch import BatchHeader, decode_header, verify
-from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
+from logformat.ids import BucketId, Offset, Position, TableId
 from logformat.segment import HEAD_BYTES, decode_head
 
 
@@ -194,21 +195,20 @@ class LogFiles:
             parts: At most so many, of about the same number of bytes.
             bytes_min: And none much smaller than this.
         """
-        known, size = [], 0
-        for base in self.bases() if start < end else ():
-            if base >= end:
-                break
+        known: list[tuple[int, Offset]] = []
+        size = 0
+        for base in self.bases():
             segment = self.segment(base)
             known += [(size + entry.position, entry.offset) for entry in segment.sparse_index()]
             size += segment.size
         inner = [(place, offset) for place, offset in known if start < offset < end]
-        if not inner:
-            return [(start, end)]
-        first, last = inner[0][0], inner[-1][0]
+        first = max((place for place, offset in known if offset <= start), default=0)
+        last = min((place for place, offset in known if offset >= end), default=size)
         parts = max(1, min(parts, (last - first) // bytes_min))
         places = [first + (last - first) * part // parts for part in range(1, parts)]
-        cuts = sorted({inner[bisect_right(inner, (place, OFFSET_MAX)) - 1][1] for place in places})
-        return list(zip([start, *cuts], [*cuts, end], strict=True))
+        nearest = (bisect_right(inner, (place, Offset(0))) for place in places)
+        cuts = sorted({inner[at][1] for at in nearest if at < len(inner)})
+        return list(pairwise([start, *cuts, end]))
 
     def _next(self, base: Offset, position: Position, expected: Offset) -> tuple[FoundBatch, Offset]:
         following = self._following(base)

@@ -26,8 +26,10 @@ from logformat.ids import Offset
 
 CHANGELOG = "$changelog"
 OPTIONS = ("path", "table", "columns", "startingOffsets", "endingOffsets")
-PARTITION_BYTES_MIN = 4 << 20
-"""A task costs as much as reading this; less is not worth one of its own."""
+ROWS_PARTITION_BYTES_MIN = 4 << 20
+"""A task costs as much as reading this much of an index; less is not worth one of its own."""
+CHANGES_PARTITION_BYTES_MIN = 1 << 20
+"""The same of a log, which is compressed."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,13 @@ class KvStoreReader(DataSourceReader):
                     Partition(bucket, first, last)
                     for bucket, start, end in plan.ranges
                     for first, last in table.split_changes(
-                        bucket, Offset(start), Offset(end), cores, PARTITION_BYTES_MIN
+                        bucket, Offset(start), Offset(end), cores, CHANGES_PARTITION_BYTES_MIN
                     )
                 ]
             return [
                 Partition(bucket, start, end, keys.start, keys.stop)
                 for bucket, start, end in plan.ranges
-                for keys in table.split_keys(bucket, cores, PARTITION_BYTES_MIN)
+                for keys in table.split_keys(bucket, cores, ROWS_PARTITION_BYTES_MIN)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

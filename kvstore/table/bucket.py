@@ -61,7 +61,7 @@ class Bucket:
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(schema_id)
         key = definition.primary_key
-        fitting = changes.conform(definition.schema_of(id), definition.schema.names if key is None else key)
+        fitting = changes.conform(definition.schema_of(id), key or ())
         if key is None:
             if fitting.is_delete.true_count:
                 raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")

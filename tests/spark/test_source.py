@@ -1,0 +1,192 @@
+"""Spark reads what Python reads: rows, changes, types, and the moment they were loaded."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+
+import kvstore
+from logformat.intake import empty
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("v", pa.float64())])
+
+
+def load(spark: SparkSession, store: kvstore.Store, table: str, **options: str) -> DataFrame:
+    return spark.read.format("kvstore").options(path=str(store.path), table=table, **options).load()
+
+
+def listed(frame: DataFrame, *order: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = frame.orderBy(*order).toArrow().to_pylist()
+    return rows
+
+
+def python_changes(table: kvstore.Table, *arguments: Any) -> list[dict[str, Any]]:
+    return [change for batch in table.changelog(*arguments) for change in batch.to_pylist()]
+
+
+@pytest.fixture
+def table(store: kvstore.Store) -> kvstore.Table:
+    """Enough rows for a task on each core, some of them changed and deleted."""
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    count = 200_000
+    keys = pa.array(range(count))
+    table.upsert(pa.table({"k": keys, "s": [f"name-{k}" for k in range(count)], "v": keys.cast(pa.float64())}))
+    table.upsert([{"k": k, "s": None, "v": -1.0} for k in range(0, count, 1000)])
+    table.delete(list(range(5, count, 5000)))
+    table.flush()
+    return table
+
+
+def test_rows_and_changes_equal_pythons(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:
+    rows = load(spark, store, "t")
+    assert rows.rdd.getNumPartitions() == 2
+    assert rows.orderBy("k").toArrow().equals(table.scan().read_all().cast(rows.toArrow().schema))
+    changes = load(spark, store, "t$changelog")
+    assert changes.rdd.getNumPartitions() == 2
+    expected = pa.Table.from_batches(table.changelog())
+    assert changes.orderBy("_log_offset").toArrow().equals(expected.cast(changes.toArrow().schema))
+
+
+def test_projections(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:
+    expected = table.scan(["v", "k"]).read_all().to_pylist()
+    assert listed(load(spark, store, "t", columns="v, k"), "k") == expected
+    reader = spark.read.format("kvstore").options(path=str(store.path), table="t")
+    assert listed(reader.schema("v double, k bigint").load(), "k") == expected
+    changes = load(spark, store, "t$changelog", columns="_change_type,k")
+    assert changes.columns == ["_change_type", "k"]
+    assert {row["_change_type"]: row["count"] for row in changes.groupBy("_change_type").count().collect()} == {
+        "insert": 200_000,
+        "update_preimage": 200,
+        "update_postimage": 200,
+        "delete": 40,
+    }
+    assert load(spark, store, "t").select().count() == 199_960
+
+
+def test_what_is_loaded_stays_as_it_was(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:
+    rows, changes = load(spark, store, "t"), load(spark, store, "t$changelog")
+    expected, end = table.scan().read_all(), table.offsets()[0][1]
+    table.upsert([{"k": k, "s": "later", "v": 0.0} for k in range(-50, 50)])
+    table.delete(list(range(100_000, 100_100)))
+    table.flush()
+    assert rows.orderBy("k").toArrow().equals(expected.cast(rows.toArrow().schema))
+    assert changes.count() == end
+    assert load(spark, store, "t").count() == table.count()
+
+
+def test_offsets(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    for k in range(5):
+        table.upsert([{"k": k, "s": "a", "v": None}, {"k": 0, "s": "b", "v": 1.0}])
+    table.flush()
+    for start in (0, 3, 7):
+        for end in (7, 9):
+            options = {"startingOffsets": f'{{"0": {start}}}', "endingOffsets": f'{{"0": {end}}}'}
+            found = load(spark, store, "t$changelog", **options)
+            assert [row["_log_offset"] for row in found.orderBy("_log_offset").collect()] == list(range(start, end))
+    assert load(spark, store, "t$changelog", startingOffsets="latest").count() == 0
+    assert load(spark, store, "t$changelog", startingOffsets="earliest").count() == table.offsets()[0][1]
+
+
+def test_empty_tables_and_log_tables(spark: SparkSession, store: kvstore.Store) -> None:
+    store.create_table("t", SCHEMA, primary_key="k")
+    assert load(spark, store, "t").collect() == []
+    assert load(spark, store, "t$changelog").collect() == []
+    log = store.create_table("log", SCHEMA)
+    log.upsert([{"k": k, "s": None, "v": None} for k in (3, 3, 1)])
+    log.flush()
+    found = listed(load(spark, store, "log$changelog"), "_log_offset")
+    assert [(row["_change_type"], row["k"]) for row in found] == [("append", 3), ("append", 3), ("append", 1)]
+
+
+EVERY_TYPE = {
+    "i8": (pa.int8(), -1),
+    "i16": (pa.int16(), -1),
+    "i32": (pa.int32(), -1),
+    "i64": (pa.int64(), -(2**63)),
+    "u8": (pa.uint8(), 255),
+    "u16": (pa.uint16(), 65_535),
+    "u32": (pa.uint32(), 2**32 - 1),
+    "f32": (pa.float32(), 0.5),
+    "f64": (pa.float64(), 0.1),
+    "flag": (pa.bool_(), True),
+    "text": (pa.string(), "é"),
+    "bytes": (pa.binary(), b"\0\xff"),
+    "four": (pa.binary(4), b"abcd"),
+    "money": (pa.decimal128(10, 2), Decimal("-12.34")),
+    "day": (pa.date32(), dt.date(1969, 12, 31)),
+    "moment": (pa.timestamp("us", "UTC"), dt.datetime(2026, 11, 20, 1, 2, 3, 4, dt.UTC)),
+    "seconds": (pa.timestamp("s", "UTC"), dt.datetime(2026, 11, 20, 1, 2, 3, 0, dt.UTC)),
+    "wall": (pa.timestamp("us"), dt.datetime(2026, 11, 20, 1, 2, 3, 4)),
+    "span": (pa.duration("us"), dt.timedelta(days=1, microseconds=1)),
+    "list": (pa.list_(pa.int32()), [1, None, 3]),
+    "map": (pa.map_(pa.string(), pa.int64()), [("a", 1), ("b", None)]),
+    "struct": (pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))]), {"x": 1, "y": ["z"]}),
+}
+
+
+def test_every_type(spark: SparkSession, store: kvstore.Store) -> None:
+    schema = pa.schema([pa.field("k", pa.int32(), False), *((name, kind) for name, (kind, _) in EVERY_TYPE.items())])
+    table = store.create_table("t", schema, primary_key="k")
+    full = {"k": 1} | {name: value for name, (_, value) in EVERY_TYPE.items()}
+    nothing = {"k": 2} | dict.fromkeys(EVERY_TYPE)
+    table.upsert([full, nothing])
+    table.flush()
+    assert listed(load(spark, store, "t"), "k") == [full, nothing]
+    changes = listed(load(spark, store, "t$changelog", columns=",".join(schema.names)), "k")
+    assert changes == [full, nothing]
+
+
+def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kvstore.Store) -> None:
+    schema = pa.schema([pa.field("k", pa.int32(), False), pa.field("fine", pa.timestamp("ns"))])
+    table = store.create_table("t", schema, primary_key="k")
+    table.upsert(pa.table({"k": pa.array([1], pa.int32()), "fine": pa.array([1], pa.timestamp("ns"))}))
+    table.flush()
+    assert load(spark, store, "t", columns="k").count() == 1
+    with pytest.raises(PythonException, match="column=fine"):
+        load(spark, store, "t").collect()
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        ("t", {"colums": "k"}, "There is no such option"),
+        ("nope", {}, "There is no such table"),
+        ("t", {"columns": "zzz"}, "no such column"),
+        ("t$changelog", {"columns": "zzz"}, "no such column"),
+        ("t", {"startingOffsets": "earliest"}, "for a changelog"),
+        ("t$changelog", {"startingOffsets": "newest"}, "JSON from bucket to offset"),
+        ("t$changelog", {"startingOffsets": '{"0": 99}'}, "does not hold this offset"),
+        ("t$changelog", {"endingOffsets": '{"0": 99}'}, "does not hold this offset"),
+        ("t$changelog", {"startingOffsets": '{"1": 0}'}, "an offset for each bucket"),
+    ],
+)
+def test_bad_options(
+    spark: SparkSession, store: kvstore.Store, table: str, options: dict[str, str], message: str
+) -> None:
+    store.create_table("t", SCHEMA, primary_key="k").upsert(empty(SCHEMA))
+    with pytest.raises(AnalysisException, match=message):
+        load(spark, store, table, **options)
+
+
+def test_a_path_that_is_no_store(spark: SparkSession, tmp_path: Any) -> None:
+    with pytest.raises(AnalysisException, match="There is no store here"):
+        spark.read.format("kvstore").options(path=str(tmp_path), table="t").load()
+    with pytest.raises(AnalysisException, match="`path` is missing"):
+        spark.read.format("kvstore").option("table", "t").load()
+
+
+def test_a_schema_that_is_not_the_tables(spark: SparkSession, store: kvstore.Store) -> None:
+    store.create_table("t", SCHEMA, primary_key="k")
+    reader = spark.read.format("kvstore").options(path=str(store.path), table="t")
+    for schema in ("k string", "zzz bigint"):
+        with pytest.raises(AnalysisException, match="leave columns out"):
+            reader.schema(schema).load().collect()
