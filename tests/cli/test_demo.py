@@ -1,0 +1,107 @@
+"""``kvstore demo``: a git history through the table and Spark, and back to what git says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+import kvstore
+from kvstore.cli.git_history import Repository
+from kvstore.cli.main import app
+from tests.cli.repositories import commit, eventful_repository, git, new_repository
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("kvstore"), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_every_commit_is_replayed_as_git_has_it(tmp_path: Path) -> None:
+    """Applied one after the other, the changes of each commit lead to its tree."""
+    repository = Repository(eventful_repository(tmp_path / "repo"))
+    files: dict[str, tuple[str, str]] = {}
+    sizes: dict[str, int | None] = {}
+    seen = []
+    for change in repository.changes():
+        for path in change.deleted:
+            del files[path], sizes[path]
+        for file in change.written:
+            files[file.path], sizes[file.path] = (file.mode, file.blob), file.size
+        assert files == repository.tree(change.id)
+        seen.append(change)
+    assert [change.id for change in seen] == git(
+        tmp_path / "repo", "rev-list", "--topo-order", "--reverse", "HEAD"
+    ).split()
+    assert sum(not (change.written or change.deleted) for change in seen) == 2
+    assert sizes["d"] == len("two\nlines")
+    assert {change.author for change in seen} == {"A. Author"}
+
+
+@pytest.mark.spark
+def test_the_demo_compares_equal(tmp_path: Path) -> None:
+    done = command("demo", "--repo", eventful_repository(tmp_path / "repo"), "--store", tmp_path / "store")
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = {name.strip(): value.strip() for name, value in re.findall(r"│([^│]+)│([^│]+)│", done.stdout)}
+    commits = int(numbers["commits"])
+    assert commits == 8
+    assert int(numbers["empty batches"]) == 2
+    assert int(numbers["duplicates answered"]) == (commits + 2) // 3
+    assert len(numbers["compared with git after commit"].split(",")) == 4
+    assert numbers["differences"] == "0"
+    with kvstore.open(tmp_path / "store", read_only=True) as store:
+        assert store.table("files").count() == len(Repository(tmp_path / "repo").tree("HEAD"))
+
+
+@pytest.mark.spark
+def test_a_difference_is_shown_and_is_exit_code_1(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Repository.tree
+    monkeypatch.setattr(Repository, "tree", lambda self, commit: right(self, commit) | {"never there": ("100644", "0")})
+    result = CliRunner().invoke(app, ["demo", "--repo", str(eventful_repository(tmp_path / "repo"))])
+    assert result.exit_code == 1
+    assert "differs from git in 1 files" in result.output
+    assert "'never there'" in result.output
+
+
+def test_repositories_that_can_not_be_replayed_get_a_word(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    unborn = new_repository(tmp_path / "unborn")
+    whole = new_repository(tmp_path / "whole")
+    for message in ("one", "two"):
+        commit(whole, message)
+    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{whole}", "shallow")
+    words = {"plain": "no git repository", unborn.name: "no commits yet", "shallow": "--unshallow"}
+    for name, word in words.items():
+        done = command("demo", "--repo", tmp_path / name)
+        assert done.returncode == 2
+        assert word in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_check_says_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
+        table.upsert([{"k": k} for k in range(10)])
+    assert command("check", path).returncode == 0
+    told = json.loads(command("check", path, "--json").stdout)
+    assert told["ok"]
+    assert told["buckets"][0]["rows"] == 10
+    log = path / "tables/1/0/log/00000000000000000000.log"
+    log.write_bytes(log.read_bytes()[:-1] + b"\x01")
+    done = command("check", path)
+    assert done.returncode == 1
+    assert "wrong:" in done.stdout
+    assert not json.loads(command("check", path, "--json").stdout)["ok"]
+    assert command("check", tmp_path / "nothing").returncode == 2
+    assert command("chekc").returncode == 2
