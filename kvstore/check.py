@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptData, OutOfOrderSequence, WriterFenced
+from kvstore.files import read_file
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates
@@ -19,9 +21,11 @@ from kvstore.table.tablet import Tablet
 from logformat.batch import LogBatch, decode_batch
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
-from logformat.ids import BucketId, Epoch
+from logformat.ids import BucketId, Epoch, Offset
 from logformat.index_state import IndexState
 from logformat.octets import Octets
+from logformat.segment import HEAD_BYTES
+from logformat.writer_entry import decode_snapshot
 
 _GAINS = (ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
 
@@ -96,6 +100,8 @@ class _Fold:
     def add(self, found: FoundBatch) -> None:
         """Verify one batch and fold it in. Its place and offsets were checked on the way to it."""
         header = found.header
+        if found.position == HEAD_BYTES:
+            self._compare_snapshot(found.path, header.base_offset)
         batch = decode_batch(found.data, self._definition.schema_of(header.schema_id), validate=True)
         if header.commit_timestamp < self._timestamp:
             self._finding(f"the batch at offset {header.base_offset} is older than the one before it")
@@ -137,6 +143,12 @@ class _Fold:
         _, hashes = layout.encode_values(batch.rows, sums, batch.schema_id)
         gained, lost = hashes[gains].sum(dtype=np.uint64), hashes[~gains].sum(dtype=np.uint64)
         self._digest = (self._digest + int(gained) - int(lost)) % 2**64
+
+    def _compare_snapshot(self, segment: Path, base: Offset) -> None:
+        """Hold what a segment was told of writers when it was begun against the batches before it."""
+        snapshot = segment.with_suffix(".writers")
+        if snapshot.exists() and decode_snapshot(read_file(snapshot)) != (base, self._writers.all()):
+            self._finding(f"{snapshot.name} does not say what the log before it does")
 
     def _finding(self, text: str) -> None:
         self._report.findings.append(text)

@@ -6,6 +6,7 @@ to four offsets, into the files there were, and each must be what ``git ls-tree 
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterable
@@ -40,6 +41,15 @@ SCHEMA = pa.schema(
 )
 RESENT = 3
 """Every how many-th batch is sent twice."""
+LOGGING = """\
+rootLogger = error, console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n
+"""
+"""How Spark logs: errors only."""
 
 
 @dataclass
@@ -60,8 +70,8 @@ def demo(
     """Replay a git history into a table, read its changelog with Spark, and compare with git."""
     console = Console()
     repository = Repository(repo)
-    spark = _spark_session()
     with tempfile.TemporaryDirectory(prefix="kvstore-demo-") as temporary:
+        spark = _spark_session(Path(temporary))
         path = store or Path(temporary) / "store"
         replay, commits = _replay(repository, path, console)
         compared, counts, spark_seconds = _compare(repository, path, commits, replay, spark, console)
@@ -165,20 +175,22 @@ def _expect(replay: Replay, what: str, found: dict[str, tuple[str, str]], expect
         replay.mistakes.append(f"{what} differs from git in {len(wrong)} files, such as {min(wrong)!r}")
 
 
-def _spark_session() -> SparkSession:
+def _spark_session(configuration: Path) -> SparkSession:
     try:
         from pyspark.sql import SparkSession
 
         from kvstore.spark import KvStoreSource, configure
     except ModuleNotFoundError as error:
         raise UnsupportedOperation("The demo needs Spark; `pip install kvstore[spark]`.") from error
+    (configuration / "log4j2.properties").write_text(LOGGING)
+    os.environ["SPARK_CONF_DIR"] = str(configuration)  # Spark talks before it can be asked not to
     builder = configure(SparkSession.builder.master("local[2]").appName("kvstore demo"))
     quiet = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
     for name, value in quiet.items():
         builder = builder.config(name, value)

@@ -174,6 +174,10 @@ class Index:
         """Make room for more; nothing may be uncommitted. See :meth:`Environment.grow`."""
         self._environment.grow()
 
+    def release_dead_readers(self) -> None:
+        """Free what killed readers held; see :meth:`Environment.release_dead_readers`."""
+        self._environment.release_dead_readers()
+
     def close(self) -> None:
         """Give the environment up; what is not committed is forgotten."""
         self.abort()

@@ -33,6 +33,7 @@ Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
+READER_CHECK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Committer:
         self._ended: StoreError | None = None
         self._in_hand: list[Request] = []
         self._applied_first = self._applied_last = 0.0
+        self._readers_checked = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
 
@@ -283,6 +285,10 @@ class Committer:
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
 
     def _commit_in_time(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._readers_checked >= READER_CHECK_SECONDS:
+            self._readers_checked = now
+            self._path.index.release_dead_readers()
         try:
             self._commit()
         except StoreFull:
