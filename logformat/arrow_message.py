@@ -86,6 +86,8 @@ def _is_compressed(message: memoryview) -> bool:
     for place, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
         if length:  # a compressed buffer begins with its size; -1 says that it is not compressed after all
             (promised,) = struct.unpack_from("<q", body, place)
+            if length < 0 or promised < -1:
+                raise CorruptBatch("A buffer of a batch has a negative size; run `kvstore check`.")
             raw += length if promised < 0 else promised
     if raw > RAW_BYTES_MAX:
         raise CorruptBatch("A batch promises more rows than one may hold; run `kvstore check`.", raw_bytes=raw)

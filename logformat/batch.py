@@ -74,7 +74,7 @@ LAYOUTS = (
 _CRC_POSITION = 16  # of magic 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen would make the many fields slow to set
 class BatchHeader:
     """What the header of a batch says. Fields a magic does not have hold their defaults."""
 
@@ -117,7 +117,7 @@ class BatchHeader:
         return bool(self.attributes & APPEND_ONLY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class LogBatch(BatchHeader):
     """A batch: its header, and for each record a change type and a row.
 
@@ -141,8 +141,6 @@ class LogBatch(BatchHeader):
             and self.statistics == other.statistics
         )
 
-    __hash__ = None  # type: ignore[assignment]  # holds arrays
-
 
 def decode_header(buffer: bytes | memoryview) -> BatchHeader:
     """The header at the start of a buffer; the checksum is *not* looked at.
@@ -158,9 +156,12 @@ def decode_header(buffer: bytes | memoryview) -> BatchHeader:
     layout = LAYOUTS[magic]
     if len(buffer) < layout.size:
         raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer))
-    values = dict(zip(layout.names, struct.unpack_from(layout.format, buffer), strict=True))
-    length = values.pop("length")
-    header = BatchHeader(size=length + LOG_OVERHEAD, **values)
+    header = BatchHeader()
+    for name, value in zip(layout.names, struct.unpack_from(layout.format, buffer), strict=True):
+        if name == "length":
+            header.size = value + LOG_OVERHEAD
+        else:
+            setattr(header, name, value)
     count, delta = header.record_count, header.last_offset_delta
     if not (
         layout.size <= header.size <= BATCH_BYTES_MAX
@@ -208,7 +209,6 @@ def decode_batch(
     view = memoryview(buffer)
     header = decode_header(view)
     verify(header, view)
-    values = _header_values(header)
     layout, count = LAYOUTS[header.magic], header.record_count
     place = layout.size + header.statistics_length
     statistics = bytes(view[layout.size : place])
@@ -220,16 +220,17 @@ def decode_batch(
         place += count
         if change_types.max(initial=0) > max(ChangeType):
             raise CorruptBatch("A batch holds an unknown change type.", base_offset=header.base_offset)
-    names = schema.names if columns is None else list(columns)
-    rows = pa.RecordBatch.from_pylist([], schema=pa.schema([schema.field(name) for name in names]))
-    if count:
+    if not count:
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        rows = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
+    else:
         start = header.records_position if header.magic == MAGIC else place
         if start < place:
             raise CorruptBatch("The rows of a batch begin inside its header.", base_offset=header.base_offset)
         rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate)
         if rows.num_rows != count:
             raise CorruptBatch("A batch does not hold the rows it counts.", base_offset=header.base_offset)
-    return LogBatch(**values, change_types=change_types, rows=rows, statistics=statistics)
+    return LogBatch(**_header_values(header), change_types=change_types, rows=rows, statistics=statistics)
 
 
 def encode_batch(batch: LogBatch, magic: int = MAGIC, compression: Compression = None) -> bytes:

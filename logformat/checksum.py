@@ -83,6 +83,7 @@ def _sums(words: np.ndarray, starts: np.ndarray | None, weights: _Weights) -> np
         return matrix_sums
     if not len(starts):
         return np.zeros(0, np.uint64)
-    lengths = np.diff(starts, append=len(words))
-    place = np.arange(len(words)) - np.repeat(starts, lengths)
+    lengths = np.empty_like(starts)
+    lengths[:-1], lengths[-1] = starts[1:] - starts[:-1], len(words) - starts[-1]
+    place = np.arange(len(words)) - starts.repeat(lengths)
     return np.add.reduceat(words * weights.first(int(lengths.max()))[place], starts)

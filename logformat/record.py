@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from logformat import octets
 from logformat.errors import CorruptData
-from logformat.octets import Octets
+from logformat.octets import WORD, Octets
 from logformat.schema import fixed_width, is_variable
 
 _LENGTH = np.dtype("<u4")
@@ -29,13 +29,14 @@ class RecordCodec:
     Args:
         types: Stored types (``logformat.schema``), in order.
         head: Names and dtypes of fields before the bitmap, for whoever embeds records in something larger.
-        multiple_of: The fixed part is padded to a multiple of this many bytes if no column is variable.
+        aligned: Records begin at multiples of 8 bytes; without a variable column, their size is one too.
     """
 
     def __init__(
-        self, types: Sequence[pa.DataType], head: Sequence[tuple[str, str]] = (), *, multiple_of: int = 1
+        self, types: Sequence[pa.DataType], head: Sequence[tuple[str, str]] = (), *, aligned: bool = False
     ) -> None:
         self._types = list(types)
+        self._aligned = aligned
         self._variable = [i for i, kind in enumerate(types) if is_variable(kind)]
         self._names = [f"c{i}" for i in range(len(types))]
         bitmap_bytes = (len(self._types) + 7) // 8
@@ -43,16 +44,9 @@ class RecordCodec:
             [*head, ("nulls", np.uint8, (bitmap_bytes,))]
             + [(f"c{i}", _LENGTH if is_variable(kind) else _dtype(kind)) for i, kind in enumerate(types)]
         )
-        size = plain.itemsize + (-plain.itemsize % multiple_of if not self._variable else 0)
-        fields: Any = plain.fields or {}
-        self.dtype = np.dtype(
-            {
-                "names": list(plain.names or ()),
-                "formats": [field[0] for field in fields.values()],
-                "offsets": [field[1] for field in fields.values()],
-                "itemsize": size,
-            }
-        )
+        whole_words = plain.itemsize + -plain.itemsize % WORD
+        self._in_words = _resized(plain, whole_words)
+        self.dtype = self._in_words if aligned and not self._variable else plain
 
     def encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[np.ndarray, list[Octets]]:
         """Fixed parts of ``rows`` records, head left zero, and the columns of the variable part."""
@@ -97,27 +91,35 @@ class RecordCodec:
         rows = len(starts)
         if rows and starts[0] + rows * size == ends[-1]:
             fixed = np.frombuffer(flat, self.dtype, rows, int(starts[0]))  # nothing but fixed parts
+        elif rows and self._aligned:
+            words = flat[: ends[-1]].view("<u8")
+            places = (starts // WORD)[:, None] + np.arange(self._in_words.itemsize // WORD)
+            fixed = words[places].view(self._in_words)[:, 0]
         else:
             fixed = np.frombuffer(octets.slices(flat, starts, fixed_ends).buffers()[2] or b"", self.dtype, rows)
-        places, place = {}, fixed_ends
+        ranges, place = {}, fixed_ends
         for i in self._variable:
             following = place + fixed[self._names[i]]
-            places[i] = (place, following)
+            ranges[i] = (place, following)
             place = following
         if (place > ends).any():
             raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
-        return [
-            self._column(i, fixed, flat, places.get(i)) for i in (range(len(self._types)) if wanted is None else wanted)
-        ]
+        bitmap = fixed["nulls"] if fixed["nulls"].any() else None
+        columns = []
+        for i in range(len(self._types)) if wanted is None else wanted:
+            nulls = None if bitmap is None else (bitmap[:, i >> 3] & np.uint8(1 << (i & 7))).astype(bool)
+            if i in ranges:
+                columns.append(_decode_variable(self._types[i], flat, *ranges[i], nulls))
+            else:
+                columns.append(_decode_fixed(self._types[i], np.ascontiguousarray(fixed[self._names[i]]), nulls))
+        return columns
 
-    def _column(
-        self, i: int, fixed: np.ndarray, flat: np.ndarray, place: tuple[np.ndarray, np.ndarray] | None
-    ) -> pa.Array:
-        null = (fixed["nulls"][:, i >> 3] >> np.uint8(i & 7)) & np.uint8(1) != 0
-        nulls = null if null.any() else None
-        if place is None:
-            return _decode_fixed(self._types[i], np.ascontiguousarray(fixed[self._names[i]]), nulls)
-        return _decode_variable(self._types[i], flat, *place, nulls)
+
+def _resized(dtype: np.dtype, size: int) -> np.dtype:
+    """The same fields in an item of ``size`` bytes."""
+    fields: Any = dtype.fields or {}
+    formats, offsets = [field[0] for field in fields.values()], [field[1] for field in fields.values()]
+    return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def _dtype(kind: pa.DataType) -> np.dtype:

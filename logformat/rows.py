@@ -33,7 +33,7 @@ class RowCodec:
     def __init__(self, schemas: Mapping[SchemaId, pa.Schema]) -> None:
         self._schemas = dict(schemas)
         self._names = {id: schema.names for id, schema in schemas.items()}
-        self._codecs = {id: RecordCodec(schema.types, _HEAD, multiple_of=WORD) for id, schema in schemas.items()}
+        self._codecs = {id: RecordCodec(schema.types, _HEAD, aligned=True) for id, schema in schemas.items()}
 
     def encode(
         self, columns: Sequence[pa.Array], key_sums: np.ndarray, schema_id: SchemaId

@@ -126,18 +126,18 @@ class Index:
         """Begin the transaction, if there is none: from now on there is something to commit."""
         self._writable()
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Store rows; keys are in order, each once."""
+    def replace(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
+        """Store rows and take out those they replace; empty where there was none. Keys are in order, each once."""
         with self._writable().cursor() as cursor:
-            cursor.putmulti(zip(keys, values, strict=True))
+            replaced = [old or b"" for old in map(cursor.replace, keys, values)]
         self._touched += len(keys)
+        return replaced
 
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Remove rows; keys are in order."""
+    def remove(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Take out rows; empty where there is none. Keys are in order, each once."""
         transaction = self._writable()
-        for key in keys:
-            transaction.delete(key)
         self._touched += len(keys)
+        return [old or b"" for old in map(transaction.pop, keys)]
 
     def put_writer(self, writer_id: WriterId, entry: WriterEntry) -> None:
         """Remember a writer."""

@@ -1,4 +1,4 @@
-"""The write path of one bucket, in its order: writer state, stored rows, merge, change records, log, index.
+"""The write path of one bucket: writer state, index (new rows in, old rows out), merge, change records, log.
 
 * Whatever can be wrong with a request is found before anything of it is put anywhere.
 * The index holds what the log holds, up to ``applied_offset``; what is not committed can be replayed from the log.
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.clock import Clock
+from kvstore.errors import InvalidRequest
 from kvstore.index.index import Index
 from kvstore.log.log import EncodedBatch, Log
 from kvstore.log.segments import FoundBatch, LogFiles
@@ -23,6 +24,7 @@ from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
 from kvstore.table import cdc
 from kvstore.table.layout import layout_of
+from kvstore.table.pick import pick
 from kvstore.table.request import Grouping, Request, group
 from kvstore.table.results import AppendResult
 from logformat.batch import APPEND_ONLY, LogBatch, decode_batch, encode_parts
@@ -34,8 +36,8 @@ from logformat.octets import Octets
 from logformat.rows import verified
 from merge_engines.engine import MergeEngine, Operations
 
-COMPRESSED_RECORDS_MIN = 64
-"""A smaller batch is not compressed: it would cost more time than it saves space."""
+COMPRESSED_RECORDS_MIN = 4096
+"""A smaller batch is not compressed: to begin would take longer than to write what it saves."""
 
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the index is committed when this much waits in it."""
@@ -170,24 +172,26 @@ class WritePath:
         assert request.grouping is not None
         assert self._engine is not None
         grouping, incoming = request.grouping, request.changes.rows
-        stored, old_rows = self._stored_rows(grouping, incoming)
-        operations = Operations(
-            pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
-            stored=np.where(stored.there, np.cumsum(stored.there) - 1, -1),
-            order=grouping.order,
-            starts=grouping.starts,
-            lasts=grouping.lasts,
-            is_delete=request.changes.is_delete.to_numpy(zero_copy_only=False),
-        )
-        merged = self._engine.merge(operations)
-        change_types, rows = cdc.records_of(merged, grouping.order)
-        batch = self._batch(request, timestamp, rows, change_types)
-        encoded = self._encoded(batch)
-        final = merged.after[grouping.lasts]
-        changed = final != operations.stored
-        put = changed & (final >= 0)
-        new_rows = merged.pool.take(pa.array(final[put]))
-        self._note(batch, self._put(stored, new_rows, request.schema_id, put, changed & ~put))
+        is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
+        lasts = grouping.order[grouping.lasts]
+        exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, request.schema_id)
+        try:
+            old_rows, old_hashes = self._old_rows(exchanged, grouping, incoming)
+            operations = Operations(
+                pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
+                stored=np.where(exchanged.there, np.cumsum(exchanged.there) - 1, -1),
+                order=grouping.order,
+                starts=grouping.starts,
+                lasts=grouping.lasts,
+                is_delete=is_delete,
+            )
+            change_types, rows = cdc.records_of(self._engine.merge(operations), grouping.order)
+            batch = self._batch(request, timestamp, rows, change_types)
+            encoded = self._encoded(batch)
+        except InvalidRequest:
+            self._put_back(exchanged)
+            raise
+        self._note(batch, exchanged.effect(old_hashes))
         return encoded
 
     def _replay_rows(self, batch: LogBatch) -> _Effect:
@@ -196,38 +200,48 @@ class WritePath:
         grouping = group(self._layout.encode_keys(rows))
         lasts = grouping.order[grouping.lasts]
         put = _LEAVES_A_ROW[batch.change_types[final][lasts]]
-        stored, values = self._stored(grouping)
-        stored.hashes[stored.there] = verified(values, stored.sums[stored.there])
-        new_rows = rows.take(pa.array(lasts[put]))
-        return self._put(stored, new_rows, batch.schema_id, put, stored.there & ~put)
+        exchanged = self._exchange(grouping.keys, put, rows, lasts, batch.schema_id)
+        return exchanged.effect(verified(exchanged.values, exchanged.sums[exchanged.there]))
 
-    def _stored_rows(self, grouping: Grouping, incoming: pa.RecordBatch) -> tuple[_Stored, pa.RecordBatch]:
-        """The rows that the keys of a batch have, in the current schema."""
-        stored, values = self._stored(grouping)
-        if not len(values):
-            return stored, incoming.slice(0, 0)
-        there = np.flatnonzero(stored.there)
-        key_columns = incoming.select(self._layout.key_names).take(pa.array(grouping.order[grouping.starts[there]]))
-        rows, stored.hashes[there] = self._layout.decode(values, stored.sums[there], key_columns)
-        return stored, rows
+    def _exchange(
+        self, keys: Octets, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
+    ) -> _Exchanged:
+        """Bring the index up to date for some keys and take out what it held: with the last row, one pass does both.
 
-    def _stored(self, grouping: Grouping) -> tuple[_Stored, Octets]:
-        keys = grouping.keys.to_list()
-        values = self.index.written_view().get(keys)
-        there = np.fromiter(map(bool, values), bool, len(values))
-        stored = _Stored(keys, key_sums(grouping.keys), there, np.zeros(len(keys), np.uint64))
-        return stored, Octets.from_list(list(filter(None, values)))
+        Args:
+            keys: Different ones, in order.
+            put: For each key, whether it gets a row; else it loses the one it has.
+            rows, places: Where in ``rows`` each key's row is.
+        """
+        sums = key_sums(keys)
+        listed = keys.to_list()
+        values, hashes = self._layout.encode_values(pick(rows, places[put]), sums[put], schema_id)
+        if put.all():
+            old = self.index.replace(listed, values.to_list())
+        else:
+            old_of_put = self.index.replace(list(compress(listed, put)), values.to_list())
+            old_of_removed = self.index.remove(list(compress(listed, ~put)))
+            both = np.empty(len(listed), object)
+            both[put], both[~put] = old_of_put, old_of_removed
+            old = both.tolist()
+        found = Octets.from_list(old)
+        there = found.lengths > 0
+        there_only = Octets(found.flat, np.append(found.offsets[:-1][there], found.offsets[-1]))
+        return _Exchanged(listed, sums, put, hashes, old, there, there_only)
 
-    def _put(
-        self, stored: _Stored, rows: pa.RecordBatch, schema_id: SchemaId, put: np.ndarray, removed: np.ndarray
-    ) -> _Effect:
-        """Bring the index up to date for some keys: ``rows`` are those of the keys in ``put``, the others go."""
-        values, hashes = self._layout.encode_values(rows, stored.sums[put], schema_id)
-        self.index.put(list(compress(stored.keys, put)), values.to_list())
-        self.index.delete(list(compress(stored.keys, removed)))
-        added = np.count_nonzero(put & ~stored.there) - np.count_nonzero(removed)
-        digest = int(hashes.sum(dtype=np.uint64)) - int(stored.hashes[put | removed].sum(dtype=np.uint64))
-        return _Effect(int(added), digest)
+    def _old_rows(
+        self, exchanged: _Exchanged, grouping: Grouping, incoming: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, np.ndarray]:
+        """The rows that were taken out, in the current schema, and their hashes."""
+        there = np.flatnonzero(exchanged.there)
+        keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+        return self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
+
+    def _put_back(self, exchanged: _Exchanged) -> None:
+        """Undo an exchange."""
+        there = [bool(value) for value in exchanged.old]
+        self.index.replace(list(compress(exchanged.keys, there)), list(filter(None, exchanged.old)))
+        self.index.remove([key for key, was_there in zip(exchanged.keys, there, strict=True) if not was_there])
 
     def _batch(
         self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
@@ -276,18 +290,36 @@ class WritePath:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """What the index holds under some keys: their sums, whether each is there, and if so its row's hash."""
-
-    keys: list[bytes]
-    sums: np.ndarray
-    there: np.ndarray
-    hashes: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class _Effect:
     """What a batch adds to the count of rows and to the digest, modulo 2^64."""
 
     added_rows: int
     digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanged:
+    """What an exchange with the index gave and took, key by key.
+
+    Attributes:
+        keys, sums: The keys, and their ``checksum.key_sums``.
+        put: Whether a key got a row.
+        hashes: Of the rows put.
+        old: Values taken out, empty where there was none.
+        there: Whether there was one.
+        values: Those that were there.
+    """
+
+    keys: list[bytes]
+    sums: np.ndarray
+    put: np.ndarray
+    hashes: np.ndarray
+    old: list[bytes]
+    there: np.ndarray
+    values: Octets
+
+    def effect(self, old_hashes: np.ndarray) -> _Effect:
+        """What it adds to count and digest, given the hashes of the rows that were there."""
+        added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
+        digest = int(self.hashes.sum(dtype=np.uint64)) - int(old_hashes.sum(dtype=np.uint64))
+        return _Effect(int(added), digest)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from kvstore.table.pick import pick
 from logformat.change import ChangeType
 from merge_engines.engine import Merged
+
+_OF_GAINED = np.array([ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE], np.uint8)
+_OF_LOST = np.array([ChangeType.DELETE, ChangeType.UPDATE_PREIMAGE], np.uint8)
+"""What a row gained or lost is, by whether its operation also lost or gained one."""
 
 
 def records_of(merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.RecordBatch]:
@@ -31,10 +36,8 @@ def records_of(merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.Record
     gained_at = ends[gained] - 1
     lost_at = ends[lost] - 1 - gained[lost]
     change_types = np.empty(total, np.uint8)
-    change_types[gained_at] = np.where(lost[gained], ChangeType.UPDATE_POSTIMAGE, ChangeType.INSERT)
-    change_types[lost_at] = np.where(gained[lost], ChangeType.UPDATE_PREIMAGE, ChangeType.DELETE)
+    change_types[gained_at] = _OF_GAINED[lost[gained].view(np.uint8)]
+    change_types[lost_at] = _OF_LOST[gained[lost].view(np.uint8)]
     places = np.empty(total, np.int64)
     places[gained_at], places[lost_at] = after[gained], before[lost]
-    if total == merged.pool.num_rows and np.array_equal(places, np.arange(total)):
-        return change_types, merged.pool  # a batch of new keys: its rows as they came
-    return change_types, merged.pool.take(pa.array(places))
+    return change_types, pick(merged.pool, places)

@@ -65,7 +65,7 @@ class TableLayout:
 
         Args:
             sums: ``checksum.key_sums`` of the keys the values were found under.
-            key_columns: The key's columns of the rows.
+            key_columns: A batch with the key's columns of the rows, and maybe others.
             names: Columns wanted; all if None.
 
         Raises:
