@@ -106,4 +106,6 @@ def decode(data: bytes) -> Edit:
         raise UnsupportedVersion(
             "The catalog holds an edit this kvstore can't read; upgrade.", op=op, txid=txid, reason=str(error)
         ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptImage("An edit of the catalog is no JSON; run `kvstore check`.", op=op, txid=txid) from error
     return Edit(txid=Txid(txid), epoch=Epoch(epoch), time_ms=time_ms, payload=payload)

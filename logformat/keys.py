@@ -140,7 +140,7 @@ def _decode(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     width = fixed_width(kind)
     stored = np.frombuffer(data, np.uint8, rows * width).reshape(rows, width)
     if not _is_opaque(kind):
-        stored = np.ascontiguousarray(stored[:, ::-1])
+        stored = stored[:, ::-1].copy()
         if _is_signed(kind):
             stored[:, -1] ^= _SIGN
     if pa.types.is_boolean(kind):

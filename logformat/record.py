@@ -242,5 +242,8 @@ def _decode_list(
     value_type = _entries_of(kind).value_type if pa.types.is_map(kind) else kind.value_type
     (values,) = RecordCodec([value_type]).decode(flat, inner_starts, inner_ends)
     if pa.types.is_map(kind):
-        values = pa.StructArray.from_arrays(values.flatten(), fields=[kind.key_field, kind.item_field])
+        keys, items = values.flatten()
+        if keys.null_count:  # pyarrow would end the process
+            raise CorruptData("A key of a stored map is null; run `kvstore check`.")
+        values = pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
     return pa.Array.from_buffers(kind, len(there), [_validity(nulls), pa.py_buffer(offsets)], children=[values])

@@ -183,23 +183,25 @@ def _type_to_json(stored: pa.DataType) -> str | dict[str, Any]:
     return {"struct": [_field_to_json(stored.field(i)) for i in range(stored.num_fields)]}
 
 
-def _field_from_json(column: dict[str, Any]) -> pa.Field:
-    return pa.field(column["name"], _type_from_json(column["type"]), column["nullable"])
+def _field_from_json(column: Any) -> pa.Field:
+    match column:
+        case {"name": str(name), "type": written, "nullable": bool(nullable)}:
+            return pa.field(name, _type_from_json(written), nullable)
+    raise SchemaMismatch("A stored schema holds a column this version does not know.", column=column)
 
 
-def _type_from_json(written: str | dict[str, Any]) -> pa.DataType:
-    given: Any = written  # from JSON: anything may stand there
-    match given:
+def _type_from_json(written: Any) -> pa.DataType:
+    match written:
         case str() if written in _PLAIN:
             return _PLAIN[written]
-        case {"fixed_size_binary": width}:
+        case {"fixed_size_binary": int(width)} if 0 < width < 2**31:
             return pa.binary(width)
-        case {"decimal128": [precision, scale]}:
+        case {"decimal128": [int(precision), int(scale)]} if 0 < precision <= 38 and -(2**31) <= scale < 2**31:
             return pa.decimal128(precision, scale)
         case {"map": [key, item]}:
             return pa.map_(_field_from_json(key), _field_from_json(item))
         case {"list": item}:
             return pa.list_(_field_from_json(item))
-        case {"struct": fields}:
+        case {"struct": [*fields]}:
             return pa.struct([_field_from_json(field) for field in fields])
     raise SchemaMismatch("A stored schema holds a type this version does not know.", type=written)

@@ -47,7 +47,7 @@ def decode(data: bytes) -> StoreFile:
         if version > FORMAT:
             raise UnsupportedVersion("This store was written by a newer kvstore; upgrade.", format=version)
         written = msgspec.json.decode(data, type=_Written)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptImage("The file STORE can't be read; restore it from a copy.", reason=str(error)) from error
     store = StoreFile(format=written.format, store_id=written.store_id, created_ms=written.created_ms)
     if encode(store) != data:

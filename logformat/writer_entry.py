@@ -88,6 +88,8 @@ def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
         raise CorruptData("This is no writer snapshot; run `kvstore check`.")
     writers = {}
     for _ in range(count):
+        if len(data) < place + 12:
+            raise CorruptData("A writer snapshot ends too soon; run `kvstore check`.")
         writer_id, length = struct.unpack_from("<qI", data, place)
         place += 12
         writers[WriterId(writer_id)] = decode_entry(WriterId(writer_id), data[place : place + length])
