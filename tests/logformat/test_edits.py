@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+from crc32c import crc32c
+from msgspec import inspect as mi
+
+from logformat.edits import (
+    AddSchema,
+    AllocateWriter,
+    CreateTable,
+    DropTable,
+    Edit,
+    Payload,
+    TableOptions,
+    decode,
+    encode,
+)
+from logformat.errors import CorruptImage, UnsupportedVersion
+from tests.logformat.damage import bit_flips, cuts
+
+KINDS = Payload.__subclasses__()
+EDIT = Edit(txid=3, epoch=2, time_ms=1_700_000_000_000, payload=DropTable(table_id=7))
+HEAD_BYTES = 32
+
+
+def filled(kind: type[msgspec.Struct], numbers: Iterator[int]) -> Any:
+    """A struct with another value than the default in every field, and no number twice."""
+    return kind(**{field.name: another(field.type, field.default, numbers) for field in mi.type_info(kind).fields})
+
+
+def another(kind: mi.Type, default: object, numbers: Iterator[int]) -> Any:
+    match kind:
+        case mi.IntType():
+            return next(numbers)
+        case mi.StrType():
+            return f"é\n{next(numbers)}"
+        case mi.AnyType():
+            return {"any": [next(numbers), None, True]}
+        case mi.LiteralType(values=values):
+            return next(value for value in values if value != default)
+        case mi.UnionType(types=types):
+            return another(next(inner for inner in types if not isinstance(inner, mi.NoneType)), default, numbers)
+        case mi.ListType(item_type=inner):
+            return [another(inner, None, numbers), another(inner, None, numbers)]
+        case mi.DictType(key_type=key, value_type=value):
+            return {another(key, None, numbers): another(value, None, numbers)}
+        case mi.StructType(cls=inner):
+            return filled(inner, numbers)
+    raise NotImplementedError(kind)
+
+
+def sealed(op: int, payload: bytes, version: int = 1) -> bytes:
+    body = struct.pack("<HHqqq", op, version, 3, 2, 1_700_000_000_000) + payload
+    return struct.pack("<I", crc32c(body)) + body
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_edit_with_every_field_filled_comes_back(kind: type[Payload]) -> None:
+    payload = filled(kind, count(100))
+    for field in msgspec.structs.fields(kind):
+        assert getattr(payload, field.name) != field.default
+    edit = Edit(txid=3, epoch=2, time_ms=1_700_000_000_000, payload=payload)
+    again = decode(encode(edit))
+    assert again == edit
+    assert type(again.payload) is kind
+
+
+@pytest.mark.parametrize("number", [-(2**63), -1, 0, 2**63 - 1])
+def test_numbers_of_an_edit_may_be_of_any_size(number: int) -> None:
+    edit = Edit(txid=number, epoch=number, time_ms=number, payload=DropTable(table_id=number))
+    assert decode(encode(edit)) == edit
+
+
+def test_an_op_code_is_never_used_for_anything_else() -> None:
+    codes = {kind.op: kind for kind in KINDS}
+    assert len(codes) == len(KINDS)
+    assert codes.items() >= {1: CreateTable, 2: DropTable, 3: AllocateWriter, 4: AddSchema}.items()
+
+
+@pytest.mark.parametrize(
+    ("op", "written", "payload"),
+    [
+        (
+            1,
+            b'{"table_id":7,"name":"t","columns":[{"name":"a","type":"int8","nullable":false}],"primary_key":["a"],'
+            b'"buckets":2,"options":{"merge_engine":"first_row","changelog_image":"wal","compression":null}}',
+            CreateTable(
+                table_id=7,
+                name="t",
+                columns=[{"name": "a", "type": "int8", "nullable": False}],
+                primary_key=["a"],
+                buckets=2,
+                options=TableOptions(merge_engine="first_row", changelog_image="wal", compression=None),
+            ),
+        ),
+        (
+            1,
+            b'{"table_id":7,"name":"t","columns":[],"primary_key":null,"buckets":1,"options":{}}',
+            CreateTable(table_id=7, name="t", columns=[], primary_key=None, buckets=1, options=TableOptions()),
+        ),
+        (2, b'{"table_id":7}', DropTable(table_id=7)),
+        (3, b'{"writer_id":9}', AllocateWriter(writer_id=9)),
+        (4, b'{"table_id":7,"schema_id":2,"columns":[]}', AddSchema(table_id=7, schema_id=2, columns=[])),
+    ],
+)
+def test_an_edit_written_once_can_be_read_for_ever(op: int, written: bytes, payload: Payload) -> None:
+    assert decode(sealed(op, written)) == Edit(txid=3, epoch=2, time_ms=1_700_000_000_000, payload=payload)
+
+
+class TestRefused:
+    def test_every_damage(self) -> None:
+        for damaged in [*bit_flips(encode(EDIT)), *cuts(encode(EDIT)), encode(EDIT) + b" "]:
+            with pytest.raises(CorruptImage):
+                decode(damaged)
+
+    @pytest.mark.parametrize("op", [0, max(kind.op for kind in KINDS) + 1, 2**16 - 1])
+    def test_an_op_of_a_newer_version(self, op: int) -> None:
+        with pytest.raises(UnsupportedVersion) as refused:
+            decode(sealed(op, b'{"table_id":7}'))
+        assert (refused.value.where["op"], refused.value.where["txid"]) == (op, 3)
+
+    def test_an_encoding_of_a_newer_version(self) -> None:
+        with pytest.raises(UnsupportedVersion):
+            decode(sealed(2, b'{"table_id":7}', version=2))
+
+    @pytest.mark.parametrize(
+        ("op", "payload"),
+        [
+            (2, b'{"table_id":7,"new":1}'),
+            (1, b'{"table_id":7,"name":"t","columns":[],"primary_key":null,"buckets":1,"options":{"new":1}}'),
+            (1, b'{"table_id":7,"name":"t","columns":[],"primary_key":null,"buckets":1,"options":{"compression":"x"}}'),
+            (2, b'{"table_id":"7"}'),
+            (2, b"{}"),
+        ],
+        ids=["a field", "an option", "a value", "a type", "a missing field"],
+    )
+    def test_what_only_a_newer_version_knows(self, op: int, payload: bytes) -> None:
+        with pytest.raises(UnsupportedVersion) as refused:
+            decode(sealed(op, payload))
+        assert refused.value.where["op"] == op
+
+    @pytest.mark.parametrize("payload", [b"", b'{"table_id":7} 1', b'{"table_id":7,"\xff":1}'])
+    def test_a_payload_that_is_no_json(self, payload: bytes) -> None:
+        with pytest.raises((CorruptImage, UnsupportedVersion)):
+            decode(sealed(2, payload))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, strategies as st
+
+from logformat import octets
+from logformat.octets import Octets
+from tests.support.strategies import BYTES, TEXTS
+
+STRINGS = st.lists(BYTES, max_size=6)
+SAME_WIDTH = st.integers(1, 20).flatmap(lambda width: st.lists(st.binary(min_size=width, max_size=width), max_size=5))
+
+
+def matrix_of(strings: list[bytes], width: int) -> np.ndarray:
+    return np.frombuffer(b"".join(strings), np.uint8).reshape(len(strings), width)
+
+
+def padded(string: bytes) -> bytes:
+    return string + bytes(-len(string) % 8)
+
+
+@given(STRINGS)
+def test_a_list_comes_back(strings: list[bytes]) -> None:
+    column = Octets.from_list(strings)
+    assert (len(column), column.to_list()) == (len(strings), strings)
+    assert column.lengths.tolist() == list(map(len, strings))
+    assert column.to_arrow().to_pylist() == strings
+
+
+@given(st.lists(BYTES) | st.lists(TEXTS), st.integers(0, 3), st.integers(0, 3))
+def test_a_slice_of_an_arrow_column_comes_back(strings: list[bytes] | list[str], first: int, count: int) -> None:
+    kind = pa.string() if strings and isinstance(strings[0], str) else pa.binary()
+    column = pa.array(strings, kind).slice(first, count)
+    assert Octets.from_arrow(column).to_arrow().to_pylist() == column.cast(pa.binary()).to_pylist()
+    assert Octets.from_arrow(column).to_list() == column.cast(pa.binary()).to_pylist()
+
+
+@given(SAME_WIDTH)
+def test_a_matrix_is_a_column_that_knows_its_width(strings: list[bytes]) -> None:
+    width = len(strings[0]) if strings else 7
+    column = Octets.from_matrix(matrix_of(strings, width))
+    assert (column.width, column.to_list(), column.to_arrow().to_pylist()) == (width, strings, strings)
+    assert column.matrix().tolist() == [list(string) for string in strings]
+
+
+@given(st.lists(BYTES, min_size=1, max_size=6), st.lists(st.integers(0, 5), max_size=8))
+def test_strings_are_taken_in_the_order_asked_for(strings: list[bytes], places: list[int]) -> None:
+    places = [place % len(strings) for place in places]
+    wanted = [strings[place] for place in places]
+    assert Octets.from_list(strings).take(np.array(places, np.int64)).to_list() == wanted
+    narrow = [string.ljust(20)[:3] for string in strings]
+    taken = Octets.from_matrix(matrix_of(narrow, 3)).take(np.array(places, np.int64))
+    assert (taken.width, taken.to_list()) == (3, [narrow[place] for place in places])
+
+
+@given(STRINGS)
+def test_words_are_the_strings_with_zeros_behind(strings: list[bytes]) -> None:
+    words, starts = Octets.from_list(strings).words()
+    assert starts is not None
+    assert words.astype("<u8").tobytes() == b"".join(map(padded, strings))
+    assert starts.tolist() == [0, *accumulate(len(padded(string)) // 8 for string in strings)][: len(strings)]
+
+
+@given(SAME_WIDTH)
+def test_words_of_strings_of_one_width_are_a_matrix(strings: list[bytes]) -> None:
+    width = len(strings[0]) if strings else 12
+    words, starts = Octets.from_matrix(matrix_of(strings, width)).words()
+    assert starts is None
+    assert words.shape == (len(strings), (width + 7) // 8)
+    assert words.astype("<u8").tobytes() == b"".join(map(padded, strings))
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=8))
+def test_slices_are_those_of_bytes(data: bytes, cuts: list[int]) -> None:
+    bounds = sorted(min(cut, len(data)) for cut in cuts)
+    starts, ends = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
+    found = octets.slices(np.frombuffer(data, np.uint8), np.array(starts, np.int64), np.array(ends, np.int64))
+    assert found.to_pylist() == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+@given(st.lists(st.tuples(BYTES, BYTES), max_size=5))
+def test_columns_are_joined_row_by_row(pairs: list[tuple[bytes, bytes]]) -> None:
+    left, right = (pa.array([pair[side] for pair in pairs], pa.binary()) for side in (0, 1))
+    assert octets.join(left, right).to_pylist() == [first + second for first, second in pairs]
+
+
+@pytest.mark.parametrize("length", range(17))
+def test_padding_fills_the_last_word(length: int) -> None:
+    (padding,) = octets.word_padding(np.array([length])).to_pylist()
+    assert padding == bytes(len(padding))
+    assert (length + len(padding)) % 8 == 0
+    assert len(padding) < 8

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from logformat import paths
+from logformat.ids import BucketId, Offset, TableId
+
+OFFSETS = st.integers(0, 2**63 - 1).map(Offset)
+
+
+@given(OFFSETS)
+def test_a_segment_is_found_by_the_name_it_got(base: Offset) -> None:
+    assert paths.segment_base(paths.segment_file(Path("log"), base).name) == base
+
+
+@given(st.sets(OFFSETS))
+def test_names_of_segments_are_ordered_as_their_offsets(bases: set[Offset]) -> None:
+    names = sorted(paths.segment_file(Path("log"), base).name for base in bases)
+    assert [paths.segment_base(name) for name in names] == sorted(bases)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "log",
+        "1.log",
+        f"{7:020d}.index",
+        f"{7:020d}.writers",
+        f"{7:020d}.log.tmp",
+        f"{7:021d}.log",
+        f"-{7:019d}.log",
+    ],
+)
+def test_other_names_are_no_segments(name: str) -> None:
+    assert paths.segment_base(name) is None
+
+
+def test_files_lie_where_they_always_did() -> None:
+    bucket = paths.bucket_directory(Path("store"), TableId(12), BucketId(3))
+    assert bucket == Path("store/tables/12/3")
+    assert paths.segment_file(bucket, Offset(7)) == bucket / "00000000000000000007.log"
+    assert paths.sparse_index_file(bucket, Offset(7)) == bucket / "00000000000000000007.index"
+    assert paths.writers_file(bucket, Offset(7)) == bucket / "00000000000000000007.writers"

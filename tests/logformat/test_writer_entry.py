@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given, strategies as st
+
+from logformat.errors import CorruptData
+from logformat.writer_entry import (
+    WINDOW,
+    RememberedBatch,
+    WriterEntry,
+    decode_entry,
+    decode_snapshot,
+    encode_entry,
+    encode_snapshot,
+)
+from tests.logformat.damage import bit_flips, cuts
+
+I32, I64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
+BATCHES = st.builds(RememberedBatch, I32, I32, I64, I64)
+ENTRIES = st.builds(WriterEntry, I32, st.booleans(), st.lists(BATCHES, min_size=1, max_size=WINDOW).map(tuple))
+ENTRY = WriterEntry(2, True, (RememberedBatch(2**31 - 1, 0, 40, 1000), RememberedBatch(0, 9, 41, 1001)))
+
+
+@given(I64, ENTRIES)
+def test_any_entry_comes_back(writer_id: int, entry: WriterEntry) -> None:
+    encoded = encode_entry(writer_id, entry)
+    assert len(encoded) == 12 + 24 * len(entry.batches)
+    assert decode_entry(writer_id, encoded) == entry
+
+
+@given(I64, ENTRIES, I64)
+def test_an_entry_is_its_writers_alone(writer_id: int, entry: WriterEntry, other: int) -> None:
+    if other != writer_id:
+        with pytest.raises(CorruptData):
+            decode_entry(other, encode_entry(writer_id, entry))
+
+
+@given(I64, st.dictionaries(I64, ENTRIES, max_size=4))
+def test_any_snapshot_comes_back(next_offset: int, writers: dict[int, WriterEntry]) -> None:
+    assert decode_snapshot(encode_snapshot(next_offset, writers)) == (next_offset, writers)
+    backwards = dict(reversed(writers.items()))
+    assert encode_snapshot(next_offset, backwards) == encode_snapshot(next_offset, writers)
+
+
+def test_an_empty_batch_takes_the_offset_it_is_at() -> None:
+    assert [batch.last_offset for batch in ENTRY.batches] == [40, 50]
+
+
+def test_every_damage_of_an_entry_is_found() -> None:
+    encoded = encode_entry(5, ENTRY)
+    for damaged in [*bit_flips(encoded), *cuts(encoded), encoded + b"\x00", encoded + bytes(24)]:
+        with pytest.raises(CorruptData):
+            decode_entry(5, damaged)
+
+
+def test_every_damage_of_a_snapshot_is_found() -> None:
+    encoded = encode_snapshot(51, {5: ENTRY, 6: ENTRY})
+    for damaged in [*bit_flips(encoded), *cuts(encoded), encoded + b"\x00"]:
+        with pytest.raises(CorruptData):
+            decode_snapshot(damaged)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        struct.pack("<4sHHqI", b"KVWX", 1, 0, 51, 0),
+        struct.pack("<4sHHqI", b"KVWS", 2, 0, 51, 0),
+        struct.pack("<4sHHqI", b"KVWS", 1, 0, 51, 1),
+        struct.pack("<4sHHqI", b"KVWS", 1, 0, 51, 1) + struct.pack("<qI", 5, 1000) + encode_entry(5, ENTRY),
+    ],
+    ids=["another file", "another version", "a writer is missing", "an entry is cut"],
+)
+def test_a_snapshot_that_is_none_is_refused_under_a_right_checksum(body: bytes) -> None:
+    with pytest.raises(CorruptData):
+        decode_snapshot(body + struct.pack("<I", crc32c(body)))
+
+
+def test_an_entry_is_written_as_it_always_was() -> None:
+    assert encode_entry(5, ENTRY).hex(" ", -4) == (
+        "ceaa8d7f 02000000 01020000 ffffff7f 00000000 28000000 00000000 e8030000 "
+        "00000000 00000000 09000000 29000000 00000000 e9030000 00000000"
+    )
