@@ -205,6 +205,12 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
             files.make_directory(directory)
         environment = Environment(directory, map_bytes)
         if is_new:
+            # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
+            descriptor = files.open(directory / _DATA)
+            try:
+                files.sync(descriptor)
+            finally:
+                files.close(descriptor)
             files.sync_directory(directory)
         environment.release_dead_readers()
         _registry[directory] = environment

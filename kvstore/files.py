@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvstore.errors import NotAStore, UnsupportedOperation
@@ -71,10 +72,9 @@ class Files:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory if it is not there, and make its name durable."""
-        try:
+        with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        except FileExistsError:
-            return
+        # Also if it is there: whoever made it may have died, or been refused, before its name was durable.
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:

@@ -362,7 +362,11 @@ def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> 
     """What the file STORE says; a directory that is new or empty becomes a store."""
     refuse_network(path)
     with suppress(FileNotFoundError, NotADirectoryError):
-        return store_file.decode(read_file(path / paths.STORE_FILE))
+        store = store_file.decode(read_file(path / paths.STORE_FILE))
+        if not read_only:
+            # Whoever created it may have died, or been refused, before its name was durable.
+            files.sync_directory(path)
+        return store
     if read_only:
         raise NotAStore("There is no store here; open it for writing to create one.", path=path)
     try:

@@ -23,6 +23,8 @@ from logformat.batch import ALIGNMENT, MAGIC, decode_header, verify
 from logformat.ids import Offset, Position
 from logformat.sparse_index import Entry
 
+_PIECE_BYTES = 1 << 24
+
 
 def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> LogEnd:
     """Where the log ends, without changing anything.
@@ -88,7 +90,14 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     try:
         if path.stat().st_size > end.position:
             files.truncate(descriptor, end.position)
+        # Read back is not durable: a sync may have failed before, and the kernel called the pages clean. Written once
+        # more, they are synced once more. The name too: whoever created the segment may have died before that.
+        start = synced.position if synced is not None and synced.base == end.base else segment.HEAD_BYTES
+        tail = LogFiles(directory, identity).segment(end.base).bytes_from(Position(start))
+        for place in range(0, len(tail), _PIECE_BYTES):
+            files.write(descriptor, [memoryview(bytes(tail[place : place + _PIECE_BYTES]))], start + place)
         files.sync(descriptor)
+        files.sync_directory(directory)
     finally:
         files.close(descriptor)
     _mend_sparse_index(directory, identity, end, files)

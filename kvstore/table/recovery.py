@@ -66,15 +66,21 @@ def open_for_writing(
             index.close()
         raise
     log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
-    if index is not None and state is not None and state.applied_offset > end.offset:
-        # It holds changes that were never durable: it was committed, and the log behind it was lost.
-        index.close()
-        index = None
-    if index is None:
-        _build(place, definition, engine, log, options, files, clock)
-        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
-    path = WritePath(definition, engine, index, log, clock)
-    _replay(path, place, log)
+    try:
+        if index is not None and state is not None and state.applied_offset > end.offset:
+            # It holds changes that were never durable: it was committed, and the log behind it was lost.
+            index.close()
+            index = None
+        if index is None:
+            _build(place, definition, engine, log, options, files, clock)
+            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+        path = WritePath(definition, engine, index, log, clock)
+        _replay(path, place, log)
+    except BaseException:
+        log.close()
+        if index is not None:
+            index.close()
+        raise
     return path
 
 
@@ -127,10 +133,12 @@ def _build(
     unfinished = place.directory / paths.REBUILT_INDEX
     files.remove_tree(unfinished)
     index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
-    index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
-    path = WritePath(definition, engine, index, log, clock)
-    _replay(path, place, log)
-    index.close()
+    try:
+        index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
+        path = WritePath(definition, engine, index, log, clock)
+        _replay(path, place, log)
+    finally:
+        index.close()
     files.remove_tree(place.index)
     files.rename(unfinished, place.index)
     files.sync_directory(place.directory)
