@@ -1,0 +1,157 @@
+"""Bugs the tests plant, to see that they would be found. The product has no switch for any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from kvstore.files import Files
+from kvstore.index.index import Index
+from kvstore.log import recovery
+from kvstore.log.segments import LogFiles
+from kvstore.table import apply
+from kvstore.table.apply import Applied, WritePath
+from kvstore.table.request import Request, group
+from kvstore.table.results import AppendResult
+from logformat import batch as batches
+from logformat.batch import LogBatch
+from logformat.change import ChangeType
+from logformat.changes import Changes
+from logformat.checksum import crc32c
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch
+
+Patches = list[Any]
+
+
+def _log_is_not_synced() -> Patches:
+    sync = Files.sync
+
+    def unless_a_segment(self: Files, descriptor: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            sync(self, descriptor)
+
+    return [patch.object(Files, "sync", unless_a_segment)]
+
+
+def _index_is_committed_before_the_log_is_synced() -> Patches:
+    def commit(self: WritePath) -> None:
+        end = self.log.end
+        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self.index.commit(self._state)
+        self.log.sync()
+
+    return [patch.object(WritePath, "commit", commit)]
+
+
+def _file_is_published_before_it_is_synced() -> Patches:
+    def create(self: Files, path: Path, data: bytes) -> int:
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = self.open(temporary, create=True)
+        self.write(descriptor, [memoryview(data)], 0)
+        self.rename(temporary, path)
+        self.sync_directory(path.parent)
+        self.sync(descriptor)
+        return descriptor
+
+    return [patch.object(Files, "create", create)]
+
+
+def _directories_are_not_synced() -> Patches:
+    return [patch.object(Files, "sync_directory")]
+
+
+def _short_write_is_ignored() -> Patches:
+    def write(self: Files, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
+        os.pwritev(descriptor, pieces, position)
+
+    return [patch.object(Files, "write", write)]
+
+
+def _writers_are_not_stored() -> Patches:
+    return [patch.object(Index, "put_writer")]
+
+
+def _empty_batch_is_not_appended() -> Patches:
+    merge, perform = WritePath._merge, WritePath.apply
+
+    def without_changes(self: WritePath, request: Request, timestamp: int) -> Any:
+        if len(request.changes):
+            return merge(self, request, timestamp)
+        self._writers.remember(self._batch(request, timestamp, request.changes.rows, apply._NO_CHANGE_TYPES))
+        return None
+
+    def answered(self: WritePath, request: Request) -> Applied:
+        try:
+            return perform(self, request)
+        except AttributeError:
+            end = self.state.applied_offset
+            return Applied(AppendResult(end, end, False, 0), None)
+
+    return [patch.object(WritePath, "_merge", without_changes), patch.object(WritePath, "apply", answered)]
+
+
+def _replay_merges_again() -> Patches:
+    def catch_up(self: WritePath, log: LogFiles) -> None:
+        for found in list(log.batches(self._state.applied_offset, self.log.trusted_end)):
+            schema = self.definition.schema_of(found.header.schema_id)
+            batch = batches.decode_batch(found.data, schema, validate=False)
+            changes = Changes(batch.rows, pa.array(batch.change_types == ChangeType.DELETE))
+            keys = group(self._layout.encode_keys(batch.rows))
+            request = Request(changes, batch.schema_id, NO_WRITER, NO_SEQUENCE, Epoch(0), keys)
+            self._state = replace(self._state, applied_offset=self.log.end.offset)
+            self.log.append([self._merge(request, batch.commit_timestamp)])
+
+    return [patch.object(WritePath, "catch_up", catch_up)]
+
+
+def _durable_end_is_ignored() -> Patches:
+    return [patch.object(recovery, "_was_durable_beyond", return_value=False)]
+
+
+def _checksum_leaves_the_header_out() -> Patches:
+    header = batches.LAYOUTS[batches.MAGIC].size
+    encode = batches.encode_parts
+
+    def encode_parts(batch: LogBatch, magic: int = batches.MAGIC, compression: Any = None) -> list[memoryview]:
+        whole = bytearray(b"".join(encode(batch, magic, compression)))
+        whole[16:20] = crc32c(memoryview(whole)[header:]).to_bytes(4, "little")
+        return [memoryview(whole)]
+
+    def checksum(data: memoryview, magic: int) -> int:
+        return crc32c(data[header:])
+
+    return [patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "_checksum", checksum)]
+
+
+BUGS: dict[str, Callable[[], Patches]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (
+        _log_is_not_synced,
+        _index_is_committed_before_the_log_is_synced,
+        _file_is_published_before_it_is_synced,
+        _directories_are_not_synced,
+        _short_write_is_ignored,
+        _writers_are_not_stored,
+        _empty_batch_is_not_appended,
+        _replay_merges_again,
+        _durable_end_is_ignored,
+        _checksum_leaves_the_header_out,
+    )
+}
+
+
+@contextmanager
+def planted(bug: str | None) -> Iterator[None]:
+    """Have a bug, or none."""
+    with ExitStack() as stack:
+        for each in BUGS[bug]() if bug is not None else ():
+            stack.enter_context(each)
+        yield

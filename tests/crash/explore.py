@@ -1,0 +1,227 @@
+"""From a recording to verdicts: follow the calls, build states after each, open every one that is new."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from tests.crash.history import History, Marks, Window
+from tests.crash.judges import Judges
+from tests.crash.places import fill, materialised
+from tests.crash.recorder import Order, Recorder
+from tests.crash.states import ROT, State, states_of
+from tests.crash.syscalls import Call
+from tests.crash.trace import UNDISTURBED, Plan, Trace
+from tests.crash.verdict import Finding, judge
+from tests.crash.vfs import MODES, UNSEEN, Contents, Disk
+from tests.crash.workload import MARKS, Script
+
+AGAIN_EVERY = 20
+"""The recovery of one state in so many is crashed too."""
+AGAIN_SHARE = 0.1
+"""And of the calls of that recovery this share."""
+THOROUGH_EVERY = 4
+"""One state in so many is asked everything."""
+WAITING_MAX = 300
+SECONDS_MAX = 60
+"""A state that takes longer is a hang."""
+KEEP = "KVSTORE_CRASH_KEEP"
+"""Environment variable with a directory: bad states are kept there, to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadState:
+    """A state in which something is wrong, and how to come back to it."""
+
+    badness: str
+    problem: str
+    mode: str | None
+    kind: str
+    call: int
+    window: Window
+    contents: Contents
+
+    def __str__(self) -> str:
+        return (
+            f"{self.badness} in a state ({self.mode or 'any'} {self.kind}) after call {self.call}: {self.problem[:600]}"
+        )
+
+
+@dataclass(slots=True)
+class Report:
+    """What an exploration saw.
+
+    Attributes:
+        built: States by mode and kind, repeated ones included.
+        distinct: Different contents that were opened, by mode and kind of the first time.
+        bad: What was found.
+    """
+
+    built: Counter[tuple[str, str]] = field(default_factory=Counter)
+    distinct: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bad: list[BadState] = field(default_factory=list)
+    calls: int = 0
+
+    @property
+    def states(self) -> int:
+        return self.distinct.total()
+
+    def add(self, other: Report) -> None:
+        self.built += other.built
+        self.distinct += other.distinct
+        self.bad += other.bad
+        self.calls += other.calls
+
+    def lines(self) -> list[str]:
+        counts = ", ".join(f"{mode} {kind} {count}" for (mode, kind), count in sorted(self.distinct.items()))
+        badness = Counter(state.badness for state in self.bad)
+        return [
+            f"{self.calls} calls, {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad",
+            f"distinct: {counts}",
+            f"bad: {dict(badness)}",
+        ]
+
+
+@dataclass(slots=True)
+class Limits:
+    """When to stop, and how much to draw.
+
+    Attributes:
+        draws: Random states of each mode after each call.
+        bad_max: Stop at so many bad states.
+        share: Look only after this share of the calls.
+    """
+
+    draws: int = 2
+    bad_max: int = 5
+    seed: int = 0
+    modes: tuple[str, ...] = ("kill", *MODES)
+    share: float = 1.0
+
+
+class Explorer:
+    """Explores recordings of one script; a state seen before is not opened again.
+
+    Args:
+        judges: Who opens states, some at a time.
+        recorder: Records recoveries, to crash them too.
+        bug: Planted wherever states are opened.
+    """
+
+    def __init__(
+        self, script: Script, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
+    ) -> None:
+        self.history = History(script)
+        self.report = Report()
+        self._work = work
+        self._recorder = recorder
+        self._court = judges.court(script, work, bug)
+        self._findings: dict[int, Future[Finding]] = {}
+        self._waiting: deque[tuple[State, Window, int, int]] = deque()
+
+    def explore(self, directory: Path, calls: list[Call], limits: Limits) -> Report:
+        """Explore what the calls of a run in ``directory`` may have left."""
+        disk, marks = Disk(str(directory)), Marks(self.history.script)
+        self.report.calls += len(calls)
+        random = Random(limits.seed)
+        for number, call in enumerate(calls):
+            disk.run(call)
+            marks.run(call, disk)
+            if random.random() >= limits.share:
+                continue
+            for state in states_of(disk, random, draws=limits.draws):
+                if (state.mode or "kill") not in limits.modes:
+                    continue
+                if self.see(state, marks.window, number) and self._recorder and not self.report.states % AGAIN_EVERY:
+                    self._explore_recovery(state, marks.window, random, number)
+            if len(self.report.bad) >= limits.bad_max:
+                break
+        self.finish()
+        return self.report
+
+    def see(self, state: State, window: Window, call: int) -> bool:
+        """Have a state judged; whether it is new."""
+        state = replace(state, contents=without_noise(state.contents))
+        kind = state.mode or "any", state.kind
+        self.report.built[kind] += 1
+        key = state.key()
+        new = key not in self._findings
+        if new:
+            thorough = not self.report.states % THOROUGH_EVERY
+            self._findings[key] = self._court.submit(state.contents, thorough=thorough)
+            self.report.distinct[kind] += 1
+        self._waiting.append((state if new else replace(state, contents={}), window, key, call))
+        while len(self._waiting) > WAITING_MAX:
+            self._judge_one()
+        return new
+
+    def finish(self) -> None:
+        """Judge all that waits."""
+        while self._waiting:
+            self._judge_one()
+
+    def _judge_one(self) -> None:
+        state, window, key, call = self._waiting.popleft()
+        finding = self._findings[key].result(SECONDS_MAX)
+        found = judge(finding, window, self.history)
+        if found is not None and not (state.kind == ROT and finding.noticed):
+            bad = BadState(*found, state.mode, state.kind, call, window, state.contents)
+            self.report.bad.append(bad)
+            if KEEP in os.environ and state.contents:
+                fill(Path(tempfile.mkdtemp(prefix=f"{found[0]}-", dir=os.environ[KEEP])), state.contents)
+
+    def _explore_recovery(self, state: State, window: Window, random: Random, number: int) -> None:
+        """Crash while this state is recovered."""
+        assert self._recorder is not None
+        contents = without_noise(state.contents)
+        with materialised(contents, self._work) as directory:
+            trace = self._recorder.run(Order("recover", directory, self.history.script))
+            disk = Disk.holding(str(directory), contents)
+        for call in trace.calls:
+            disk.run(call)
+            if random.random() < AGAIN_SHARE:
+                for again in states_of(disk, random, draws=1):
+                    self.see(replace(again, kind=f"again {again.kind}"), window, number)
+
+
+def without_noise(contents: Contents) -> Contents:
+    """The store alone; what stands in LMDB's lock files is not seen, and made anew by whoever opens them first."""
+    return {
+        name: b"" if name.endswith(UNSEEN) and data is not None else data
+        for name, data in contents.items()
+        if name != MARKS
+    }
+
+
+def record(
+    recorder: Recorder, script: Script, work: Path, *, plan: Plan = UNDISTURBED, bug: str | None = None
+) -> tuple[Path, Trace]:
+    """Run a script in a new directory and record it; what the model says of the disk must be what is there."""
+    directory = Path(tempfile.mkdtemp(dir=work))
+    trace = recorder.run(Order("run", directory, script, plan, bug))
+    if plan.kill_at is None:
+        disk = Disk(str(directory))
+        for call in trace.calls:
+            disk.run(call)
+        assert_same(disk.seen(), on_disk(directory))
+    return directory, trace
+
+
+def on_disk(directory: Path) -> Contents:
+    """What a directory holds."""
+    return {
+        str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes() for path in directory.rglob("*")
+    }
+
+
+def assert_same(model: Contents, real: Contents) -> None:
+    """The model of the disk followed what happened; else no state it makes means anything."""
+    names = {name for name in model.keys() | real.keys() if name not in model or name not in real}
+    assert not names, f"only the model or only the disk has {sorted(names)}"
+    differing = [name for name in model if model[name] != real[name] and not name.endswith(UNSEEN)]
+    assert not differing, f"the model has other bytes of {sorted(differing)}"

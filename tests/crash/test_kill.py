@@ -1,0 +1,57 @@
+"""A process that is killed when it is about to call the system, wherever that is, loses nothing it acknowledged."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.crash.conftest import Tell
+from tests.crash.explore import Explorer, on_disk, record
+from tests.crash.history import Marks
+from tests.crash.judges import Judges
+from tests.crash.recorder import Order, Recorder
+from tests.crash.states import State
+from tests.crash.trace import Plan
+from tests.crash.vfs import Disk
+from tests.crash.workload import script
+
+QUICK_POINTS = 62
+
+
+def kill_at_points(points_max: int | None, work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    plan = script(11, 8)
+    _, whole = record(recorder, plan, work)
+    count = len(whole.calls)
+    step = 1 if points_max is None else max(1, count // points_max)
+    explorer = Explorer(plan, work, judges)
+    killed: Counter[str] = Counter()
+    for point in range(0, count, step):
+        directory = Path(tempfile.mkdtemp(dir=work))
+        trace = recorder.run(Order("run", directory, plan, Plan(kill_at=point)))
+        if trace.status == 0 and point > count * 0.8:
+            continue  # a run makes some calls more or less, as its commits fall
+        assert trace.status == -signal.SIGKILL
+        assert len(trace.calls) <= point
+        killed[whole.calls[point].name] += 1
+        disk, marks = Disk(str(directory)), Marks(plan)
+        for call in trace.calls:
+            disk.run(call)
+            marks.run(call, disk)
+        explorer.see(State(None, "kill -9", on_disk(directory)), marks.window, point)
+    explorer.finish()
+    tell(f"{killed.total()} points: {dict(killed)}", *explorer.report.lines())
+    assert not explorer.report.bad, "\n".join(map(str, explorer.report.bad[:5]))
+    assert killed.total() >= (0.9 * count if points_max is None else 60)
+
+
+def test_kill(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    kill_at_points(QUICK_POINTS, work, recorder, judges, tell)
+
+
+@pytest.mark.long
+def test_kill_at_every_call(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    kill_at_points(None, work, recorder, judges, tell)

@@ -1,0 +1,91 @@
+"""Whatever a power cut leaves of what was written, nothing acknowledged is lost, and the store goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import get_args
+
+import pytest
+
+from kvstore.options import Durability
+from tests.crash.conftest import Tell
+from tests.crash.explore import Explorer, Limits, Report, record
+from tests.crash.history import Window
+from tests.crash.judges import Judges
+from tests.crash.recorder import Recorder
+from tests.crash.rot import rotten
+from tests.crash.vfs import Disk
+from tests.crash.workload import Script, StepKind, script
+
+QUICK_STATES_MIN = 2_000
+LONG_STATES_MIN = 50_000
+
+
+def explored(script: Script, work: Path, recorder: Recorder, judges: Judges, limits: Limits) -> Report:
+    directory, trace = record(recorder, script, work)
+    assert trace.status == 0
+    return Explorer(script, work, judges, recorder).explore(directory, trace.calls, limits)
+
+
+def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    """Several short scripts, for the longer a log is, the longer takes each state."""
+    report = Report()
+    steps: set[str] = set()
+    for seed in (1, 3, 4):
+        plan = script(seed, 6, segment_bytes_max=1800)
+        steps |= {step.kind for step in plan.steps}
+        report.add(explored(plan, work, recorder, judges, Limits(draws=2, seed=seed)))
+    tell(*report.lines())
+    assert not report.bad, "\n".join(map(str, report.bad[:5]))
+    assert report.states >= QUICK_STATES_MIN
+    assert steps == set(get_args(StepKind))
+    kinds = {kind for _, kind in report.distinct}
+    assert {"kill", "durable", "names", "prefix", "random", "again prefix", "again random"} <= kinds
+
+
+@pytest.mark.parametrize("durability", ["interval", "none"])
+def test_relaxed_durability_leaves_a_prefix(
+    durability: Durability, work: Path, recorder: Recorder, judges: Judges, tell: Tell
+) -> None:
+    limits = Limits(draws=1, share=0.2)
+    report = explored(script(3, 8, durability=durability, segment_bytes_max=1800), work, recorder, judges, limits)
+    tell(*report.lines())
+    assert not report.bad, "\n".join(map(str, report.bad[:5]))
+    assert report.states >= 120
+
+
+def test_rot_of_the_log_is_never_believed(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    plan = script(5, 14)
+    directory, trace = record(recorder, plan, work)
+    explorer = Explorer(plan, work, judges)
+    disk = Disk(str(directory))
+    for call in trace.calls:
+        disk.run(call)
+    done = len(plan.steps)
+    for state in rotten(disk.seen(), Random(5), draws=150):
+        explorer.see(state, Window(done, done), len(trace.calls))
+    explorer.finish()
+    tell(*explorer.report.lines())
+    assert not explorer.report.bad, "\n".join(map(str, explorer.report.bad[:5]))
+    assert explorer.report.states >= 100
+
+
+@pytest.mark.long
+def test_power_loss_at_length(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    report = Report()
+    seed = 100
+    while report.states < LONG_STATES_MIN:
+        durability: Durability = "sync" if seed % 4 else ("none", "interval")[seed // 4 % 2]
+        found = explored(
+            script(seed, 8 + seed % 3 * 8, durability=durability, segment_bytes_max=1800 + seed % 2 * 1700),
+            work,
+            recorder,
+            judges,
+            Limits(draws=2, seed=seed),
+        )
+        report.add(found)
+        assert not found.bad, f"seed {seed}\n" + "\n".join(map(str, found.bad[:5]))
+        seed += 1
+    tell(f"{seed - 100} seeds", *report.lines())
+    assert report.states >= LONG_STATES_MIN

@@ -1,0 +1,192 @@
+"""Whether a store that was opened after a crash is one that the model allows, and goes on as it should.
+
+Everything goes through the public interface: what is wrong there is wrong for a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+import kvstore
+from kvstore.errors import CorruptData, OutOfOrderSequence
+from tests.crash.history import CHANGES, History, Moment, Window, changes_of, copy_of, rows_of
+from tests.crash.workload import SCHEMA, TABLE
+from tests.support.model import WINDOW, Answer, Model, Operation
+
+Badness = Literal["LOST", "PHANTOM", "MIXED", "UNREADABLE"]
+NOTHING = kvstore.Changes.of([], SCHEMA)
+WRITER = 0
+MORE: list[Operation] = [
+    ("upsert", {"k": 3, "v": -1, "s": "after"}),
+    ("upsert", {"k": 99, "v": -1, "s": None}),
+    ("delete", {"k": 5}),
+]
+MORE_CHANGES = kvstore.Changes.of(MORE, SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found in one state.
+
+    Attributes:
+        fits: Numbers of done steps that the contents agree with.
+        end: Log end, -1 without a table.
+        problem: What is wrong whatever was confirmed; empty if nothing is.
+        badness: The kind of that problem.
+        noticed: The store, or its check, said that it is damaged.
+    """
+
+    fits: frozenset[int] = frozenset()
+    end: int = -1
+    problem: str = ""
+    badness: Badness = "MIXED"
+    noticed: bool = False
+
+
+class Wrong(Exception):
+    """The store does not do what the model does."""
+
+    def __init__(self, problem: str, badness: Badness = "MIXED") -> None:
+        super().__init__(problem)
+        self.badness: Badness = badness
+
+
+def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
+    """Open the store, compare it, write to it, check it, open it again and compare it again.
+
+    Args:
+        thorough: Ask for every batch that writers may repeat, not only the last; after the reopen read all changes, not
+            only the new ones, and write once more.
+    """
+    settings: dict[str, Any] = {**history.script.settings, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
+    had_store = (path / "STORE").exists()
+    fits: frozenset[int] = frozenset()
+    end = -1
+    try:
+        with kvstore.open(path, durability=history.script.durability, **settings) as store:
+            if TABLE not in store.list_tables():
+                fits = frozenset(
+                    moment.done
+                    for moment in history.moments
+                    if moment.model is None and (had_store or not moment.has_store)
+                )
+                model = Model(("k",))
+                store.create_table(TABLE, SCHEMA, primary_key="k")
+            else:
+                end = store.table(TABLE).offsets()[0][1]
+                fitting = _compare(store.table(TABLE), history)
+                fits = frozenset(moment.done for moment in fitting)
+                assert fitting[-1].model is not None
+                model = copy_of(fitting[-1].model)
+            _go_on(store.table(TABLE), model, thorough=thorough)
+            findings = store.check().findings
+            if findings:
+                return Finding(fits, end, f"check finds {findings}", noticed=True)
+        with kvstore.open(path, durability=history.script.durability, **settings) as store:
+            table = store.table(TABLE)
+            _equals(_rows(table), rows_of(model.rows), "rows after a reopen")
+            start = 0 if thorough else max(end, 0)
+            new = [change for change in model.log if change[0] >= start]
+            _equals(_changes(table, start), changes_of(new), "changes after a reopen")
+            if thorough:
+                _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
+    except Wrong as wrong:
+        return Finding(fits, end, str(wrong), wrong.badness)
+    except CorruptData as error:
+        return Finding(fits, end, f"{type(error).__name__}: {error}", "UNREADABLE", noticed=True)
+    except Exception as error:  # whatever it is, the user would get it
+        return Finding(fits, end, f"{type(error).__name__}: {error}", "UNREADABLE")
+    return Finding(fits, end)
+
+
+def judge(finding: Finding, window: Window, history: History) -> tuple[Badness, str] | None:
+    """What is bad about a state, given what had been confirmed and started; None if nothing is."""
+    if finding.problem:
+        if finding.badness == "MIXED" and not finding.fits and finding.end >= 0:
+            ends = [moment.model.end for moment in history.moments if moment.model and window.holds(moment.done)]
+            if ends and finding.end < ends[0]:
+                return "LOST", finding.problem
+            if ends and finding.end > ends[-1]:
+                return "PHANTOM", finding.problem
+        return finding.badness, finding.problem
+    if any(window.holds(done) for done in finding.fits):
+        return None
+    what = f"steps done {sorted(finding.fits)}, confirmed {window.confirmed}, started {window.started}"
+    return ("LOST" if max(finding.fits) < window.confirmed else "PHANTOM"), what
+
+
+def _compare(table: kvstore.Table, history: History) -> list[Moment]:
+    """Moments that the table agrees with."""
+    end = table.offsets()[0][1]
+    fitting = history.ending_at(end)
+    if not fitting:
+        raise Wrong(f"the log ends at {end}, which is between two batches")
+    moment = fitting[-1]
+    _equals(_changes(table), history.changes.slice(0, moment.changes), "changes")
+    _equals(_rows(table), moment.rows, "rows")
+    count = table.count()
+    _is_true(lambda: count == moment.rows.num_rows, lambda: f"{moment.rows.num_rows} rows are counted as {count}")
+    return fitting
+
+
+def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> None:
+    for writer, sent in model.sent.items():
+        remembered = [sequence for sequence, _ in sent[-WINDOW:]]
+        for sequence in remembered if thorough else remembered[-1:]:
+            _equals_answer(table, NOTHING, model, writer, sequence)
+        if thorough:
+            _is_refused(table, writer, model.next_sequence(writer) + 1)
+        if thorough and len(sent) > WINDOW:
+            _is_refused(table, writer, sent[-WINDOW - 1][0])
+    _is_refused(table, 77, 3)
+    sequence = model.next_sequence(WRITER)
+    _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
+    _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
+    row = table.get(99)
+    _is_true(lambda: row == MORE[1][1], lambda: f"a row just written is {row}")
+
+
+def _equals_answer(table: kvstore.Table, changes: kvstore.Changes, model: Model, writer: int, sequence: int) -> None:
+    try:
+        result = table.bucket(0).apply(changes, writer, sequence)
+    except OutOfOrderSequence as error:
+        raise Wrong(f"writer {writer}: {error}") from error
+    answer = Answer(result.first_offset, result.last_offset, result.duplicated)
+    expected = model.apply(MORE if changes is MORE_CHANGES else [], writer, sequence)
+    _is_true(lambda: answer == expected, lambda: f"writer {writer} sequence {sequence}: {answer}, not {expected}")
+
+
+def _is_refused(table: kvstore.Table, writer: int, sequence: int) -> None:
+    try:
+        result = table.bucket(0).apply(NOTHING, writer, sequence)
+    except OutOfOrderSequence:
+        return
+    raise Wrong(f"writer {writer} sequence {sequence} is out of order and was taken: {result}")
+
+
+def _rows(table: kvstore.Table) -> pa.RecordBatch:
+    return _together(list(table.scan()), SCHEMA)
+
+
+def _changes(table: kvstore.Table, start: int = 0) -> pa.RecordBatch:
+    return _together(list(table.changelog(start, columns=CHANGES.names)), CHANGES)
+
+
+def _together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema)
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _equals(found: pa.RecordBatch, expected: pa.RecordBatch, what: str) -> None:
+    _is_true(lambda: found.equals(expected), lambda: f"{what}: {found.to_pylist()}, not {expected.to_pylist()}")
+
+
+def _is_true(holds: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+    if not holds():
+        raise Wrong(otherwise())

@@ -1,0 +1,223 @@
+"""What the process under test does: steps made from a seed, each announced before and confirmed after.
+
+``START n`` and ``ACK n`` go to a file beside the store, so that they stand in the trace in their order.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import pyarrow as pa
+
+import kvstore
+from kvstore.errors import LogFailed, StoreError
+from kvstore.options import Durability
+from tests.support.model import WINDOW, Operation
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
+TABLE = "t"
+STORE, MARKS = "store", "marks"
+"""Names in the directory of a run."""
+REFUSED = 3
+"""Exit status when the store refused to go on, clearly."""
+
+SETTINGS = {
+    "segment_bytes_max": 3500,
+    "commit_idle_ms": 4,
+    "commit_wait_ms": 40,
+    "sync_interval_ms": 8,
+    "map_bytes": 1 << 28,
+}
+
+StepKind = Literal["open", "table", "batch", "flush", "idle", "reopen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do. ``sequence`` is -1 for a batch without a writer."""
+
+    kind: StepKind
+    operations: tuple[Operation, ...] = ()
+    writer: int = -1
+    sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a run does.
+
+    Attributes:
+        durability: Of the store. Unless it is ``sync``, only flush and reopen confirm what came before.
+        settings: Others of :class:`kvstore.options.StoreOptions`.
+        retries: How often a step that the store refused is tried again, in a reopened store if the log failed.
+        first: The step to begin with, in a process that goes on where another was killed.
+        squeeze: A step, and the size that no file may go beyond while it is tried for the first time (RLIMIT_FSIZE): a
+            write that would go beyond is short, and the next fails with EFBIG.
+    """
+
+    steps: tuple[Step, ...]
+    durability: Durability = "sync"
+    settings: dict[str, int] = field(default_factory=lambda: dict(SETTINGS))
+    retries: int = 0
+    first: int = 0
+    squeeze: tuple[int, int] | None = None
+
+    def is_confirmed_by(self, step: int) -> bool:
+        """Whether the answer to a step promises that it and all before it are durable."""
+        return self.durability == "sync" or self.steps[step].kind in ("open", "table", "flush", "reopen")
+
+
+IDLE_SECONDS = 0.02
+
+
+def script(
+    seed: int,
+    batches: int,
+    *,
+    durability: Durability = "sync",
+    numbered: bool = False,
+    retries: int = 0,
+    **settings: int,
+) -> Script:
+    """A script of about so many batches, with everything in it that a table is used for.
+
+    Args:
+        numbered: Every batch has a writer, so that it may be sent again.
+    """
+    random = Random(seed)
+    steps = [Step("open"), Step("table")]
+    sent: dict[int, list[Step]] = {}
+    last: dict[int, int] = {}
+    for number in range(batches):
+        special = number % 6
+        if special == 2 and sent:
+            steps.append(random.choice(random.choice(list(sent.values()))[-WINDOW:]))
+        elif special == 4:
+            steps.append(Step(random.choice(("flush", "idle", "reopen"))))
+        unnumbered = not numbered and random.random() < 0.15
+        writer = -1 if unnumbered else random.choice((0, 0, 1, 5))
+        sequence = -1 if unnumbered else last.get(writer, -1) + 1
+        operations = () if number % 5 == 3 else _operations(random, number)
+        step = Step("batch", operations, writer, sequence)
+        steps.append(step)
+        if not unnumbered:
+            last[writer] = sequence
+            sent.setdefault(writer, []).append(step)
+    steps += [Step("flush"), Step("batch", _operations(random, batches), 9, 0), Step("reopen")]
+    return Script(tuple(steps), durability, SETTINGS | settings, retries)
+
+
+def _operations(random: Random, number: int) -> tuple[Operation, ...]:
+    made: list[Operation] = []
+    for _ in range(random.choice((1, 2, 2, 4, 9))):
+        key = random.randrange(14)
+        if random.random() < 0.3:
+            made.append(("delete", {"k": key}))
+        else:
+            text = "x" * (1200 if random.random() < 0.08 else random.randrange(9))
+            made.append(("upsert", {"k": key, "v": number, "s": text}))
+    return tuple(made)
+
+
+def run(directory: Path, script: Script) -> int:
+    """Do the steps; returns the exit status."""
+    marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    worker = _Worker(directory / STORE, script)
+    for number, step in enumerate(script.steps):
+        if number < script.first:
+            continue
+        os.write(marks, b"START %d\n" % number)
+        for attempt in range(script.retries + 1):
+            limit = (
+                script.squeeze[1]
+                if script.squeeze is not None and (number, 0) == (script.squeeze[0], attempt)
+                else None
+            )
+            try:
+                with _squeezed(limit):
+                    worker.do(step)
+                break
+            except (StoreError, OSError) as error:
+                if attempt == script.retries:
+                    os.write(marks, b"REFUSED %d %s\n" % (number, type(error).__name__.encode()))
+                    worker.end()
+                    return REFUSED
+                if not isinstance(error, StoreError) or isinstance(error, LogFailed):
+                    worker.end()
+        os.write(marks, b"ACK %d\n" % number)
+    worker.end()
+    return 0
+
+
+@contextmanager
+def _squeezed(bytes_max: int | None) -> Iterator[None]:
+    if bytes_max is None:
+        yield
+        return
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class _Worker:
+    def __init__(self, path: Path, script: Script) -> None:
+        self._path = path
+        self._script = script
+        self._store: kvstore.Store | None = None
+
+    def do(self, step: Step) -> None:
+        if step.kind == "reopen":
+            self.end(quietly=False)
+        store = self._opened()
+        if step.kind == "table" and TABLE not in store.list_tables():
+            store.create_table(TABLE, SCHEMA, primary_key="k")
+        elif step.kind == "batch":
+            changes = kvstore.Changes.of(list(step.operations), SCHEMA)
+            store.table(TABLE).bucket(0).apply(changes, step.writer, step.sequence)
+        elif step.kind == "flush":
+            store.flush()
+        elif step.kind == "idle":
+            time.sleep(IDLE_SECONDS)
+
+    def _opened(self) -> kvstore.Store:
+        if self._store is None:
+            settings: dict[str, Any] = {"durability": self._script.durability, **self._script.settings}
+            self._store = kvstore.open(self._path, **settings)
+        return self._store
+
+    def end(self, *, quietly: bool = True) -> None:
+        """Close the store."""
+        store, self._store = self._store, None
+        try:
+            if store is not None:
+                store.close()
+        except StoreError:
+            if not quietly:
+                raise
+
+
+def recover(directory: Path, script: Script) -> int:
+    """Open what a crash left, and nothing else."""
+    settings: dict[str, Any] = {"durability": script.durability, **script.settings}
+    try:
+        with kvstore.open(directory / STORE, **settings) as store:
+            for name in store.list_tables():
+                store.table(name).count()
+    except StoreError:
+        return REFUSED  # what that means is for the verdict on this state
+    return 0
+
+
+JOBS: dict[str, Callable[[Path, Script], int]] = {"run": run, "recover": recover}
