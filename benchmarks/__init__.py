@@ -1,0 +1,1 @@
+"""How fast, beside others with the same rows at the same durability in the same run; see docs/performance.md."""
