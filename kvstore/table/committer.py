@@ -73,7 +73,7 @@ class Committer:
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
         self._in_hand: list[Request] = []
-        self._applied_first = self._applied_last = 0.0
+        self._applied_first = self._applied_last = self._commit_seconds = 0.0
         self._readers_checked = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
@@ -236,8 +236,7 @@ class Committer:
             self._path.roll()
 
     def _apply(self, group: Sequence[Request]) -> Outcomes:
-        if not self._path.index.writing:
-            self._applied_first = self._clock.monotonic()
+        is_first = not self._path.index.writing
         outcomes: Outcomes = []
         for request in group:
             try:
@@ -250,6 +249,8 @@ class Committer:
             if self._options.durability == "sync":
                 self._path.log.sync()
         self._applied_last = self._clock.monotonic()
+        if is_first:
+            self._applied_first = self._applied_last
         return outcomes
 
     # Commits
@@ -258,10 +259,13 @@ class Committer:
         """When the index must be committed even if no request comes, in seconds of the clock."""
         if not self._path.index.writing:
             return None
-        wait_ms = self._options.commit_wait_ms
-        if self._options.durability == "interval":
-            wait_ms = min(wait_ms, self._options.sync_interval_ms)
-        return min(self._applied_first + wait_ms / 1000, self._applied_last + self._options.commit_idle_ms / 1000)
+        options = self._options
+        # What takes long is done less often: about a third of the time at most goes into commits.
+        wait = max(options.commit_wait_ms / 1000, 2 * self._commit_seconds)
+        idle = max(options.commit_idle_ms / 1000, self._commit_seconds / 2)
+        if options.durability == "interval":
+            wait = min(wait, options.sync_interval_ms / 1000)
+        return min(self._applied_first + wait, self._applied_last + idle)
 
     def _due(self) -> bool:
         deadline = self._deadline()
@@ -273,6 +277,7 @@ class Committer:
         with self._lock:
             if not self._path.index.writing:
                 return
+            began = self._clock.monotonic()
             try:
                 self._path.commit()
             except lmdb.MapFullError:
@@ -283,6 +288,7 @@ class Committer:
             except lmdb.Error as error:
                 self._path.restore(self._log)
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
+            self._commit_seconds = self._clock.monotonic() - began
 
     def _commit_in_time(self) -> None:
         now = self._clock.monotonic()
