@@ -27,6 +27,7 @@ from benchmarks.rows import Rows
 from benchmarks.stores import PEERS, DeltaLake, KvStore, RawLimit, Store
 
 RESULTS = Path(__file__).with_name("results")
+TURN_SECONDS_MAX = 5.0
 VERSIONS = ("lmdb", "pyarrow", "numpy", "rocksdict", "duckdb", "deltalake")
 
 
@@ -58,13 +59,17 @@ class Measured:
         return max((peer.name for peer in PEERS if peer.name in self.rates), key=self.median)
 
 
-def rate(store: Store, batches: Sequence[pa.RecordBatch]) -> float:
-    """Rows a second."""
+def rate(store: Store, batches: Sequence[pa.RecordBatch], seconds_max: float = 60.0) -> float:
+    """Rows a second, of as many of the batches as there is time for."""
     prepared = [store.prepare(batch) for batch in batches]
-    started = time.perf_counter()
-    for each in prepared:
+    rows, elapsed, started = 0, 0.0, time.perf_counter()
+    for batch, each in zip(batches, prepared, strict=True):
         store.apply(each)
-    return sum(batch.num_rows for batch in batches) / (time.perf_counter() - started)
+        rows += batch.num_rows
+        elapsed = time.perf_counter() - started
+        if elapsed > seconds_max:
+            break
+    return rows / elapsed
 
 
 def measure(
@@ -85,7 +90,7 @@ def measure(
         for number in range(rounds + 1):  # the first one only warms up
             batches = rows.updates(work.batch_rows, work.batches)
             for store in stores:
-                once = rate(store, batches)
+                once = rate(store, batches, TURN_SECONDS_MAX)
                 if number:
                     measured.rates.setdefault(store.name, []).append(once)
         found.append(measured)

@@ -218,7 +218,7 @@ class RawLimit:
         definition = TableDefinition(TableId(1), "t", {SchemaId(1): SCHEMA}, ("k",), 1, TableOptions())
         self._layout = TableLayout(definition)
         self._transaction: Any = None
-        self._began = 0.0
+        self._began = self._commit_seconds = 0.0
         self._wait = StoreOptions().commit_wait_ms / 1000
 
     def prepare(self, batch: pa.RecordBatch) -> tuple[Sequence[bytes], Sequence[bytes], bytes]:
@@ -233,25 +233,31 @@ class RawLimit:
 
     def apply(self, prepared: tuple[Sequence[bytes], Sequence[bytes], bytes]) -> None:
         keys, values, changes = prepared
-        now = time.monotonic()
-        if self._transaction is not None and now - self._began >= self._wait:
-            self._commit()
-        if self._transaction is None:
-            self._transaction, self._began = self._env.begin(write=True), now
+        is_first = self._transaction is None
+        if is_first:
+            self._transaction = self._env.begin(write=True)
         with self._transaction.cursor() as cursor:
             cursor.getmulti(keys)
             cursor.putmulti(zip(keys, values, strict=True))
         os.write(self._file, changes)
         os.fsync(self._file)
+        now = time.monotonic()
+        if is_first:
+            self._began = now
+        elif now - self._began >= max(self._wait, 2 * self._commit_seconds):
+            self._commit()
 
     def close(self) -> None:
-        self._commit()
+        if self._transaction is not None:
+            self._commit()
         self._env.close()
         os.close(self._file)
 
     def _commit(self) -> None:
+        began = time.monotonic()
         self._transaction.commit()
         self._transaction = None
+        self._commit_seconds = time.monotonic() - began
 
 
 PEERS: tuple[type[Store], ...] = (Sqlite, RocksDict, DuckDb)

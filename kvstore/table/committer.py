@@ -260,8 +260,8 @@ class Committer:
         if not self._path.index.writing:
             return None
         options = self._options
-        # What takes long is done less often: about a third of the time at most goes into commits.
-        wait = max(options.commit_wait_ms / 1000, 2 * self._commit_seconds)
+        # What takes long is done less often: a fifth of the time at most goes into commits.
+        wait = max(options.commit_wait_ms / 1000, 4 * self._commit_seconds)
         idle = max(options.commit_idle_ms / 1000, self._commit_seconds / 2)
         if options.durability == "interval":
             wait = min(wait, options.sync_interval_ms / 1000)
