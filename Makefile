@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 REPO ?= .
 
-.PHONY: setup demo test test-long lint lock clean
+.PHONY: setup demo test test-long bench bench-growth lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -28,6 +28,17 @@ test: setup lint
 test-long: setup lint
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest
 
+# Peers to measure against; docs/performance.md says what is measured, and how long it takes.
+.venv/bench: .venv/ready requirements-bench.lock
+	$(BIN)/pip install --quiet --require-hashes -r requirements-bench.lock
+	touch $@
+
+bench: .venv/bench
+	$(BIN)/python -m benchmarks.run
+
+bench-growth: .venv/bench
+	$(BIN)/python -m benchmarks.growth
+
 lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -37,6 +48,7 @@ lint: .venv/ready
 # Only when dependencies change; needs uv.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra spark --extra dev pyproject.toml -o requirements.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
 
 clean:

@@ -26,14 +26,15 @@ class Rows:
     def inserts(self, batch_rows: int) -> list[pa.RecordBatch]:
         """Every row once, in random order of keys."""
         keys = self._random.permutation(self.count)
-        return [self._batch(keys[first : first + batch_rows]) for first in range(0, self.count, batch_rows)]
+        return [self.batch(keys[first : first + batch_rows]) for first in range(0, self.count, batch_rows)]
 
     def updates(self, batch_rows: int, batches: int) -> list[pa.RecordBatch]:
         """New values for random rows, each at most once in a batch."""
         size = min(batch_rows, self.count)
-        return [self._batch(self._random.choice(self.count, size, replace=False)) for _ in range(batches)]
+        return [self.batch(self._random.choice(self.count, size, replace=False)) for _ in range(batches)]
 
-    def _batch(self, keys: np.ndarray) -> pa.RecordBatch:
+    def batch(self, keys: np.ndarray) -> pa.RecordBatch:
+        """Rows with these keys and random values."""
         count, random = len(keys), self._random
         columns = [
             pa.array(keys, pa.int64()),

@@ -40,6 +40,9 @@ class Store(Protocol):
     def apply(self, prepared: Any) -> None:
         """Upsert a batch and log its changes, both durable on return."""
 
+    def settle(self) -> None:
+        """Do what was put off and does not happen by itself, so that the next turn is another's."""
+
     def close(self) -> None:
         """Give everything up."""
 
@@ -61,6 +64,9 @@ class KvStore:
 
     def apply(self, prepared: pa.RecordBatch) -> None:
         self._table.upsert(prepared)
+
+    def settle(self) -> None:
+        self._table.flush()
 
     def close(self) -> None:
         self._store.close()
@@ -98,6 +104,9 @@ class Sqlite:
             prepared,
         )
         self._db.execute("COMMIT")
+
+    def settle(self) -> None:
+        """Nothing was put off that it does not do by itself."""
 
     def close(self) -> None:
         self._db.close()
@@ -149,6 +158,9 @@ class RocksDict:
         self._end = end
         self._db.write(batch, self._sync)
 
+    def settle(self) -> None:
+        """Nothing was put off that it does not do by itself."""
+
     def close(self) -> None:
         self._db.close()
 
@@ -178,6 +190,9 @@ class DuckDb:
         self._db.execute("INSERT OR REPLACE INTO t SELECT * FROM new")
         self._db.execute("COMMIT")
 
+    def settle(self) -> None:
+        """Nothing was put off that it does not do by itself."""
+
     def close(self) -> None:
         self._db.close()
 
@@ -201,6 +216,9 @@ class DeltaLake:
     def apply(self, prepared: pa.Table) -> None:
         merge = self._table.merge(prepared, "t.k = new.k", source_alias="new", target_alias="t")
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    def settle(self) -> None:
+        """Nothing was put off that it does not do by itself."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -244,12 +262,15 @@ class RawLimit:
         now = time.monotonic()
         if is_first:
             self._began = now
-        elif now - self._began >= max(self._wait, 2 * self._commit_seconds):
+        elif now - self._began >= max(self._wait, 4 * self._commit_seconds):
+            self._commit()
+
+    def settle(self) -> None:
+        if self._transaction is not None:
             self._commit()
 
     def close(self) -> None:
-        if self._transaction is not None:
-            self._commit()
+        self.settle()
         self._env.close()
         os.close(self._file)
 
