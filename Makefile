@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 REPO ?= .
 
-.PHONY: setup demo test test-long bench bench-growth lint lock clean
+.PHONY: setup demo test test-long bench bench-growth bench-parts lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -38,6 +38,9 @@ bench: .venv/bench
 
 bench-growth: .venv/bench
 	$(BIN)/python -m benchmarks.growth
+
+bench-parts: .venv/ready
+	$(BIN)/python -m benchmarks.parts
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
