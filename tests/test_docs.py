@@ -18,7 +18,7 @@ def test_the_readme_example_runs_and_prints_what_it_says(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed
-    assert len(example.strip().splitlines()) <= 25
+    assert len(example.strip().splitlines()) <= 20
     compile(spark_example, "README.md", "exec")
 
 
