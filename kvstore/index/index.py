@@ -139,9 +139,13 @@ class Index:
         self._touched += len(keys)
         return [old or b"" for old in map(transaction.pop, keys)]
 
-    def put_writer(self, writer_id: WriterId, entry: WriterEntry) -> None:
-        """Remember a writer."""
-        self._writable().put(_WRITER_KEY.pack(_WRITER, writer_id), writer_entry.encode_entry(writer_id, entry))
+    def put_writer(self, writer_id: WriterId, entry: WriterEntry | None) -> None:
+        """Remember a writer; None forgets it."""
+        key = _WRITER_KEY.pack(_WRITER, writer_id)
+        if entry is None:
+            self._writable().delete(key)
+        else:
+            self._writable().put(key, writer_entry.encode_entry(writer_id, entry))
 
     def dirty_bytes(self) -> int:
         """About how many bytes of pages wait to be committed."""

@@ -3,13 +3,14 @@
 * It is asked before any merge: a batch seen before is answered, never applied again.
 * A writer's sequences go 0, 1, … 2^31-1, 0 …; anything else than the next one, or one of the last five, is refused.
 * A writer without a name is forgotten seven days after its last batch, by the timestamps in the log: whoever replays
-  the log decides the same.
+  the log decides the same, and no more is kept than of the writers of seven days.
 * All of it can be rebuilt from batch headers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 from kvstore.errors import OutOfOrderSequence, WriterFenced
 from logformat.batch import NAMED_WRITER, BatchHeader
@@ -28,6 +29,9 @@ class WriterStates:
 
     def __init__(self, writers: Mapping[WriterId, WriterEntry]) -> None:
         self._writers = dict(writers)
+        # Those without a name, by the time of their last batch: times never decrease, so who writes goes to the end.
+        unnamed = ((id, entry.batches[-1].timestamp) for id, entry in writers.items() if not entry.named)
+        self._expiring = dict(sorted(unnamed, key=lambda last: last[1]))
 
     def check(
         self, writer_id: WriterId, sequence: Sequence, epoch: Epoch, *, now_ms: int, last_offset: Offset
@@ -72,19 +76,27 @@ class WriterStates:
             )
         return None
 
-    def remember(self, header: BatchHeader) -> WriterEntry | None:
-        """Note a batch that is in the log, whatever its sequence; returns the writer's entry, None without a writer."""
+    def remember(self, header: BatchHeader) -> dict[WriterId, WriterEntry | None]:
+        """Note a batch that is in the log, whatever its sequence.
+
+        Returns:
+            Entries that changed: the writer's, if there is one, and None for each writer that has expired by now.
+        """
+        changed: dict[WriterId, WriterEntry | None] = dict.fromkeys(self._forget_expired(header.commit_timestamp))
         writer_id = header.writer_id
         if writer_id == NO_WRITER:
-            return None
+            return changed
         batch = RememberedBatch(
             header.batch_sequence, header.last_offset_delta, header.base_offset, header.commit_timestamp
         )
-        before = self._live(writer_id, header.commit_timestamp)
+        before = self._writers.get(writer_id)
         batches = (*before.batches, batch)[-WINDOW:] if before else (batch,)
         entry = WriterEntry(Epoch(header.writer_epoch), bool(header.attributes & NAMED_WRITER), batches)
-        self._writers[writer_id] = entry
-        return entry
+        self._writers[writer_id] = changed[writer_id] = entry
+        self._expiring.pop(writer_id, None)
+        if not entry.named:
+            self._expiring[writer_id] = batch.timestamp
+        return changed
 
     def all(self) -> dict[WriterId, WriterEntry]:
         """Every writer remembered."""
@@ -96,6 +108,16 @@ class WriterStates:
 
     def _live(self, writer_id: WriterId, now_ms: int) -> WriterEntry | None:
         entry = self._writers.get(writer_id)
-        if entry is None or entry.named or now_ms - entry.batches[-1].timestamp < EXPIRY_MS:
+        if entry is None or entry.named or not _has_expired(entry.batches[-1].timestamp, now_ms):
             return entry
         return None
+
+    def _forget_expired(self, now_ms: int) -> list[WriterId]:
+        expired = [id for id, _ in takewhile(lambda last: _has_expired(last[1], now_ms), self._expiring.items())]
+        for writer_id in expired:
+            del self._expiring[writer_id], self._writers[writer_id]
+        return expired
+
+
+def _has_expired(timestamp: int, now_ms: int) -> bool:
+    return now_ms - timestamp >= EXPIRY_MS

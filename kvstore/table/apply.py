@@ -272,9 +272,8 @@ class WritePath:
     def _note(self, header: LogBatch, effect: _Effect) -> None:
         """A batch is in the index, but for its writer and how far the index is."""
         self.index.begin()
-        entry = self._writers.remember(header)
-        if entry is not None:
-            self.index.put_writer(header.writer_id, entry)
+        for writer_id, entry in self._writers.remember(header).items():
+            self.index.put_writer(writer_id, entry)
         self._state = replace(
             self._state,
             applied_offset=header.next_offset,

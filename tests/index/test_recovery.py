@@ -12,10 +12,12 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
+from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat import index_state
 from tests.conftest import OpenStore
+from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("v", pa.float64())])
@@ -109,6 +111,22 @@ def test_an_index_that_can_not_be_used_is_built_from_the_log(filled: Path, harm:
     harm(filled / BUCKET / "index")
     assert everything(filled) == told
     assert contents(filled) == before
+
+
+def test_writers_that_expired_leave_the_index_and_do_not_come_back(store_path: Path) -> None:
+    clock = SetClock()
+    with Store(store_path, StoreOptions(), clock=clock) as store:
+        bucket = store.create_table("t", SCHEMA, primary_key="k").bucket(0)
+        for writer in range(3):
+            bucket.apply(kvstore.Changes.of([], SCHEMA), writer_id=writer, sequence=0)
+            clock.now += EXPIRY_MS // 2
+    before = contents(store_path)
+    assert [key for key in before if key[:1] == b"\1"] == [b"\1" + writer.to_bytes(8, "big") for writer in (1, 2)]
+    told = everything(store_path)
+    assert told[-1] == []
+    lose(store_path / BUCKET / "index")
+    assert everything(store_path) == told
+    assert contents(store_path) == before
 
 
 def test_an_index_ahead_of_a_log_that_was_never_durable_is_built_anew(filled: Path) -> None:

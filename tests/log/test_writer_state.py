@@ -94,10 +94,38 @@ def test_a_writer_is_forgotten_after_seven_days_of_the_logs_time_unless_it_has_a
             assert len(states.all()[WRITER].batches) == 1
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from([0, 1, EXPIRY_MS // 2, EXPIRY_MS - 1, EXPIRY_MS, 2 * EXPIRY_MS])),
+        max_size=20,
+    )
+)
+def test_who_has_expired_is_forgotten_by_whoever_replays_from_anywhere(steps: list[tuple[int, int]]) -> None:
+    """Writer 0 has a name; -1 (here 4) is nobody, whose batches move the log's time on like any."""
+    states, now, last = WriterStates({}), 0, {}
+    for number, (writer, later) in enumerate(steps):
+        now += later
+        header = BatchHeader(
+            writer_id=WriterId(writer if writer < 4 else -1),
+            batch_sequence=Sequence(number),
+            commit_timestamp=now,
+            attributes=NAMED_WRITER if writer == 0 else 0,
+        )
+        before, reloaded = states.all(), WriterStates(states.all())
+        changed = states.remember(header)
+        assert reloaded.remember(header) == changed
+        assert reloaded.all() == states.all()
+        assert {id: entry for id, entry in (before | changed).items() if entry is not None} == states.all()
+        if writer < 4:
+            last[writer] = now
+        last = {id: time for id, time in last.items() if id == 0 or now - time < EXPIRY_MS}
+        assert {id: entry.batches[-1].timestamp for id, entry in states.all().items()} == last
+
+
 def test_nobody_is_never_out_of_order() -> None:
     states = WriterStates({})
     assert states.check(WriterId(-1), Sequence(-1), Epoch(0), now_ms=0, last_offset=Offset(0)) is None
-    assert states.remember(BatchHeader()) is None
+    assert states.remember(BatchHeader()) == {}
     assert states.all() == {}
 
 
