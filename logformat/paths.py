@@ -18,6 +18,7 @@ TEMPORARY = ".tmp"
 """Suffix of a file that is not finished; whoever holds the lock may remove it."""
 
 _LOG_FILE = re.compile(r"(\d{20})\.log")
+_WRITERS_FILE = re.compile(r"(\d{20})\.writers")
 
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
@@ -42,5 +43,14 @@ def writers_file(log: Path, base: Offset) -> Path:
 
 def segment_base(name: str) -> Offset | None:
     """Base offset in the name of a segment file; None for any other name."""
-    match = _LOG_FILE.fullmatch(name)
+    return _offset_in(_LOG_FILE, name)
+
+
+def writers_base(name: str) -> Offset | None:
+    """Offset in the name of a file of :func:`writers_file`; None for any other name."""
+    return _offset_in(_WRITERS_FILE, name)
+
+
+def _offset_in(pattern: re.Pattern[str], name: str) -> Offset | None:
+    match = pattern.fullmatch(name)
     return Offset(int(match[1])) if match else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +126,7 @@ class Log:
         self._unsynced = []
 
     def roll(self, writers: bytes) -> None:
-        """Go on in a new segment.
+        """Go on in a new segment, unless this one holds nothing yet.
 
         Args:
             writers: What is known of writers at the end of the log, encoded.
@@ -135,6 +136,8 @@ class Log:
             LogFailed: The disk refused; the log can't be appended to until it is opened again.
         """
         self.sync()
+        if self._end.offset == self._end.base:
+            return
         try:
             self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
         except OSError as error:
@@ -180,6 +183,7 @@ class Log:
         if base == last.base:
             # Nothing durable is in the segment that failed: the new one takes its name, and its predecessor.
             head = segment.decode_head(read_file(path)[: segment.HEAD_BYTES])
+        self._index.sync()
         try:
             descriptor = self._files.create(path, segment.encode_head(head))
         except OSError as error:
@@ -239,6 +243,12 @@ class _SparseIndexFile:
                 self._entries += len(entries)
             except OSError:
                 self.close()
+
+    def sync(self) -> None:
+        """Make all entries durable: once there is a next segment, recovery looks into this file no more."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                self._files.sync(self._descriptor)
 
     def close(self) -> None:
         """Write no more."""

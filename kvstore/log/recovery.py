@@ -9,13 +9,15 @@ Three zones, told apart by what was known to be durable:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from kvstore.errors import CorruptBatch
-from kvstore.files import Files
+from kvstore.files import Files, read_file
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
 from logformat import paths, segment, sparse_index
@@ -70,7 +72,8 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> L
 def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files: Files) -> LogEnd:
     """Make a log ready to be appended to: create it if there is none, else cut it at its end.
 
-    Afterwards everything up to the end is durable, and the sparse index agrees with the log.
+    Afterwards everything up to the end is durable, snapshots of writers stand only at the beginning of a segment and at
+    the end, and sparse indexes agree with the log.
 
     Raises:
         CorruptBatch: Something that was durable is damaged or missing. Nothing was cut.
@@ -100,7 +103,9 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
         files.sync_directory(directory)
     finally:
         files.close(descriptor)
-    _mend_sparse_index(directory, identity, end, files)
+    log = LogFiles(directory, identity)
+    _remove_stray_snapshots(directory, {*log.bases(), end.offset}, files)
+    _mend_sparse_indexes(directory, log, end, files)
     return end
 
 
@@ -135,15 +140,38 @@ def _was_durable_beyond(rest: memoryview, identity: LogIdentity, offset: Offset)
     return False
 
 
-def _mend_sparse_index(directory: Path, identity: LogIdentity, end: LogEnd, files: Files) -> None:
-    log = LogFiles(directory, identity)
-    known = log.segment(end.base).sparse_index()
-    entries = [entry for entry in known if entry.position < end.position]
+def _remove_stray_snapshots(directory: Path, places: Collection[Offset], files: Files) -> None:
+    """Remove what is told of writers at any other place: a roll went no further, or what it told of was cut off."""
+    for path in directory.iterdir():
+        base = paths.writers_base(path.name)
+        if base is not None and base not in places:
+            files.remove(path)
+
+
+def _mend_sparse_indexes(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
+    for base, following in pairwise(log.bases()):
+        # They were synced before the next segment was begun, so only those that look wrong from outside are read.
+        if not _looks_whole(paths.sparse_index_file(directory, base)):
+            # Damage before the synced end is for whoever reads there.
+            with suppress(CorruptBatch):
+                stop = log.segment(following).head.previous_end
+                _mend_sparse_index(directory, log, LogEnd(base, stop, following), files)
+    _mend_sparse_index(directory, log, end, files)
+
+
+def _looks_whole(path: Path) -> bool:
+    size = path.stat().st_size - sparse_index.HEAD_BYTES if path.exists() else 0
+    return size > 0 and size % sparse_index.ENTRY_BYTES == 0
+
+
+def _mend_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
+    """Make the sparse index of the segment that ends at ``end`` what its writer would have, as far as it can."""
+    entries = [entry for entry in log.segment(end.base).sparse_index() if entry.position < end.position]
     start = entries[-1].offset if entries else end.base
-    # Damage before the synced end is for whoever reads there; the index goes as far as it can.
     with suppress(CorruptBatch):
         for found in log.batches(start, end.offset):
             if not entries or found.position - entries[-1].position >= sparse_index.INTERVAL_BYTES:
                 entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
-    if entries != known:
-        files.publish(paths.sparse_index_file(directory, end.base), sparse_index.encode(entries))
+    path, encoded = paths.sparse_index_file(directory, end.base), sparse_index.encode(entries)
+    if not path.exists() or read_file(path) != encoded:
+        files.publish(path, encoded)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -82,6 +84,19 @@ def test_reading_by_time_begins_with_the_first_batch_not_older(tmp_path: Path) -
     for timestamp in range(-1, 402):
         expected = min(timestamp + timestamp % 2, 400) if timestamp > 0 else 0
         assert files.first_at_or_after(timestamp, Offset(400)) == expected
+
+
+def test_a_segment_that_holds_nothing_is_gone_on_with(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.roll(b"")
+    assert LogFiles(tmp_path, IDENTITY).bases() == [0]
+    append(log, 2)
+    log.roll(b"new")
+    log.roll(b"never written")
+    assert LogFiles(tmp_path, IDENTITY).bases() == [0, 2]
+    assert paths.writers_file(tmp_path, Offset(2)).read_bytes() == b"new"
+    append(log, 2)
+    assert offsets(tmp_path) == [0, 1, 2, 3]
 
 
 def test_offsets_the_log_does_not_hold(tmp_path: Path) -> None:
@@ -194,13 +209,41 @@ class TestRefusingDisk:
         disk = FailingDisk()
         log = open_log(tmp_path, disk, segment_bytes_max=1000)
         append(log, 4)
-        for passing in (0, 1):  # the writer snapshot fails, then the segment
+        # The writer snapshot fails, then the segment; between them the sparse index is synced.
+        for passing in (0, 2 if call == "sync" else 1):
             disk.fail = failing(call, errno.ENOSPC, after=passing)
             with pytest.raises(StoreFull):
                 log.roll(b"")
         append(log, 3)
         log.close()
         assert offsets(tmp_path) == list(range(7))
+
+    def test_a_sparse_index_is_synced_before_there_is_a_next_segment(self, tmp_path: Path) -> None:
+        class Recording(FailingDisk):
+            synced: ClassVar[dict[str, bytes]] = {}
+
+            def sync(self, descriptor: int) -> None:
+                path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+                self.synced[path.name] = path.read_bytes()
+                super().sync(descriptor)
+
+        disk = Recording()
+        log = open_log(tmp_path, disk)
+        append(log, 600, 8, together=10)
+        log.roll(b"")
+        path = paths.sparse_index_file(tmp_path, Offset(0))
+        assert len(sparse_index.decode(path.read_bytes())) > 2
+        assert disk.synced[path.name] == path.read_bytes()
+
+    def test_a_sparse_index_that_can_not_be_synced_is_no_failure(self, tmp_path: Path) -> None:
+        disk = FailingDisk()
+        log = open_log(tmp_path, disk)
+        append(log, 3)
+        disk.fail = failing("sync", after=1)  # the writer snapshot passes
+        log.roll(b"")
+        append(log, 3)
+        assert disk.calls.count("sync") > 6
+        assert offsets(tmp_path, 0, 6) == list(range(6))
 
     def test_a_sparse_index_that_can_not_be_written_is_no_failure(self, tmp_path: Path) -> None:
         disk = FailingDisk()

@@ -160,6 +160,19 @@ class TestSegments:
         assert recovery.prepare(tmp_path, IDENTITY, end, Files()) == end
         assert not leftover.exists()
 
+    def test_what_is_told_of_writers_elsewhere_than_at_segments_and_the_end_is_removed(self, tmp_path: Path) -> None:
+        log = open_log(tmp_path)
+        append(log, 2)
+        log.roll(b"kept")
+        append(log, 2)
+        log.close()
+        for stray in (1, 3, 4, 5):
+            paths.writers_file(tmp_path, Offset(stray)).write_bytes(b"")
+        recovery.prepare(tmp_path, IDENTITY, log.end, Files())
+        assert sorted(path.name for path in tmp_path.glob("*.writers")) == [
+            f"{offset:020d}.writers" for offset in (2, 4)
+        ]
+
     def test_an_empty_segment_is_used(self, tmp_path: Path) -> None:
         log = open_log(tmp_path, segment_bytes_max=1000)
         append(log, 4)

@@ -14,6 +14,7 @@ OFFSETS = st.integers(0, 2**63 - 1).map(Offset)
 @given(OFFSETS)
 def test_a_segment_is_found_by_the_name_it_got(base: Offset) -> None:
     assert paths.segment_base(paths.segment_file(Path("log"), base).name) == base
+    assert paths.writers_base(paths.writers_file(Path("log"), base).name) == base
 
 
 @given(st.sets(OFFSETS))
@@ -37,6 +38,11 @@ def test_names_of_segments_are_ordered_as_their_offsets(bases: set[Offset]) -> N
 )
 def test_other_names_are_no_segments(name: str) -> None:
     assert paths.segment_base(name) is None
+
+
+@pytest.mark.parametrize("name", ["7.writers", f"{7:020d}.log", f"{7:020d}.writers.tmp", f"{7:021d}.writers"])
+def test_other_names_tell_nothing_of_writers(name: str) -> None:
+    assert paths.writers_base(name) is None
 
 
 def test_files_lie_where_they_always_did() -> None:
