@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +10,11 @@ import pytest
 import kvstore
 from kvstore.errors import OutOfOrderSequence, StoreError, UnknownSchema
 from logformat.batch import LAYOUTS, LogBatch, decode_batch, encode_batch
-from tests.conformance.pending import PENDING
+from tests.conformance import test_log_recovery, test_recovery_point, test_segment, test_writer_state
+from tests.conformance.vectors import VECTORS, WAITING, running
 
-VECTORS: dict[str, dict[str, Any]] = {
-    vector["name"]: vector
-    for vector in map(json.loads, Path(__file__).with_name("vectors.jsonl").read_text().splitlines())
-}
-WAITING = {name for names in PENDING.values() for name in names}
+KINDS = ("kv", "log")
+FORMAT_KINDS = ("batch_format",)
 
 TYPES = {
     "boolean": pa.bool_(),
@@ -36,15 +32,13 @@ ERRORS: dict[str, type[StoreError]] = {
 }
 
 
-def running(*kinds: str) -> list[str]:
-    return [name for name, vector in VECTORS.items() if vector["kind"] in kinds and name not in WAITING]
-
-
 def test_every_vector_runs_or_waits_by_name() -> None:
-    assert set(running("kv", "log", "batch_format")) | WAITING == set(VECTORS)
+    runners = (test_log_recovery, test_recovery_point, test_segment, test_writer_state)
+    kinds = KINDS + FORMAT_KINDS + tuple(kind for runner in runners for kind in runner.KINDS)
+    assert set(running(*kinds)) | WAITING == set(VECTORS)
 
 
-@pytest.mark.parametrize("name", running("kv", "log"))
+@pytest.mark.parametrize("name", running(*KINDS))
 def test_table(name: str, store: kvstore.Store) -> None:
     vector = VECTORS[name]
     schema, key = table_of(vector["table"])
@@ -68,7 +62,7 @@ def test_table(name: str, store: kvstore.Store) -> None:
         assert table.get({column: row[column] for column in key or ()}) == row
 
 
-@pytest.mark.parametrize("name", running("batch_format"))
+@pytest.mark.parametrize("name", running(*FORMAT_KINDS))
 def test_batch_format(name: str) -> None:
     vector = VECTORS[name]
     magic = vector["magic"]

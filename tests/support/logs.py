@@ -36,6 +36,18 @@ def batch(
     return EncodedBatch(whole.base_offset, Offset(base + max(records, 1)), timestamp, encode_parts(whole))
 
 
+def stretch(start: int, end: int, *, timestamp: int = 0) -> EncodedBatch:
+    """A batch without records that takes all offsets from ``start`` to ``end``."""
+    whole = LogBatch(
+        base_offset=Offset(start),
+        last_offset_delta=end - start - 1,
+        commit_timestamp=timestamp,
+        table_id=IDENTITY.table_id,
+        bucket_id=IDENTITY.bucket_id,
+    )
+    return EncodedBatch(whole.base_offset, whole.next_offset, timestamp, encode_parts(whole))
+
+
 def open_log(
     directory: Path, files: Files | None = None, synced: LogEnd | None = None, segment_bytes_max: int = 1 << 20
 ) -> Log:

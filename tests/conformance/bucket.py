@@ -1,0 +1,109 @@
+"""A bucket of a log table without a store around it, so that a vector can say when it rolls, commits and is opened.
+
+Fluss keeps what it knows of writers in snapshot files. Here two things stand for one: the file ``.writers`` at the
+beginning of a segment, and the index, which holds the writers as of the offset it is committed at.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.files import Files
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.table.apply import WritePath
+from kvstore.table.recovery import BucketPlace, open_for_writing
+from kvstore.table.request import Request
+from kvstore.table.results import AppendResult
+from logformat import paths
+from logformat.changes import Changes
+from logformat.edits import TableOptions
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, SchemaId, Sequence, WriterId
+from tests.support.clocks import SetClock
+from tests.support.logs import IDENTITY, ROWS
+
+SCHEMA = SchemaId(0)
+DEFINITION = TableDefinition(IDENTITY.table_id, "t", {SCHEMA: ROWS.schema}, None, 1, TableOptions(compression=None))
+OPTIONS = StoreOptions(map_bytes=1 << 20)
+
+
+class Bucket:
+    """Opened by :meth:`reopen` only."""
+
+    path: WritePath
+
+    def __init__(self, directory: Path) -> None:
+        self.place = BucketPlace(directory, IDENTITY)
+        self.clock = SetClock(0)
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Recover the bucket and open it."""
+        self.path = open_for_writing(self.place, DEFINITION, None, OPTIONS, Files(), self.clock)
+
+    def append(self, writer: int = NO_WRITER, sequence: int = NO_SEQUENCE) -> AppendResult:
+        """Append a batch of one record, if it is the writer's next."""
+        changes = Changes(ROWS.slice(0, 1), pa.array(np.zeros(1, bool)))
+        request = Request(changes, SCHEMA, WriterId(writer), Sequence(sequence), Epoch(0), None)
+        applied = self.path.apply(request)
+        if applied.batch is not None:
+            self.path.log.append([applied.batch])
+            self.path.log.sync()
+        return applied.result
+
+    def snapshot(self) -> None:
+        """Do what a snapshot of writers is here."""
+        self.path.roll()
+        self.path.commit()
+
+    def close(self) -> None:
+        """Commit and close, as a store does."""
+        self.path.commit()
+        self.path.close()
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log off and open the bucket again.
+
+        Recovery never cuts off what was durable, and so far nobody else does: the test does it by hand, and gives up
+        the index, which is derived and would be ahead of the log.
+        """
+        self.close()
+        log = LogFiles(self.place.log, IDENTITY)
+        found = next(log.batches(Offset(offset), self.path.log.end.offset), None)
+        for base in log.bases():
+            if base and base >= offset:
+                paths.segment_file(self.place.log, base).unlink()
+        if found is not None and found.path.exists():
+            with found.path.open("r+b") as file:
+                file.truncate(found.position)
+        shutil.rmtree(self.place.index)
+        self.reopen()
+
+    def files(self) -> list[int]:
+        """Offsets of the ``.writers`` files."""
+        bases = (paths.writers_base(path.name) for path in self.place.log.iterdir())
+        return sorted(base for base in bases if base is not None)
+
+    def snapshots(self) -> list[int]:
+        """Offsets at which the writers are kept; that there are none at 0 is no snapshot."""
+        return sorted({*self.files(), self.map_end()} - {0})
+
+    def map_end(self) -> int:
+        """Offset up to which the index knows the writers."""
+        with self.path.index.view() as view:
+            return view.state().applied_offset
+
+    def windows(self) -> dict[int, list[int]]:
+        """Sequences remembered of each writer, oldest first, once all is committed."""
+        self.path.commit()
+        with self.path.index.view() as view:
+            return {writer: [batch.sequence for batch in entry.batches] for writer, entry in view.writers().items()}
+
+    def active_writers(self) -> dict[str, int]:
+        """Last sequence of each writer, as the vectors write it."""
+        return {str(writer): sequences[-1] for writer, sequences in self.windows().items()}
