@@ -21,7 +21,8 @@ class StoreOptions:
         sync_interval_ms: See ``durability``.
         segment_bytes_max: A segment of the log is followed by a new one once it is larger.
         commit_bytes_max: The index is committed once this many bytes wait in it,
-        commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit took,
+        commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit
+            took,
         commit_idle_ms: or once nothing was written for this long, or for half as long as the last commit took.
         map_bytes: Address space reserved for each index; it is sparse and grows when needed.
         batch_rows_max: A longer ``upsert`` or ``delete`` is applied in several batches of this many rows.
