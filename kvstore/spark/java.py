@@ -66,7 +66,8 @@ def _version(home: Path) -> int:
     return int(found[1]) if found else 0
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print where Java is, for the set-up; ends with 1 and a word of advice where there is none."""
     try:
         sys.stdout.write(f"{find_java()}\n")
     except UnsupportedOperation as error:
