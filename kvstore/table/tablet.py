@@ -136,13 +136,16 @@ class Tablet:
             self._close()
 
     def _close(self) -> None:
-        if self._committer is not None:
-            self._committer.close()
-            self._committer = None
-        if self._index is not None:
-            self._index.close()
-            self._index = None
-        self._process_lock.release()
+        committer, self._committer = self._committer, None
+        try:
+            if committer is not None:
+                committer.close()
+        finally:
+            # Also if not everything could be committed: whoever opens the bucket next takes it from the log.
+            if self._index is not None:
+                self._index.close()
+                self._index = None
+            self._process_lock.release()
 
     def _writer(self) -> Committer:
         committer = self._committer

@@ -13,8 +13,10 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
+from kvstore.index.index import Index
 from kvstore.options import StoreOptions
 from kvstore.store import Store
+from logformat.index_state import IndexState
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 
@@ -72,6 +74,26 @@ def test_a_disk_that_fails_for_good_is_said_and_acknowledged_rows_are_there_afte
         table = store.table("t")
         assert table.get(1) in ({"k": 1, "v": 1}, {"k": 1, "v": 2})
         table.upsert({"k": 1, "v": 4})
+        assert store.check().ok
+
+
+def test_a_store_whose_index_could_not_be_committed_is_recovered_by_the_next_open(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same process too: the bucket's lock is given up whatever happens at close."""
+
+    def refuse(index: Index, state: IndexState) -> None:
+        raise lmdb.DiskError("no space")
+
+    store = Store(store_path, StoreOptions(commit_wait_ms=60_000, commit_idle_ms=60_000))
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    table.upsert({"k": 1, "v": 1})
+    monkeypatch.setattr(Index, "commit", refuse)
+    with pytest.raises(StoreFull):
+        store.close()
+    monkeypatch.undo()
+    with kvstore.open(store_path) as store:
+        assert store.table("t").get(1) == {"k": 1, "v": 1}
         assert store.check().ok
 
 
