@@ -23,6 +23,7 @@ from logformat.keys import ROW
 from logformat.writer_entry import WriterEntry
 
 _STATE = b"\x00"
+_AFTER_STATE = b"\x00\x00"
 _WRITER = b"\x01"
 _WRITER_KEY = struct.Struct(">cq")
 PAGE_BYTES = 4096
@@ -49,10 +50,12 @@ class View:
         """Every writer the index remembers.
 
         Raises:
-            CorruptData: An entry is damaged.
+            CorruptData: An entry is damaged, or its key.
         """
         writers = {}
-        for key, value in self._between(_WRITER, ROW):
+        for key, value in self._between(_AFTER_STATE, ROW):
+            if len(key) != _WRITER_KEY.size or key[:1] != _WRITER:
+                raise CorruptData("An index holds an unknown key; run `kvstore check`.", key=key.hex())
             writer_id = WriterId(_WRITER_KEY.unpack(key)[1])
             writers[writer_id] = writer_entry.decode_entry(writer_id, value)
         return writers

@@ -129,6 +129,8 @@ class Journal:
                 continue
             database = self._environment.database_within(transaction, name)
             with transaction.cursor(db=database) as cursor:
+                if not cursor.first() or _name(Txid(int.from_bytes(cursor.key(), "big"))) != name:
+                    raise CorruptImage("A segment of the catalog has a wrong name; run `kvstore check`.", name=name)
                 if cursor.set_range(_KEY.pack(state.txid + 1)):
                     for key, value in cursor.iternext():
                         edit = edits.decode(value)
@@ -140,7 +142,11 @@ class Journal:
 
 def _segments(transaction: Transaction) -> list[str]:
     with transaction.cursor() as cursor:
-        return [bytes(name).decode() for name in cursor.iternext(values=False)]
+        names = [bytes(name) for name in cursor.iternext(values=False)]
+    for name in names:
+        if len(name) != _NAME_DIGITS or not name.isdigit():
+            raise CorruptImage("A segment of the catalog has a damaged name; run `kvstore check`.", name=name)
+    return [name.decode() for name in names]
 
 
 def _name(first: Txid) -> str:

@@ -80,6 +80,18 @@ def damage_a_writer(index: Path) -> None:
         transaction.put(key, value[:-1] + b"\x7f")
 
 
+def hide_a_writer(index: Path) -> None:
+    with lmdb.open(str(index)) as environment, environment.begin(write=True) as transaction:
+        value = transaction.pop(b"\1" + bytes(8))
+        assert isinstance(value, bytes)
+        transaction.put(b"\0" + bytes(8), value)
+
+
+def put_an_unknown_key(index: Path) -> None:
+    with lmdb.open(str(index)) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"\1unknown", b"")
+
+
 def belong_elsewhere(index: Path) -> None:
     def other_table(record: bytes) -> bytes:
         state = index_state.decode(record)
@@ -103,7 +115,10 @@ def change_state(index: Path, change: Callable[[bytes], bytes | None]) -> None:
 
 @pytest.mark.parametrize(
     "harm",
-    [lose, empty, overwrite, forget_state, damage_state, damage_a_writer, belong_elsewhere],
+    [
+        *(lose, empty, overwrite, forget_state, damage_state, damage_a_writer),
+        *(hide_a_writer, put_an_unknown_key, belong_elsewhere),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_an_index_that_can_not_be_used_is_built_from_the_log(filled: Path, harm: Callable[[Path], None]) -> None:
