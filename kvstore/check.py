@@ -1,4 +1,4 @@
-"""Checking a store: every checksum, and that log, index and writers tell one story."""
+"""Checking a store: every page and checksum, and that log, index and writers tell one story."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def check_tablet(tablet: Tablet, definition: TableDefinition, bucket: BucketId) 
     """Check one bucket, up to what is committed now; whoever writes it goes on."""
     report = BucketReport(definition.name, bucket)
     try:
+        tablet.verify_pages()
         with tablet.snapshot() as view:
             state = view.state()
             log = _Fold(definition, report)

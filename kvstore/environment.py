@@ -4,6 +4,8 @@
 * LMDB neither syncs its directory nor refuses links; we do both before anything relies on the files.
 * The map grows only while no transaction of this process is live: LMDB would accept it otherwise, and break.
 * Only ever with LMDB's own fsync: an environment that was written without it may be lost as a whole.
+* LMDB believes its file. A damaged page can end the process (SIGBUS), so the file is looked at first; what LMDB itself
+  finds wrong in a read is told as CorruptData.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TypeAlias
 import lmdb
 import lmdb._envid
 
+from kvstore import pages
 from kvstore.errors import CorruptData, ForkedStore, StoreFull
 from kvstore.files import Files, refuse_links
 
@@ -84,15 +87,31 @@ class Environment:
         self.check_process()
         return int(self._env.info()["last_txnid"])
 
+    def verify(self) -> None:
+        """See whether the file is what LMDB writes, whatever its size; see :func:`kvstore.pages.verify`.
+
+        Raises:
+            CorruptData: It is not.
+        """
+        pages.verify(self.directory / _DATA, all_pages=True)
+
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A read transaction: one moment of the environment, whatever is written meanwhile."""
+        """A read transaction: one moment of the environment, whatever is written meanwhile.
+
+        Raises:
+            CorruptData: LMDB found a page damaged, here or in what is done with the transaction.
+        """
         self.check_process()
         with self._mutex:
             transaction = self._begin_read()
             self._reading += 1
         try:
             yield transaction
+        except lmdb.Error as error:
+            raise CorruptData(
+                "LMDB can't read an environment; run `kvstore check`.", path=self.directory, reason=str(error)
+            ) from error
         finally:
             with self._mutex:
                 transaction.abort()
@@ -189,7 +208,7 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.
-        CorruptData: LMDB can't read it.
+        CorruptData: LMDB can't read it, or must not.
     """
     directory = directory.resolve()
     with _registry_mutex:
@@ -203,6 +222,9 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
             raise FileNotFoundError(directory / _DATA)
         if is_new:
             files.make_directory(directory)
+        else:
+            all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
+            pages.verify(directory / _DATA, all_pages=all_pages)
         environment = Environment(directory, map_bytes)
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.

@@ -174,9 +174,14 @@ class Store:
         return self._core.new_writer_id()
 
     def check(self) -> CheckReport:
-        """Verify everything: checksums, offsets and sequences of every log, and that each index agrees with its log."""
+        """Verify everything: pages, checksums, offsets and sequences, and that each index agrees with its log.
+
+        Raises:
+            CorruptData: The catalog is damaged; without it nothing can be looked at.
+        """
         self._check_open()
         core = self._core
+        core.verify_catalog()
         tables = sorted(core.catalog().tables.values(), key=lambda table: table.name)
         return CheckReport([check_tablet(core.tablet(table), table, ONLY_BUCKET) for table in tables])
 
@@ -234,6 +239,9 @@ class _Core:
 
     def catalog(self) -> CatalogState:
         return self._journal.state()
+
+    def verify_catalog(self) -> None:
+        self._journal.verify()
 
     def definition(self, name: str) -> TableDefinition:
         state = self.catalog()

@@ -173,6 +173,10 @@ class Index:
             self._transaction.abort()
             self._transaction = None
 
+    def verify(self) -> None:
+        """Verify the pages of what is committed; see :meth:`Environment.verify`."""
+        self._environment.verify()
+
     def is_stale(self) -> bool:
         """Whether another index has taken this one's place."""
         return self._environment.is_stale()

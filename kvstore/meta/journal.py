@@ -110,6 +110,10 @@ class Journal:
             self._state = state
             return state
 
+    def verify(self) -> None:
+        """Verify the pages of what is committed; see :meth:`Environment.verify`."""
+        self._environment.verify()
+
     def close(self) -> None:
         """Give the environment up."""
         self._environment.close()

@@ -112,6 +112,15 @@ class Tablet:
         with index.view() as view:
             yield view
 
+    def verify_pages(self) -> None:
+        """Verify the pages of what is committed of the index.
+
+        Raises:
+            CorruptData: One is damaged.
+        """
+        index = self._committer.index if self._committer is not None else self._reader()
+        index.verify()
+
     def create(self) -> None:
         """Make the files of a new bucket; its directory is there."""
         with self._opening:

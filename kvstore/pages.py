@@ -1,0 +1,294 @@
+"""Structure of an LMDB file, looked at before LMDB is: it has no checksums, and follows what it finds out of the file.
+
+* Read only with ``read``, never through a map: whatever the bytes are, the worst that comes of it is a ``CorruptData``.
+* What is verified is the last commit. A later one changes none of its pages, and the one after that its meta page, so
+  while others commit, what looks wrong is looked at again.
+* Rows and edits have checksums of their own; here it is only about where they stand (docs/format.md, Recovery).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+
+from kvstore.errors import CorruptData
+
+ALL_PAGES_BYTES_MAX = 4 << 20
+"""Of a file up to this size all pages are verified whenever it is opened; of a larger one only on demand."""
+
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
+_BIG, _NAMED = 1, 2
+_NOWHERE = 2**64 - 1
+_DEPTH_MAX = 32
+_TRIES = 20
+_UNWRITTEN_PAGES_MAX = 1 << 20
+
+_HEAD = Struct("=QHHHH")  # page number, unused, flags, end of the pointers, begin of the nodes
+_META_BODY = Struct("=IIQQ48s48sQQ")  # magic, version, unused address, map size, two trees, last page, transaction
+_TREE = Struct("=IHHQQQQQ")  # page size or unused, flags, depth, pages of three kinds, entries, root
+_NODE = Struct("=HHHH")  # size of the value in two halves, flags, size of the key; of a branch, page in three parts
+_WORD = Struct("=Q")
+_FREE_FLAGS = 8  # keys are integers
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    flags: int
+    depth: int
+    counts: tuple[int, int, int, int]
+    """Branches, leaves, overflow pages, entries."""
+    root: int
+
+    @classmethod
+    def of(cls, record: bytes) -> _Tree:
+        _, flags, depth, *counts, root = _TREE.unpack(record)
+        return cls(flags, depth, (counts[0], counts[1], counts[2], counts[3]), root)
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """What a commit left: two trees, how many pages there are, and its number."""
+
+    free: _Tree
+    main: _Tree
+    last_page: int
+    transaction: int
+
+
+class _Wrong(Exception):
+    """What is found is not what LMDB writes."""
+
+
+def verify(path: Path, *, all_pages: bool) -> None:
+    """See whether LMDB may be let at a file; other processes may commit to it meanwhile.
+
+    Args:
+        path: The file; it was committed to or at least created.
+        all_pages: Of the last commit. Else only the two meta pages, and that each belongs to its commit.
+
+    Raises:
+        CorruptData: It may not. Not raised while others commit so fast that no look at it is from one moment.
+    """
+    with open(path, "rb", buffering=0) as file:
+        for _ in range(_TRIES):
+            before = file.read(_META_BYTES) if not file.seek(0) else b""
+            try:
+                _File(file.fileno()).verify(all_pages=all_pages)
+                return
+            except _Wrong as wrong:
+                file.seek(0)
+                if file.read(_META_BYTES) == before:
+                    raise CorruptData(
+                        "A page of an LMDB file is damaged; run `kvstore check`.", path=path, reason=str(wrong)
+                    ) from wrong
+
+
+_META_BYTES = 1 << 17  # both meta pages, whatever the page size
+
+
+class _File:
+    """One look at a file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._page_bytes = _HEAD.size + _META_BODY.size
+        first = self._read(0)
+        self._page_bytes = _TREE.unpack(_META_BODY.unpack_from(first, _HEAD.size)[4])[0]
+        if not (256 <= self._page_bytes <= 1 << 15) or self._page_bytes & (self._page_bytes - 1):
+            raise _Wrong(f"a page of {self._page_bytes} bytes")
+        self._seen = bytearray()
+
+    def verify(self, *, all_pages: bool) -> None:
+        metas = self._meta(0), self._meta(1)
+        last = max(metas, key=lambda meta: meta.transaction)
+        if abs(metas[0].transaction - metas[1].transaction) != bool(last.transaction):
+            raise _Wrong("the meta pages are not of two commits in a row")
+        for number, meta in enumerate(metas):
+            self._belongs_to_its_commit(number, meta)
+        # Free pages at the end may never have been written; what is used is found to be there on the way.
+        if not 1 <= last.last_page < 2 * (self._size // self._page_bytes) + _UNWRITTEN_PAGES_MAX:
+            raise _Wrong(f"the file ends long before page {last.last_page}")
+        if all_pages:
+            self._walk_all(last)
+
+    def _meta(self, number: int) -> _Meta:
+        page = self._read(number)
+        stored_number, _, flags, _, _ = _HEAD.unpack_from(page)
+        magic, version, _, _, free, main, last_page, transaction = _META_BODY.unpack_from(page, _HEAD.size)
+        page_bytes, unused = _TREE.unpack(free)[0], _TREE.unpack(main)[0]
+        if (stored_number, flags, magic, version) != (number, _META, _MAGIC, _VERSION):
+            raise _Wrong(f"meta page {number} is none")
+        if (page_bytes, unused) != (self._page_bytes, 0):
+            raise _Wrong(f"meta page {number} has another page size")
+        return _Meta(_Tree.of(free), _Tree.of(main), last_page, transaction)
+
+    def _belongs_to_its_commit(self, number: int, meta: _Meta) -> None:
+        """Hold a meta page's number against the pages its commit freed: each but the first frees some, and says when.
+
+        Without that, one changed bit could make the commit before the last one the last.
+        """
+        transaction = meta.transaction
+        if transaction and transaction % 2 != number:
+            raise _Wrong(f"transaction {transaction} is in meta page {number}")
+        if transaction <= 1:
+            if meta.free.root != _NOWHERE or (not transaction and meta.main.root != _NOWHERE):
+                raise _Wrong(f"transaction {transaction} comes after others")
+            return
+        at = meta.free.root
+        for _ in range(_DEPTH_MAX):
+            flags, nodes = self._nodes(at)
+            if flags == _LEAF:
+                if nodes[-1].key != _WORD.pack(transaction):
+                    raise _Wrong(f"the pages that transaction {transaction} freed are not known")
+                return
+            at = nodes[-1].child
+        raise _Wrong("the tree of free pages has no end")
+
+    def _walk_all(self, meta: _Meta) -> None:
+        self._seen = bytearray(meta.last_page + 1)
+        self._seen[:2] = b"\1\1"
+        for key, value, flags in self._walk(meta.free, _FREE_FLAGS):
+            if len(key) != _WORD.size or len(value) % _WORD.size or not value or flags & _NAMED:
+                raise _Wrong("a list of free pages is damaged")
+            count, *pages = (number for (number,) in _WORD.iter_unpack(value))
+            if count != len(pages):
+                raise _Wrong("a list of free pages has another length")
+            for page in pages:
+                self._see(page)
+        for _, value, flags in self._walk(meta.main, 0):
+            if flags & _NAMED:
+                if len(value) != _TREE.size or _TREE.unpack(value)[0]:
+                    raise _Wrong("the record of a database is damaged")
+                for _ in self._walk(_Tree.of(value), 0):
+                    pass
+        if not all(self._seen):
+            raise _Wrong(f"page {self._seen.index(0)} is neither used nor free")
+
+    def _walk(self, tree: _Tree, flags: int) -> Iterator[tuple[bytes, bytes, int]]:
+        """Verify a tree, and give every key, value and the flags of its node; of a value of its own pages, these."""
+        if tree.flags != flags:
+            raise _Wrong(f"a tree has flags {tree.flags}")
+        if tree.root == _NOWHERE:
+            if tree.depth or any(tree.counts):
+                raise _Wrong("an empty tree counts something")
+            return
+        found = [0, 0, 0, 0]
+        before: bytes | None = None
+        waiting: list[tuple[int, int, bytes | None, bytes | None]] = [(tree.root, 1, None, None)]
+        while waiting:
+            number, depth, low, high = waiting.pop()
+            self._see(number)
+            kind, nodes = self._nodes(number)
+            if (kind == _LEAF) != (depth == tree.depth) or depth > _DEPTH_MAX:
+                raise _Wrong(f"page {number} stands at another depth")
+            keys = [_in_order(node.key, flags) for node in nodes]
+            if kind == _BRANCH:
+                found[0] += 1
+                # What the first key says LMDB does not look at.
+                lows, highs = [low, *keys[1:]], [*keys[1:], high]
+                below = zip(nodes, lows, highs, strict=True)
+                waiting += reversed([(node.child, depth + 1, at_least, under) for node, at_least, under in below])
+                continue
+            found[1] += 1
+            found[3] += len(nodes)
+            for node, key in zip(nodes, keys, strict=True):
+                if (before is not None and key <= before) or (low is not None and key < low):
+                    raise _Wrong(f"a key of page {number} is out of order")
+                before = key
+                value = node.value
+                if node.flags & _BIG:
+                    value, pages = self._big_value(value, node.value_bytes)
+                    found[2] += pages
+                yield node.key, value, node.flags
+            if high is not None and before is not None and before >= high:
+                raise _Wrong(f"a key of page {number} is out of order")
+        if tuple(found) != tree.counts:
+            raise _Wrong(f"a tree counts {tree.counts} and has {tuple(found)}")
+
+    def _nodes(self, number: int) -> tuple[int, list[_Node]]:
+        """Kind and nodes of a branch or leaf: at least one, and together they fill what they are said to."""
+        page = self._read(number)
+        stored_number, _, kind, lower, upper = _HEAD.unpack_from(page)
+        if stored_number != number or kind not in (_BRANCH, _LEAF):
+            raise _Wrong(f"page {number} is another one")
+        if not _HEAD.size < lower <= upper <= len(page) or lower % 2:
+            raise _Wrong(f"page {number} has other bounds")
+        places = [place for (place,) in Struct("=H").iter_unpack(page[_HEAD.size : lower])]
+        nodes = []
+        filled = []
+        for place in places:
+            if not upper <= place <= len(page) - _NODE.size:
+                raise _Wrong(f"a node of page {number} is outside of it")
+            node = _Node.of(page, place, kind)
+            nodes.append(node)
+            filled.append((place, node.end + node.end % 2))
+        filled.sort()
+        ends = [upper, *(end for _, end in filled)]
+        if ends[:-1] != [place for place, _ in filled] or ends[-1] != len(page):
+            raise _Wrong(f"nodes of page {number} are not one behind the other")
+        return kind, nodes
+
+    def _big_value(self, where: bytes, length: int) -> tuple[bytes, int]:
+        first = _WORD.unpack(where)[0]
+        pages = -(-(_HEAD.size + length) // self._page_bytes)
+        for number in range(first, first + pages):
+            self._see(number)
+        stored_number, _, kind, low, high = _HEAD.unpack_from(self._read(first))
+        if (stored_number, kind, low + (high << 16)) != (first, _OVERFLOW, pages):
+            raise _Wrong(f"page {first} does not hold a value of {pages} pages")
+        start = first * self._page_bytes + _HEAD.size
+        return os.pread(self._descriptor, length, start), pages
+
+    def _see(self, number: int) -> None:
+        if number >= len(self._seen) or self._seen[number]:
+            raise _Wrong(f"page {number} is used twice, or is not there")
+        self._seen[number] = 1
+
+    def _read(self, number: int) -> bytes:
+        if (number + 1) * self._page_bytes > self._size:
+            raise _Wrong(f"page {number} is beyond the end of the file")
+        return os.pread(self._descriptor, self._page_bytes, number * self._page_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """An entry of a branch or leaf.
+
+    Attributes:
+        child: Of a branch, the page below.
+        value: Of a leaf; where it has pages of its own, the number of the first.
+        end: Where in the page it ends.
+    """
+
+    key: bytes
+    flags: int
+    child: int
+    value: bytes
+    value_bytes: int
+    end: int
+
+    @classmethod
+    def of(cls, page: bytes, place: int, kind: int) -> _Node:
+        low, high, flags, key_bytes = _NODE.unpack_from(page, place)
+        key_at = place + _NODE.size
+        value_at = key_at + key_bytes
+        key = page[key_at:value_at]
+        if kind == _BRANCH:
+            return cls(key, 0, low | high << 16 | flags << 32, b"", 0, value_at)
+        if flags & ~(_BIG | _NAMED) or flags == _BIG | _NAMED:
+            raise _Wrong(f"a node has flags {flags}")
+        value_bytes = low | high << 16
+        end = value_at + (_WORD.size if flags & _BIG else value_bytes)
+        if end > len(page):
+            raise _Wrong("a node is longer than its page")
+        return cls(key, flags, -1, page[value_at:end], value_bytes, end)
+
+
+def _in_order(key: bytes, flags: int) -> bytes:
+    """A key so that order of bytes is order of keys."""
+    return _WORD.unpack(key)[0].to_bytes(_WORD.size, "big") if flags and len(key) == _WORD.size else key
