@@ -54,11 +54,13 @@ class CheckReport:
     """What :meth:`kvstore.Store.check` found; true if nothing is wrong."""
 
     buckets: list[BucketReport]
+    catalog_findings: list[str] = field(default_factory=list)
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong, one sentence each, table and bucket first."""
-        return [f"{found.table}/{found.bucket}: {text}" for found in self.buckets for text in found.findings]
+        """What is wrong, one sentence each; of a bucket, table and bucket first."""
+        of_buckets = [f"{found.table}/{found.bucket}: {text}" for found in self.buckets for text in found.findings]
+        return self.catalog_findings + of_buckets
 
     @property
     def ok(self) -> bool:

@@ -21,10 +21,11 @@ import lmdb
 import lmdb._envid
 
 from kvstore import pages
-from kvstore.errors import CorruptData, ForkedStore, StoreFull
+from kvstore.errors import CorruptData, ForkedStore, StoreFull, UnsupportedOperation
 from kvstore.files import Files, refuse_links
 
-_DATA, _LOCK = "data.mdb", "lock.mdb"
+LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
+"""What LMDB makes in a directory."""
 _MAP_BYTES_MIN = 1 << 30
 _READERS_MAX = 1022
 _DATABASES_MAX = 1024
@@ -215,8 +216,9 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
         existing = _registry.get(directory)
         if existing is not None and existing.identity == _identity(directory):
             return existing.share()
-        for name in (_DATA, _LOCK):
+        for name in LMDB_FILES:
             refuse_links(directory / name)
+        _refuse_inaccessible(directory)
         is_new = not (directory / _DATA).exists()
         if is_new and not create:
             raise FileNotFoundError(directory / _DATA)
@@ -237,6 +239,20 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
         environment.release_dead_readers()
         _registry[directory] = environment
         return environment
+
+
+def _refuse_inaccessible(directory: Path) -> None:
+    """Refuse what LMDB would call an error of its own.
+
+    Raises:
+        UnsupportedOperation: Permissions are missing.
+    """
+    data, lock = directory / _DATA, directory / _LOCK
+    # Readers register in the lock file, so even they write it.
+    if (data.exists() and not os.access(data, os.R_OK)) or (lock.exists() and not os.access(lock, os.R_OK | os.W_OK)):
+        raise UnsupportedOperation(
+            "Who reads a store must be allowed to read data.mdb and to write lock.mdb; allow that.", path=directory
+        )
 
 
 def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool) -> lmdb.Environment:

@@ -1,7 +1,7 @@
 """The disk comes in as an argument: the only place that writes, syncs, renames or removes files.
 
 LMDB is the exception, it writes for itself (``kvstore/environment.py``). Everything is created for its owner alone, and
-no symbolic link is followed.
+no symbolic link to a file is followed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,11 @@ def refuse_links(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise NotAStore("A file of a store is a plain file with one name; this one is not.", path=path)
+        raise NotAStore(
+            "A file of a store is a plain file with one name; put a copy in the place of this one, which is none or has"
+            " another name elsewhere (a hard link, perhaps of a backup).",
+            path=path,
+        )
 
 
 def refuse_network(path: Path) -> None:

@@ -14,7 +14,7 @@ import socket
 import weakref
 from pathlib import Path
 
-from kvstore.errors import StoreLocked
+from kvstore.errors import CorruptData, StoreLocked
 
 
 class ProcessLock:
@@ -35,6 +35,7 @@ class ProcessLock:
 
         Raises:
             StoreLocked: Another process holds it; the message says which.
+            CorruptData: The directory is not there.
         """
         if not self.try_acquire():
             raise StoreLocked(
@@ -48,7 +49,10 @@ class ProcessLock:
         if self.held:
             return True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+        except FileNotFoundError as error:
+            raise CorruptData("A directory of the store is missing; restore it.", path=self._path.parent) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -68,7 +68,8 @@ def verify(path: Path, *, all_pages: bool) -> None:
 
     Args:
         path: The file; it was committed to or at least created.
-        all_pages: Of the last commit. Else only the two meta pages, and that each belongs to its commit.
+        all_pages: Of the last commit. Else only the two meta pages, that each belongs to its commit, and that the file
+            is not cut off.
 
     Raises:
         CorruptData: It may not. Not raised while others commit so fast that no look at it is from one moment.
@@ -110,10 +111,11 @@ class _File:
             raise _Wrong("the meta pages are not of two commits in a row")
         for number, meta in enumerate(metas):
             self._belongs_to_its_commit(number, meta)
-        # Free pages at the end may never have been written; what is used is found to be there on the way.
-        if not 1 <= last.last_page < 2 * (self._size // self._page_bytes) + _UNWRITTEN_PAGES_MAX:
+        pages = self._size // self._page_bytes
+        if not 1 <= last.last_page < 2 * pages + _UNWRITTEN_PAGES_MAX:
             raise _Wrong(f"the file ends long before page {last.last_page}")
-        if all_pages:
+        # Free pages at the end may never have been written; what is used is found to be there on the way.
+        if all_pages or last.last_page >= pages:
             self._walk_all(last)
 
     def _meta(self, number: int) -> _Meta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import os
 import threading
@@ -17,7 +18,9 @@ import pyarrow as pa
 
 from kvstore.check import CheckReport, check_tablet
 from kvstore.clock import Clock, SystemClock
+from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
+    CorruptImage,
     ForkedStore,
     InvalidRequest,
     NoSuchTable,
@@ -39,11 +42,13 @@ from logformat import paths, schema as schemas, store_file
 from logformat.arrow_message import Compression
 from logformat.edits import AllocateWriter, CreateTable, DropTable, TableOptions
 from logformat.ids import BucketId, TableId, WriterId
+from logformat.segment import HEAD_BYTES
 from logformat.store_file import StoreFile
 from merge_engines.last_row import LastRow
 
 ONLY_BUCKET = BucketId(0)
 TABLE_NAME_BYTES_MAX = 255
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def open_store(
@@ -53,7 +58,8 @@ def open_store(
 
     Args:
         path: Directory of the store, on a local disk.
-        read_only: Write nothing at all. What a crashed writer left to be recovered is not seen until someone writes.
+        read_only: Write nothing but LMDB's lock files, in which readers register. What a crashed writer left to be
+            recovered is not seen until someone writes.
         durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
         settings: Other fields of :class:`kvstore.options.StoreOptions`.
 
@@ -182,8 +188,10 @@ class Store:
         self._check_open()
         core = self._core
         core.verify_catalog()
-        tables = sorted(core.catalog().tables.values(), key=lambda table: table.name)
-        return CheckReport([check_tablet(core.tablet(table), table, ONLY_BUCKET) for table in tables])
+        catalog = core.catalog()
+        tables = sorted(catalog.tables.values(), key=lambda table: table.name)
+        buckets = [check_tablet(core.tablet(table), table, ONLY_BUCKET) for table in tables]
+        return CheckReport(buckets, [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)])
 
     def flush(self) -> None:
         """Return once everything acknowledged, of any table, is on the disk and seen by every process."""
@@ -339,10 +347,27 @@ class _Core:
 
     def _remove_orphans(self, state: CatalogState) -> None:
         """Remove what is left of tables that were dropped, or never quite created, when a process died."""
+        if unknown := self.unknown_tables(state):
+            raise CorruptImage(
+                "The catalog is older than the tables: restore a newer one, or move away the directories it lacks.",
+                path=self.path / paths.TABLES,
+                lacks=unknown,
+            )
+        for table_id in self._table_ids() - state.tables.keys():
+            self._files.remove_tree(self.path / paths.TABLES / str(table_id))
+
+    def unknown_tables(self, state: CatalogState) -> list[TableId]:
+        """Tables with changes that the catalog knows nothing of, and has never dropped: it has lost edits."""
+        return sorted(id for id in self._table_ids() if id >= state.next_table_id and self._has_changes(id))
+
+    def _table_ids(self) -> set[TableId]:
         tables = self.path / paths.TABLES
-        for name in os.listdir(tables) if tables.exists() else ():
-            if not name.isdigit() or TableId(int(name)) not in state.tables:
-                self._files.remove_tree(tables / name)
+        return {TableId(int(name)) for name in (os.listdir(tables) if tables.exists() else ()) if name.isdigit()}
+
+    def _has_changes(self, table_id: TableId) -> bool:
+        log = paths.bucket_directory(self.path, table_id, ONLY_BUCKET) / paths.LOG
+        segments = [path for path in log.glob("*") if paths.segment_base(path.name) is not None]
+        return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
 
 
 _cores: dict[Path, _Core] = {}
@@ -368,6 +393,17 @@ def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: File
 
 def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
     """What the file STORE says; a directory that is new or empty becomes a store."""
+    try:
+        return _identity_found(path, files, clock, read_only=read_only)
+    except OSError as error:
+        if error.errno not in _NOT_ALLOWED:
+            raise
+        raise NotAStore(
+            "This can't be opened as a store; see the reason.", path=error.filename or path, reason=error.strerror
+        ) from error
+
+
+def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
     refuse_network(path)
     with suppress(FileNotFoundError, NotADirectoryError):
         store = store_file.decode(read_file(path / paths.STORE_FILE))
@@ -379,7 +415,7 @@ def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> 
         raise NotAStore("There is no store here; open it for writing to create one.", path=path)
     try:
         files.make_directory(path)
-        foreign = sorted(set(os.listdir(path)) - {paths.JOURNAL.parts[0], paths.STORE_FILE + paths.TEMPORARY})
+        foreign = _foreign(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore("A store is a directory in a directory that is there; create that first.", path=path) from error
     if foreign:
@@ -392,6 +428,19 @@ def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> 
         return _created(path, files, clock)
     finally:
         os.close(descriptor)
+
+
+def _foreign(path: Path) -> list[str]:
+    """What is in a directory, but for what a creation that did not come to its end leaves there."""
+    meta = paths.JOURNAL.parent
+    left = {
+        Path(paths.STORE_FILE + paths.TEMPORARY),
+        meta,
+        paths.JOURNAL,
+        *(paths.JOURNAL / name for name in LMDB_FILES),
+    }
+    found = {each.relative_to(path) for each in (*path.iterdir(), *(path / meta).rglob("*"))}
+    return sorted(map(str, found - left))
 
 
 def _created(path: Path, files: Files, clock: Clock) -> StoreFile:

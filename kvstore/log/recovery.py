@@ -32,15 +32,15 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> L
     """Where the log ends, without changing anything.
 
     Args:
-        directory: Where its files are; there is at least one segment.
+        directory: Where its files are.
         synced: Up to where the index says the log was durable; None if there is no index.
 
     Raises:
         CorruptBatch: Something that was durable is damaged or missing; the message names file, position and offset.
     """
     log = LogFiles(directory, identity)
-    bases = log.bases()
-    place = synced or LogEnd(bases[0], Position(segment.HEAD_BYTES), bases[0])
+    start, bases = log.start(), log.bases()
+    place = synced or LogEnd(start, Position(segment.HEAD_BYTES), start)
     if place.base not in bases:
         raise _missing(directory, place.base, place.offset)
     for following in bases[bases.index(place.base) + 1 :]:
@@ -69,8 +69,15 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> L
     return place
 
 
+def create(directory: Path, identity: LogIdentity, files: Files) -> None:
+    """Make the first segment of a log that is not there yet; its directory's parent is."""
+    files.make_directory(directory)
+    head = segment.SegmentHead(identity.store_id, identity.table_id, identity.bucket_id, Offset(0))
+    files.publish(paths.segment_file(directory, Offset(0)), segment.encode_head(head))
+
+
 def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files: Files) -> LogEnd:
-    """Make a log ready to be appended to: create it if there is none, else cut it at its end.
+    """Make a log ready to be appended to: cut it at its end.
 
     Afterwards everything up to the end is durable, snapshots of writers stand only at the beginning of a segment and at
     the end, and sparse indexes agree with the log.
@@ -78,15 +85,8 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     Raises:
         CorruptBatch: Something that was durable is damaged or missing. Nothing was cut.
     """
-    files.make_directory(directory)
     for leftover in directory.glob(f"*{paths.TEMPORARY}"):
         files.remove(leftover)
-    if not LogFiles(directory, identity).bases():
-        if synced is not None and synced.offset:
-            raise CorruptBatch("The log is missing; run `kvstore check`.", path=directory, offset=synced.offset)
-        head = segment.SegmentHead(identity.store_id, identity.table_id, identity.bucket_id, Offset(0))
-        files.publish(paths.segment_file(directory, Offset(0)), segment.encode_head(head))
-        return LogEnd(Offset(0), Position(segment.HEAD_BYTES), Offset(0))
     end = find_end(directory, identity, synced)
     path = paths.segment_file(directory, end.base)
     descriptor = files.open(path)

@@ -141,15 +141,23 @@ class LogFiles:
         self._open: dict[Offset, Segment] = {}
 
     def bases(self) -> list[Offset]:
-        """Base offsets of all segments, in order, as the directory lists them now."""
-        found = (paths.segment_base(name) for name in os.listdir(self._directory))
-        self._bases = sorted(base for base in found if base is not None)
+        """Base offsets of all segments, in order, as the directory lists them now; a log has at least one.
+
+        Raises:
+            CorruptBatch: There is none.
+        """
+        try:
+            found = (paths.segment_base(name) for name in os.listdir(self._directory))
+            self._bases = sorted(base for base in found if base is not None)
+        except FileNotFoundError:
+            self._bases = []
+        if not self._bases:
+            raise CorruptBatch("The log of a bucket is missing; restore it from a copy.", path=self._directory)
         return self._bases
 
     def start(self) -> Offset:
-        """The first offset the log holds; 0 if it has no segment yet."""
-        bases = self.bases()
-        return bases[0] if bases else Offset(0)
+        """The first offset the log holds."""
+        return self.bases()[0]
 
     def segment(self, base: Offset) -> Segment:
         """A segment by its base offset."""
@@ -237,7 +245,7 @@ class LogFiles:
             raise OffsetOutOfRange(
                 "The log does not hold this offset any more; start at `earliest`.",
                 offset=offset,
-                log_start=self._bases[0] if self._bases else 0,
+                log_start=self._bases[0],
             )
         return self._bases[place - 1]
 

@@ -56,7 +56,7 @@ def open_for_writing(
     Raises:
         CorruptBatch: The log lost something that was durable. Nothing was changed.
     """
-    index = _usable_index(place, options, files)
+    index = usable_index(place, options, files)
     try:
         state = _state_of(index) if index is not None else None
         synced = synced_end(state) if state is not None else None
@@ -86,7 +86,7 @@ def open_for_writing(
 
 def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool:
     """Whether the index can be used as it is and the log ends where the index says, so that there is nothing to do."""
-    index = _usable_index(place, options, files)
+    index = usable_index(place, options, files)
     if index is None:
         return False
     state = _state_of(index)
@@ -99,7 +99,7 @@ def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool
     )
 
 
-def _usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
+def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
     """The index as it is, if it can be read; it is derived data, so whatever is wrong with it is no loss."""
     try:
         index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))

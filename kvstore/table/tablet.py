@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvstore.clock import Clock
-from kvstore.environment import open_environment
 from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
+from kvstore.log import recovery as log_recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table.apply import WritePath
 from kvstore.table.committer import Committer
-from kvstore.table.recovery import BucketPlace, is_complete, open_for_writing
+from kvstore.table.recovery import BucketPlace, is_complete, open_for_writing, usable_index
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
 from logformat import paths
@@ -126,6 +126,7 @@ class Tablet:
         with self._opening:
             self._process_lock.acquire()
             try:
+                log_recovery.create(self.place.log, self.place.identity, self._files)
                 self._recovered().close()
             finally:
                 self._process_lock.release()
@@ -201,10 +202,10 @@ class Tablet:
         return open_for_writing(self.place, self._current(), self._engine, self._options, self._files, self._clock)
 
     def _opened_index(self) -> Index:
-        try:
-            return Index(open_environment(self.place.index, self._files, map_bytes=self._options.map_bytes))
-        except FileNotFoundError as error:
+        index = usable_index(self.place, self._options, self._files)
+        if index is None:
             raise CorruptData(
-                "The index of a bucket is missing; open the store for writing, and it is built from the log.",
+                "The index of a bucket is missing or damaged; open the store for writing: it is built from the log.",
                 path=self.place.index,
-            ) from error
+            )
+        return index

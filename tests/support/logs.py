@@ -52,7 +52,8 @@ def open_log(
     directory: Path, files: Files | None = None, synced: LogEnd | None = None, segment_bytes_max: int = 1 << 20
 ) -> Log:
     files = files or Files()
-    directory.mkdir(exist_ok=True)
+    if not any(directory.glob("*.log")):
+        recovery.create(directory, IDENTITY, files)
     end = recovery.prepare(directory, IDENTITY, synced, files)
     return Log(directory, IDENTITY, end, files, segment_bytes_max=segment_bytes_max)
 
