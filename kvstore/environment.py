@@ -21,13 +21,14 @@ import lmdb
 import lmdb._envid
 
 from kvstore import pages
-from kvstore.errors import CorruptData, ForkedStore, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, ForkedStore, StoreClosed, StoreFull, Unavailable, UnsupportedOperation
 from kvstore.files import Files, refuse_links
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """What LMDB makes in a directory."""
 _MAP_BYTES_MIN = 1 << 30
 _READERS_MAX = 1022
+_ENVIRONMENTS_OF_FULL_SIZE = 128
 _DATABASES_MAX = 1024
 
 Identity = tuple[int, int]
@@ -108,15 +109,33 @@ class Environment:
             transaction = self._begin_read()
             self._reading += 1
         try:
-            yield transaction
+            with self.reading():
+                yield transaction
+        finally:
+            if self._pid == os.getpid():
+                with self._mutex:
+                    transaction.abort()
+                    self._reading -= 1
+            else:
+                # To abort it would free the slot of the parent's reader, whose pages would then be reused under it.
+                _inherited_transactions.append(transaction)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Call by its name what LMDB finds wrong while a transaction is read.
+
+        Raises:
+            StoreClosed: The environment was closed meanwhile.
+            CorruptData: A page is damaged.
+        """
+        try:
+            yield
         except lmdb.Error as error:
+            if not self._users:
+                raise StoreClosed("The store was closed; open it again.", path=self.directory) from error
             raise CorruptData(
                 "LMDB can't read an environment; run `kvstore check`.", path=self.directory, reason=str(error)
             ) from error
-        finally:
-            with self._mutex:
-                transaction.abort()
-                self._reading -= 1
 
     def begin_write(self) -> Transaction:
         """Begin the write transaction; commit and abort belong to the thread that calls this."""
@@ -180,6 +199,8 @@ class Environment:
     def _begin_read(self) -> Transaction:
         try:
             return self._env.begin()
+        except lmdb.ReadersFullError as error:
+            raise Unavailable("Too many scans are open; finish some and try again.", path=self.directory) from error
         except lmdb.MapResizedError:
             self._adopt_size()
             return self._env.begin()
@@ -227,7 +248,8 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
         else:
             all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
             pages.verify(directory / _DATA, all_pages=all_pages)
-        environment = Environment(directory, map_bytes)
+        # The address space is for all environments together.
+        environment = Environment(directory, map_bytes >> (len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE))
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
             descriptor = files.open(directory / _DATA)
@@ -301,4 +323,5 @@ def _forget_parent() -> None:
 
 
 _inherited: list[Environment] = []
+_inherited_transactions: list[Transaction] = []
 os.register_at_fork(after_in_child=_forget_parent)

@@ -67,8 +67,7 @@ class Files:
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with all it holds, if it is there."""
-        if os.path.lexists(path):
-            shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_ignore_missing)
 
     def make_directory(self, path: Path) -> None:
         """Create a directory if it is not there, and make its name durable."""
@@ -107,6 +106,11 @@ class Files:
     def publish(self, path: Path, data: bytes) -> None:
         """Like :meth:`create`, for a file that is not written any further."""
         self.close(self.create(path, data))
+
+
+def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(failure[1], FileNotFoundError):  # another process may be removing it too
+        raise failure[1]
 
 
 def read_file(path: Path) -> bytes:

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from kvstore.errors import CorruptData, StoreLocked
@@ -58,9 +59,10 @@ class ProcessLock:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         self._descriptor = descriptor
+        with suppress(OSError):  # a full disk; it is only for people
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         return True
 
     def release(self) -> None:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -320,16 +320,11 @@ class _Core:
             self._close()
 
     def _close(self) -> None:
-        failure: StoreError | None = None
-        for tablet in self._tablets.values():
-            try:
-                tablet.close()
-            except StoreError as error:
-                failure = error
-        self._tablets.clear()
-        self._journal.close()
-        if failure is not None:
-            raise failure
+        with ExitStack() as stack:  # each of them, whatever the others raise
+            stack.callback(self._journal.close)
+            for tablet in self._tablets.values():
+                stack.callback(tablet.close)
+            self._tablets.clear()
 
     def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition] | None = None) -> Tablet:
         directory = paths.bucket_directory(self.path, definition.id, ONLY_BUCKET)
@@ -362,7 +357,7 @@ class _Core:
 
     def _table_ids(self) -> set[TableId]:
         tables = self.path / paths.TABLES
-        return {TableId(int(name)) for name in (os.listdir(tables) if tables.exists() else ()) if name.isdigit()}
+        return {TableId(int(path.name)) for path in tables.glob("*") if path.is_dir() and path.name.isdecimal()}
 
     def _has_changes(self, table_id: TableId) -> bool:
         log = paths.bucket_directory(self.path, table_id, ONLY_BUCKET) / paths.LOG

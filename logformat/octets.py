@@ -11,9 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logformat.errors import InvalidRequest
+
 WORD = 8
 """Bytes of the words that checksums are made of."""
 
+_BYTES_MAX = 2**31 - 1
 EMPTY = pa.scalar(b"", pa.binary())
 _BINARY = pa.binary()
 
@@ -70,7 +73,13 @@ class Octets:
         return self.flat[self.offsets[0] : self.offsets[-1]].reshape(len(self), self.width)
 
     def to_arrow(self) -> pa.BinaryArray:
-        """A ``binary`` column; no copy of the bytes."""
+        """A ``binary`` column; no copy of the bytes.
+
+        Raises:
+            InvalidRequest: They are too many for one column of Arrow.
+        """
+        if self.offsets[-1] > _BYTES_MAX:
+            raise InvalidRequest("One batch can't hold more than 2 GiB of a column; make it smaller.")
         cuts = pa.py_buffer(self.offsets.astype(np.int32))
         return pa.Array.from_buffers(_BINARY, len(self), [None, cuts, pa.py_buffer(self.flat)])
 

@@ -143,7 +143,9 @@ def _encode_fixed(column: pa.Array) -> np.ndarray:
         return flags
     if not len(column):
         return np.zeros(0, _dtype(kind))
-    values = np.frombuffer(column.buffers()[1], _dtype(kind))[column.offset : column.offset + len(column)]
+    # A buffer may be longer than its values: Arrow pads them.
+    dtype = _dtype(kind)
+    values = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
     if column.null_count:
         values = values.copy()
         values[_null_mask(column)] = np.zeros(1, values.dtype)[0]

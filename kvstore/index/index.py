@@ -27,6 +27,8 @@ _AFTER_STATE = b"\x00\x00"
 _WRITER = b"\x01"
 _WRITER_KEY = struct.Struct(">cq")
 PAGE_BYTES = 4096
+_CHUNK_BYTES = 64 << 20
+_STEP_ROWS = 256
 
 
 class View:
@@ -68,11 +70,24 @@ class View:
     def rows(
         self, chunk: int, start: bytes = ROW, stop: bytes | None = None
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values of the rows from ``start`` to ``stop`` (exclusive), in key order, some at a time."""
+        """Keys and values of the rows from ``start`` to ``stop`` (exclusive), in key order.
+
+        Some at a time: ``chunk`` of them, or fewer if they are large.
+        """
         found = self._between(start, stop)
-        while pairs := list(islice(found, chunk)):
+        waiting_keys: list[bytes] = []
+        waiting_values: list[bytes] = []
+        waiting_bytes = 0
+        while pairs := list(islice(found, min(_STEP_ROWS, chunk - len(waiting_keys)))):
             keys, values = zip(*pairs, strict=True)
-            yield list(keys), list(values)
+            waiting_keys += keys
+            waiting_values += values
+            waiting_bytes += sum(map(len, values))
+            if len(waiting_keys) == chunk or waiting_bytes >= _CHUNK_BYTES:
+                yield waiting_keys, waiting_values
+                waiting_keys, waiting_values, waiting_bytes = [], [], 0
+        if waiting_keys:
+            yield waiting_keys, waiting_values
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """The first and the last key; None if there are no rows."""
@@ -121,9 +136,11 @@ class Index:
         """Whether there is something that is not committed."""
         return self._transaction is not None
 
-    def written_view(self) -> View:
-        """What is committed and what is not; for the committer, and under its lock for others."""
-        return View(self._writable())
+    @contextmanager
+    def written_view(self) -> Iterator[View]:
+        """What is committed and what is not; under the committer's lock."""
+        with self._environment.reading():
+            yield View(self._writable())
 
     def begin(self) -> None:
         """Begin the transaction, if there is none: from now on there is something to commit."""

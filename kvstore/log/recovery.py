@@ -23,6 +23,7 @@ from kvstore.log.segments import LogFiles, LogIdentity
 from logformat import paths, segment, sparse_index
 from logformat.batch import ALIGNMENT, MAGIC, decode_header, verify
 from logformat.ids import Offset, Position
+from logformat.segment import NO_OFFSET
 from logformat.sparse_index import Entry
 
 _PIECE_BYTES = 1 << 24
@@ -40,6 +41,8 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> L
     """
     log = LogFiles(directory, identity)
     start, bases = log.start(), log.bases()
+    if synced is None and log.segment(start).head.previous_base != NO_OFFSET:
+        raise _missing(directory, log.segment(start).head.previous_base, Offset(0))
     place = synced or LogEnd(start, Position(segment.HEAD_BYTES), start)
     if place.base not in bases:
         raise _missing(directory, place.base, place.offset)

@@ -17,7 +17,7 @@ import lmdb
 
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
-from kvstore.errors import CorruptImage, StoreError, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptImage, StoreFull, UnsupportedOperation
 from kvstore.files import Files
 from kvstore.meta.state import CatalogState
 from logformat import edits, paths
@@ -104,7 +104,11 @@ class Journal:
             except lmdb.Error as error:
                 transaction.abort()
                 raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
-            except StoreError:
+            except OSError as error:
+                transaction.abort()
+                raise StoreFull("The disk refuses; free some space.", reason=str(error)) from error
+            except BaseException:
+                # Whoever keeps the traceback would keep the transaction, and every process would wait for it.
                 transaction.abort()
                 raise
             self._state = state

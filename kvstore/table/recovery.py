@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import lmdb
+
 from kvstore.clock import Clock
 from kvstore.environment import open_environment
 from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
@@ -75,7 +77,14 @@ def open_for_writing(
             _build(place, definition, engine, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
         path = WritePath(definition, engine, index, log, clock)
-        _replay(path, place, log)
+        try:
+            _replay(path, place, log)
+        except lmdb.CorruptedError:
+            index.close()
+            _build(place, definition, engine, log, options, files, clock)
+            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+            path = WritePath(definition, engine, index, log, clock)
+            _replay(path, place, log)
     except BaseException:
         log.close()
         if index is not None:

@@ -86,10 +86,7 @@ class Tablet:
         with self._lock:
             self._committer.check()
             index = self._committer.index
-            if index.writing:
-                yield index.written_view()
-                return
-            with index.view() as view:
+            with index.written_view() if index.writing else index.view() as view:
                 yield view
 
     def state(self) -> IndexState:
@@ -132,20 +129,24 @@ class Tablet:
                 self._process_lock.release()
 
     def claim(self) -> None:
-        """Let no other process write the bucket from now on.
+        """Let no other process write the bucket from now on, and have its files closed here.
 
         Raises:
             StoreLocked: One does.
         """
         with self._opening:
             self._process_lock.acquire()
+            self._stop()
 
     def close(self) -> None:
         """Commit everything and give the files up."""
         with self._opening:
-            self._close()
+            try:
+                self._stop()
+            finally:
+                self._process_lock.release()
 
-    def _close(self) -> None:
+    def _stop(self) -> None:
         committer, self._committer = self._committer, None
         try:
             if committer is not None:
@@ -155,7 +156,6 @@ class Tablet:
             if self._index is not None:
                 self._index.close()
                 self._index = None
-            self._process_lock.release()
 
     def _writer(self) -> Committer:
         committer = self._committer
