@@ -166,8 +166,8 @@ class _File:
             if flags & _NAMED:
                 if len(value) != _TREE.size or _TREE.unpack(value)[0]:
                     raise _Wrong("the record of a database is damaged")
-                for _ in self._walk(_Tree.of(value), 0):
-                    pass
+                if any(below & _NAMED for _, _, below in self._walk(_Tree.of(value), 0)):
+                    raise _Wrong("a database is named within another")
         if not all(self._seen):
             raise _Wrong(f"page {self._seen.index(0)} is neither used nor free")
 

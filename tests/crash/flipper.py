@@ -22,7 +22,7 @@ from tests.crash.flips import BAD, Change, Judge, Outcome
 from tests.crash.vfs import Contents
 
 PROCESSES_MAX = 2
-CHANGES_A_PROCESS = 250
+CHANGES_A_PROCESS = 1000
 SECONDS_MAX = 10
 """A change that takes longer is a hang."""
 FAILED = 70

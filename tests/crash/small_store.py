@@ -5,7 +5,7 @@ Its clock stands still and its id is given, so that it has the same bytes every 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ CHECK = "check"
 
 
 def read(path: Path, *, thorough: bool = True) -> Answers:
-    """Open the store read-only and read everything; unless ``thorough``, check it only if nothing told of damage."""
+    """Open the store read-only and read everything; unless ``thorough``, only until something tells of damage."""
     answers = Answers()
     store = answers.reach("open", lambda: Store(path, OPTIONS, read_only=True, clock=SetClock()))
     if store is not None:
@@ -144,13 +144,18 @@ def go_on(path: Path, *, thorough: bool = True) -> Answers:
 def _read_all(store: Store, answers: Answers, *, thorough: bool) -> None:
     answers.ask("tables", store.list_tables)
     table = answers.reach("table", lambda: store.table(TABLE))
-    if table is not None:
-        answers.ask("schema", lambda: (table.schema, table.primary_key))
-        answers.ask("count", table.count)
-        answers.ask("offsets", table.offsets)
-        answers.ask("lookup", lambda: table.lookup(KEYS))
-        answers.ask("rows", lambda: table.scan().read_all())
-        answers.ask("changes", lambda: pa.Table.from_batches(table.changelog()))
-    if thorough or not answers.damage_is_read:
-        answers.ask(CHECK, lambda: store.check().findings)
+    questions = dict(_questions(table)) if table is not None else {}
+    for what, question in {**questions, CHECK: lambda: store.check().findings}.items():
+        if thorough or not answers.damage_is_read:
+            answers.ask(what, question)
     answers.ask("close", store.close)
+
+
+def _questions(table: kvstore.Table) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """First those that see most damage."""
+    yield "rows", lambda: table.scan().read_all()
+    yield "changes", lambda: pa.Table.from_batches(table.changelog())
+    yield "lookup", lambda: table.lookup(KEYS)
+    yield "count", table.count
+    yield "offsets", table.offsets
+    yield "schema", lambda: (table.schema, table.primary_key)

@@ -44,7 +44,10 @@ REASONS = {
 UNSEEN = ("behind the meta", "free page", "gap", "overflow tail", "behind the last page")
 """Regions that nothing at all looks at."""
 UNSEEN_EVERY = 101
-THOROUGH_EVERY = 8
+RISKY = ("structure", "separator", "free record", "commit before")
+"""Regions that LMDB follows."""
+THOROUGH_EVERY = 31
+"""Of the others so many bits for one that is asked everything, also after damage was told."""
 QUICK_CHANGES, QUICK_OF_A_REGION = 600, 4
 
 
@@ -82,7 +85,7 @@ def single_bits(contents: Contents) -> list[Change]:
         for bit in range(8 * len(of_bytes)):
             region = of_bytes[bit // 8]
             if region not in UNSEEN or not bit % UNSEEN_EVERY:
-                thorough = region not in ("ours", "value") or not bit % THOROUGH_EVERY
+                thorough = region in RISKY or not bit % THOROUGH_EVERY
                 changes.append(Change(name, (bit,), thorough))
     return changes
 
