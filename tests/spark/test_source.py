@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +14,8 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from logformat.intake import empty
+from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, SchemaMismatch, UnsupportedOperation
+from kvstore.spark import KvStoreSource
 
 pytestmark = pytest.mark.spark
 
@@ -80,6 +83,54 @@ def test_what_is_loaded_stays_as_it_was(spark: SparkSession, store: kvstore.Stor
     assert rows.orderBy("k").toArrow().equals(expected.cast(rows.toArrow().schema))
     assert changes.count() == end
     assert load(spark, store, "t").count() == table.count()
+
+
+def test_with_a_schema_given_the_first_query_is_the_moment(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    table.upsert({"k": 1, "s": "a", "v": None})
+    table.flush()
+    rows = spark.read.format("kvstore").options(path=str(store.path), table="t").schema("k bigint, s string").load()
+    assert listed(rows, "k") == [{"k": 1, "s": "a"}]
+    table.upsert([{"k": 1, "s": "later", "v": None}, {"k": 2, "s": "b", "v": None}])
+    table.flush()
+    assert listed(rows, "k") == [{"k": 1, "s": "a"}]
+
+
+@pytest.mark.parametrize("name", ["t", "t$changelog"])
+def test_another_table_of_the_same_name_is_not_read(spark: SparkSession, store: kvstore.Store, name: str) -> None:
+    for text in ("old", "new"):
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert({"k": 1, "s": text, "v": None})
+        table.flush()
+        if text == "old":
+            rows = load(spark, store, name)
+            assert [row["s"] for row in rows.collect()] == ["old"]
+            store.drop_table("t")
+    with pytest.raises(Exception, match=r"NoSuchTable.*dropped since"):
+        rows.collect()
+    assert [row["s"] for row in load(spark, store, name).collect()] == ["new"]
+
+
+def test_neither_tasks_nor_plans_read_what_was_replaced(tmp_path: Path) -> None:
+    def create() -> None:
+        with kvstore.open(tmp_path / "store") as store:
+            store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "s": "a", "v": None})
+
+    create()
+    source = KvStoreSource({"path": str(tmp_path / "store"), "table": "t"})
+    reader = source.reader(source.schema())
+    (partition,) = reader.partitions()
+    assert [batch.num_rows for batch in reader.read(partition)] == [1]
+    with kvstore.open(tmp_path / "store") as store:
+        store.drop_table("t")
+    for _ in range(2):
+        with pytest.raises(NoSuchTable, match="dropped since"):
+            reader.partitions()
+        with pytest.raises(NoSuchTable, match="dropped since"):
+            next(reader.read(partition))
+        # A new store gives the same table id again.
+        shutil.rmtree(tmp_path / "store")
+        create()
 
 
 def test_offsets(spark: SparkSession, store: kvstore.Store) -> None:
@@ -159,11 +210,16 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
     ("table", "options", "message"),
     [
         ("t", {"colums": "k"}, "There is no such option"),
+        ("t", {"ASOF": "3"}, "no such option yet.*asOf"),
+        ("t", {"columns": "k,s, k"}, "names a column twice"),
+        ("t$binlog", {}, r"`name\$changelog` for its changes"),
         ("nope", {}, "There is no such table"),
         ("t", {"columns": "zzz"}, "no such column"),
         ("t$changelog", {"columns": "zzz"}, "no such column"),
         ("t", {"startingOffsets": "earliest"}, "for a changelog"),
         ("t$changelog", {"startingOffsets": "newest"}, "JSON from bucket to offset"),
+        ("t$changelog", {"startingOffsets": "full"}, "can't be full yet"),
+        ("t$changelog", {"startingOffsets": '{"0": 1}', "endingOffsets": '{"0": 0}'}, "come after endingOffsets"),
         ("t$changelog", {"startingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"endingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"startingOffsets": '{"1": 0}'}, "an offset for each bucket"),
@@ -172,13 +228,53 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
 def test_bad_options(
     spark: SparkSession, store: kvstore.Store, table: str, options: dict[str, str], message: str
 ) -> None:
-    store.create_table("t", SCHEMA, primary_key="k").upsert(empty(SCHEMA))
+    store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "s": "a", "v": None})
+    store.flush()
     with pytest.raises(AnalysisException, match=message):
         load(spark, store, table, **options)
 
 
-def test_a_path_that_is_no_store(spark: SparkSession, tmp_path: Any) -> None:
-    with pytest.raises(AnalysisException, match="There is no store here"):
+@pytest.mark.parametrize(
+    ("table", "options", "error"),
+    [
+        *(
+            ("t", {name: "1"}, UnsupportedOperation)
+            for name in ("startingTimestamp", "endingtimestamp", "AsOf", "failOnDataLoss", "maxOffsetsPerTrigger")
+        ),
+        ("t$changelog", {"startingOffsets": "full"}, UnsupportedOperation),
+        ("t", {"columns": "k,k"}, SchemaMismatch),
+        ("t$foo", {}, InvalidRequest),
+        ("t", {"path": "hdfs:///store"}, InvalidRequest),
+        ("t", {"path": "file://elsewhere/store"}, InvalidRequest),
+        ("t", {"path": "file:///store"}, NotAStore),
+    ],
+)
+def test_the_class_of_an_error(store: kvstore.Store, table: str, options: dict[str, str], error: type) -> None:
+    store.create_table("t", SCHEMA, primary_key="k")
+    with pytest.raises(InvalidRequest) as raised:
+        KvStoreSource({"path": str(store.path), "table": table} | options).schema()
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize("prefix", ["file:", "file://", "FILE://", "file://localhost"])
+def test_paths_as_uris(tmp_path: Path, prefix: str) -> None:
+    path = tmp_path / "a%20b c#d?"
+    with kvstore.open(path) as store:
+        store.create_table("t", SCHEMA, primary_key="k")
+    source = KvStoreSource({"path": f"{prefix}{path}", "table": "t"})
+    assert source.reader(source.schema()).partitions()
+
+
+def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with kvstore.open(tmp_path / "store") as store:
+        store.create_table("t", SCHEMA, primary_key="k")
+    source = KvStoreSource({"path": "~/store", "table": "t"})
+    assert source.reader(source.schema()).partitions()
+
+
+def test_a_path_that_is_no_store(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisException, match=r"There is no store here; give `path`"):
         spark.read.format("kvstore").options(path=str(tmp_path), table="t").load()
     with pytest.raises(AnalysisException, match="`path` is missing"):
         spark.read.format("kvstore").option("table", "t").load()
@@ -187,6 +283,10 @@ def test_a_path_that_is_no_store(spark: SparkSession, tmp_path: Any) -> None:
 def test_a_schema_that_is_not_the_tables(spark: SparkSession, store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, primary_key="k")
     reader = spark.read.format("kvstore").options(path=str(store.path), table="t")
-    for schema in ("k string", "zzz bigint"):
-        with pytest.raises(AnalysisException, match="leave columns out"):
+    for schema, message in (
+        ("k string", "leave columns out"),
+        ("zzz bigint", "leave columns out"),
+        ("k bigint, k bigint", "names a column twice"),
+    ):
+        with pytest.raises(AnalysisException, match=message):
             reader.schema(schema).load().collect()
