@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table as Printed
+from rich.text import Text
 
 import kvstore
+from kvstore.cli.findings import print_findings
+from kvstore.errors import StoreError
 
 
 def check(
@@ -19,8 +22,13 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Verify every checksum, and that logs and indexes agree. Exit code 1 if something is wrong."""
-    with kvstore.open(path, read_only=True) as store:
-        report = store.check()
+    try:
+        with kvstore.open(path, read_only=True) as store:
+            report = store.check()
+    except StoreError as error:
+        if as_json:
+            print(json.dumps({"ok": False, "error": {"class": type(error).__name__, "message": str(error)}}))
+        raise
     if as_json:
         print(json.dumps({"ok": report.ok, "buckets": [asdict(bucket) for bucket in report.buckets]}))
     else:
@@ -28,9 +36,8 @@ def check(
         table = Printed("table", "bucket", "batches", "empty", "changes", "rows", "found wrong")
         for found in report.buckets:
             counts = (found.bucket, found.batches, found.empty_batches, found.changes, found.rows, len(found.findings))
-            table.add_row(found.table, *map(str, counts))
+            table.add_row(Text(found.table), *map(str, counts))
         console.print(table)
-        for finding in report.findings:
-            console.print(f"[red]wrong:[/red] {finding}")
+        print_findings(console, report.findings)
     if not report.ok:
         raise typer.Exit(1)

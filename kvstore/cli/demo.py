@@ -21,6 +21,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from rich.table import Table as Printed
 
 import kvstore
+from kvstore.cli.findings import print_findings
 from kvstore.cli.git_history import Commit, Repository
 from kvstore.errors import UnsupportedOperation
 
@@ -76,8 +77,7 @@ def demo(
         replay, commits = _replay(repository, path, console)
         compared, counts, spark_seconds = _compare(repository, path, commits, replay, spark, console)
     console.print(_summary(commits, replay, compared, counts, spark_seconds))
-    for mistake in replay.mistakes:
-        console.print(f"[red]wrong:[/red] {mistake}")
+    print_findings(console, replay.mistakes)
     if replay.mistakes:
         raise typer.Exit(1)
 
