@@ -22,7 +22,7 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 	mv $@.tmp $@
 
 demo: setup
-	$(BIN)/kvstore demo --repo $(REPO)
+	$(BIN)/kvstore demo --repo "$(REPO)"
 
 test: setup lint
 	$(BIN)/pytest -m "not long"

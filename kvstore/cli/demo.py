@@ -23,7 +23,7 @@ from rich.table import Table as Printed
 import kvstore
 from kvstore.cli.findings import print_findings
 from kvstore.cli.git_history import Commit, Repository
-from kvstore.errors import UnsupportedOperation
+from kvstore.errors import InvalidRequest, UnsupportedOperation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,6 +71,8 @@ def demo(
     """Replay a git history into a table, read its changelog with Spark, and compare with git."""
     console = Console()
     repository = Repository(repo)
+    if store is not None:
+        _check_new(store)
     with tempfile.TemporaryDirectory(prefix="kvstore-demo-") as temporary:
         spark = _spark_session(Path(temporary))
         path = store or Path(temporary) / "store"
@@ -97,6 +99,15 @@ def batch_of(commit: Commit) -> kvstore.Changes:
     columns = [pa.array(rows[column.name], column.type) for column in SCHEMA]
     is_delete = pa.array([True] * gone + [False] * written, pa.bool_())
     return kvstore.Changes(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), is_delete)
+
+
+def _check_new(path: Path) -> None:
+    """Refuse what can't become the store, before anything that takes time."""
+    if not path.absolute().parent.is_dir() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+        raise InvalidRequest(
+            "The demo makes a new store; give --store a directory that is new or empty, in one that is there.",
+            path=path,
+        )
 
 
 def _replay(repository: Repository, path: Path, console: Console) -> tuple[Replay, list[Commit]]:
@@ -181,7 +192,7 @@ def _spark_session(configuration: Path) -> SparkSession:
 
         from kvstore.spark import KvStoreSource, configure
     except ModuleNotFoundError as error:
-        raise UnsupportedOperation("The demo needs Spark; `pip install kvstore[spark]`.") from error
+        raise UnsupportedOperation("The demo needs Spark; `pip install -e '.[spark]'` from a checkout.") from error
     (configuration / "log4j2.properties").write_text(LOGGING)
     os.environ["SPARK_CONF_DIR"] = str(configuration)  # Spark talks before it can be asked not to
     builder = configure(SparkSession.builder.master("local[2]").appName("kvstore demo"))

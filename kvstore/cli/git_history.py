@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, UnsupportedOperation
+from logformat.keys import KEY_BYTES_MAX
 
+PATH_BYTES_MAX = KEY_BYTES_MAX - 2
+"""Of a path in a key, which has a byte before and one behind it, and takes two for each byte 01."""
+SHORTENED_BYTES = 200
+"""How much of a longer path is kept, before its hash."""
 SIZES_AT_ONCE = 500
 """Blobs asked for before their sizes are read: both pipes hold more than that."""
 
@@ -39,14 +47,22 @@ class Repository:
     """A git repository that can be replayed.
 
     Raises:
-        InvalidRequest: The directory is no repository, or has no commits, or not its whole history.
+        InvalidRequest: The directory is no repository that git takes, or has no commits, or not its whole history.
+        UnsupportedOperation: There is no git.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if not self._git("rev-parse", "--git-dir", check=False):
-            raise InvalidRequest("This is no git repository; name one with --repo.", path=path)
-        if not self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False):
+        if shutil.which("git") is None:
+            raise UnsupportedOperation("The demo needs git, and there is none on the PATH; install it.")
+        found = self._run("rev-parse", "--git-dir")
+        if found.returncode:
+            raise InvalidRequest(
+                "This is no git repository, or none that git reads; name another with --repo.",
+                path=path,
+                reason=_reason(found),
+            )
+        if self._run("rev-parse", "--verify", "--quiet", "HEAD").returncode:
             raise InvalidRequest("This repository has no commits yet; commit something, or name another.", path=path)
         if self._git("rev-parse", "--is-shallow-repository") == b"true\n":
             raise InvalidRequest(
@@ -81,7 +97,7 @@ class Repository:
     def tree(self, commit: str) -> dict[str, tuple[str, str]]:
         """Mode and blob of every file of a commit."""
         files = {}
-        for entry in self._git("ls-tree", "-r", "-z", commit).split(b"\0")[:-1]:
+        for entry in self._git("ls-tree", "--full-tree", "-r", "-z", commit).split(b"\0")[:-1]:
             about, path = entry.split(b"\t", 1)
             mode, _, blob = about.decode().split(" ")
             files[_text(path)] = (mode, blob)
@@ -115,13 +131,16 @@ class Repository:
     def _log(self, format: str) -> bytes:
         return self._git("log", "--reverse", "--topo-order", f"--format={format}")
 
-    def _git(self, *arguments: str, given: bytes | None = None, check: bool = True) -> bytes:
-        done = subprocess.run(["git", "-C", self._path, *arguments], input=given, capture_output=True, check=False)
-        if done.returncode and check:
-            raise InvalidRequest(
-                "git failed.", command=" ".join(arguments[:2]), reason=done.stderr.decode(errors="replace")
-            )
-        return done.stdout if not done.returncode else b""
+    def _git(self, *arguments: str, given: bytes | None = None) -> bytes:
+        done = self._run(*arguments, given=given)
+        if done.returncode:
+            raise InvalidRequest("git failed.", command=" ".join(arguments[:2]), reason=_reason(done))
+        return done.stdout
+
+    def _run(self, *arguments: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            ["git", "-C", self._path, *arguments], input=given, capture_output=True, env=_environment(), check=False
+        )
 
 
 class _Sizes:
@@ -132,6 +151,7 @@ class _Sizes:
             ["git", "-C", path, "cat-file", "--batch-check=%(objectsize)"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=_environment(),
         )
 
     def __enter__(self) -> _Sizes:
@@ -156,6 +176,24 @@ class _Sizes:
         return sized
 
 
+def _environment() -> dict[str, str]:
+    """This process's, without what names another repository (``GIT_DIR`` and more); configuration stays."""
+    kept = ("GIT_CONFIG_", "GIT_EXEC_PATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(kept)}
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    return " ".join(done.stderr.decode(errors="replace").split())
+
+
 def _text(path: bytes) -> str:
-    # A path is bytes to git; nearly always it is UTF-8, and what is not stays readable and distinct.
-    return path.decode("utf-8", "backslashreplace")
+    """A path, which is bytes to git, as a key: other paths are other keys.
+
+    Nearly always it is the path. A backslash is doubled, as what is not UTF-8 becomes one and a code; a path too long
+    for a key becomes its beginning, one backslash, and its hash.
+    """
+    text = path.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    if len(text.encode()) + text.count("\1") <= PATH_BYTES_MAX:
+        return text
+    beginning = text.encode()[:SHORTENED_BYTES].decode("utf-8", "ignore")
+    return f"{beginning}\\#{hashlib.sha256(path).hexdigest()}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,11 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import kvstore
+from kvstore.cli.demo import batch_of
 from kvstore.cli.git_history import Repository
 from kvstore.cli.main import app
+from kvstore.errors import InvalidRequest, UnsupportedOperation
+from logformat.keys import KeyCodec
 from tests.cli.repositories import commit, eventful_repository, git, new_repository
 
 
@@ -44,6 +49,89 @@ def test_every_commit_is_replayed_as_git_has_it(tmp_path: Path) -> None:
     assert sum(not (change.written or change.deleted) for change in seen) == 2
     assert sizes["d"] == len("two\nlines")
     assert {change.author for change in seen} == {"A. Author"}
+
+
+def replayed(repository: Repository) -> dict[str, tuple[str, str]]:
+    """The files there are after every commit's changes."""
+    files: dict[str, tuple[str, str]] = {}
+    for change in repository.changes():
+        for path in change.deleted:
+            del files[path]
+        files |= {file.path: (file.mode, file.blob) for file in change.written}
+    return files
+
+
+def test_a_subdirectory_stands_for_its_repository(tmp_path: Path) -> None:
+    eventful_repository(tmp_path / "repo")
+    inner = Repository(tmp_path / "repo" / "deep" / "er")
+    assert inner.tree("HEAD") == Repository(tmp_path / "repo").tree("HEAD") == replayed(inner)
+
+
+def test_other_paths_are_other_keys_and_every_path_fits(tmp_path: Path) -> None:
+    path = new_repository(tmp_path / "repo")
+    long = "/".join(["d" * 200] * 3)
+    names = [
+        *(os.fsdecode(name) for name in (b"x\xe9", rb"x\xe9", rb"x\\xe9", rb"x\\", b"x")),
+        *(f"{long}/{name}" for name in ("a", "b")),
+        *("\1" * 200 + f"/{name}" + "\1" * 120 for name in "ab"),
+        "n" * 200 + "/" + "n" * 200 + "/" + "n" * 107,  # the longest that fits
+        "é" * 100 + "/" + "é" * 100 + "/" + "é" * 100,
+    ]
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(ascii(name))
+    commit(path, "add")
+    repository = Repository(path)
+    files = repository.tree("HEAD")
+    assert len(files) == len(names)
+    assert files == replayed(repository)
+    assert names[-2] in files
+    (change,) = repository.changes()
+    rows = batch_of(change).rows
+    assert len(KeyCodec([rows.schema.field("path")]).encode([rows.column("path")])) == len(names)
+
+
+def test_the_environment_names_no_other_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = eventful_repository(tmp_path / "repo")
+    other = new_repository(tmp_path / "other")
+    commit(other, "another")
+    expected = Repository(path).tree("HEAD")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert Repository(path).tree("HEAD") == expected == replayed(Repository(path))
+
+
+def test_git_is_needed_and_its_reasons_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedOperation, match="needs git"):
+        Repository(tmp_path)
+    refusing = tmp_path / "git"
+    refusing.write_text("#!/bin/sh\necho 'fatal: detected dubious ownership' >&2\nexit 128\n")
+    refusing.chmod(0o755)
+    with pytest.raises(InvalidRequest, match="detected dubious ownership"):
+        Repository(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["store", "foreign", "file", "nowhere/new"])
+def test_only_a_new_directory_becomes_the_store(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = new_repository(tmp_path / "repo")
+    commit(repository, "one")
+    kvstore.open(tmp_path / "store").close()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "file").touch()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("kvstore.cli.demo._spark_session", lambda _: pytest.fail("Spark was started"))
+    result = CliRunner().invoke(app, ["demo", "--repo", str(repository), "--store", str(tmp_path / kind)])
+    assert isinstance(result.exception, InvalidRequest)
+    assert "new or empty" in str(result.exception)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_passes_a_path_on_whole() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(["make", "-n", "demo", "REPO=a b"], cwd=root, capture_output=True, text=True, check=True)
+    assert 'demo --repo "a b"' in done.stdout
 
 
 @pytest.mark.spark
@@ -82,7 +170,7 @@ def test_repositories_that_can_not_be_replayed_get_a_word(tmp_path: Path) -> Non
     for message in ("one", "two"):
         commit(whole, message)
     git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{whole}", "shallow")
-    words = {"plain": "no git repository", unborn.name: "no commits yet", "shallow": "--unshallow"}
+    words = {"plain": "fatal: not a git repository", unborn.name: "no commits yet", "shallow": "--unshallow"}
     for name, word in words.items():
         done = command("demo", "--repo", tmp_path / name)
         assert done.returncode == 2
