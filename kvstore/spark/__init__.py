@@ -1,6 +1,6 @@
 """Spark reads a store: ``spark.dataSource.register(KvStoreSource)``, then ``format("kvstore")``.
 
-The only room that imports pyspark; it comes with the extra ``kvstore[spark]``.
+The only room that imports pyspark, but for the demo; it comes with the extra ``spark``.
 """
 
 from kvstore.spark.session import configure

