@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logformat import intake
-from logformat.errors import SchemaMismatch
+from logformat.errors import InvalidRequest, SchemaMismatch
+from logformat.python_values import column_of
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,19 @@ class Changes:
 
     Attributes:
         rows: One row an operation. What a delete leaves null outside the key does not matter.
-        is_delete: For each row, whether it deletes its key.
+        is_delete: For each row, whether it deletes its key. It may be given as a list or a numpy array too.
+
+    Raises:
+        SchemaMismatch: They are something else, of different lengths, or ``is_delete`` holds a null.
     """
 
     rows: pa.RecordBatch
     is_delete: pa.BooleanArray
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rows, pa.RecordBatch):
+            raise SchemaMismatch("The rows of changes are one pyarrow.RecordBatch.", given=type(self.rows).__name__)
+        object.__setattr__(self, "is_delete", _booleans(self.is_delete))
         if len(self.is_delete) != self.rows.num_rows or self.is_delete.null_count:
             raise SchemaMismatch(
                 "is_delete has one value for each row, and no null.",
@@ -44,11 +51,22 @@ class Changes:
         """From pairs of a word and a row; a delete's row needs the key only.
 
         Raises:
-            SchemaMismatch: A row does not fit the schema, or a word is neither ``upsert`` nor ``delete``.
+            SchemaMismatch: A row does not fit the schema, or an operation is no such pair.
+            InvalidRequest: ``schema`` is none.
         """
+        if not isinstance(schema, pa.Schema):
+            raise InvalidRequest("The schema is a pyarrow.Schema, such as Table.schema.", given=type(schema).__name__)
+        if not isinstance(operations, Iterable):
+            raise SchemaMismatch("Operations are a list of pairs.", given=type(operations).__name__)
         listed = list(operations)
-        if wrong := {word for word, _ in listed} - {"upsert", "delete"}:
-            raise SchemaMismatch("An operation is `upsert` or `delete`.", given=sorted(map(repr, wrong)))
+        for operation in listed:
+            match operation:
+                case ("upsert" | "delete", Mapping()):
+                    pass
+                case _:
+                    raise SchemaMismatch(
+                        "An operation is a pair: `upsert` or `delete`, and a dict.", given=repr(operation)[:100]
+                    )
         rows = [row if word == "upsert" else dict.fromkeys(schema.names) | dict(row) for word, row in listed]
         optional = pa.schema([field.with_nullable(True) for field in schema])
         return cls(intake.one_batch(rows, optional), pa.array([word == "delete" for word, _ in listed], pa.bool_()))
@@ -83,3 +101,15 @@ class Changes:
                 if nulls:
                     raise SchemaMismatch("This column takes no nulls.", column=field.name, nulls=nulls)
         return Changes(rows, self.is_delete)
+
+
+def _booleans(given: Any) -> pa.BooleanArray:
+    if isinstance(given, pa.ChunkedArray):
+        given = given.combine_chunks()
+    if isinstance(given, (Sequence, np.ndarray)):
+        given = column_of(list(given), pa.bool_())
+    if not isinstance(given, pa.BooleanArray):
+        raise SchemaMismatch(
+            "is_delete is a pyarrow.BooleanArray.", given=getattr(given, "type", None) or type(given).__name__
+        )
+    return given

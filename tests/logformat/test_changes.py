@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
 from logformat import Changes
-from logformat.errors import SchemaMismatch
+from logformat.errors import InvalidRequest, SchemaMismatch
 from tests.support.strategies import contents, record_batches
 
 SCHEMA = pa.schema(
@@ -65,6 +66,70 @@ def test_upserts_are_the_rows_and_deletes_their_keys(rows: pa.RecordBatch) -> No
 def test_every_row_is_an_upsert_or_a_delete(is_delete: list[bool | None]) -> None:
     with pytest.raises(SchemaMismatch):
         Changes(pa.record_batch([[1, 2]], names=["k"]), pa.array(is_delete, pa.bool_()))
+
+
+class TestMadeByHand:
+    ROWS = pa.record_batch([[1, 2]], names=["k"])
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            [False, True],
+            np.array([False, True]),
+            pa.array([False, True]),
+            pa.chunked_array([[False], [True]]),
+            pa.chunked_array([[True, False, True]]).slice(1),
+        ],
+    )
+    def test_booleans_of_any_make_become_one_array(self, given: Any) -> None:
+        assert Changes(self.ROWS, given).is_delete.equals(pa.array([False, True]))
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            pa.array([0, 1]),
+            pa.array([0, 1], pa.uint8()),
+            pa.array(["", "x"]),
+            pa.array([False, True]).dictionary_encode(),
+            np.array([0, 1]),
+            [0, 1],
+            "ab",
+            [None, True],
+            True,
+            None,
+        ],
+    )
+    def test_whatever_else_is_refused(self, given: Any) -> None:
+        with pytest.raises(SchemaMismatch):
+            Changes(self.ROWS, given)
+
+    @pytest.mark.parametrize("rows", [None, [{"k": 1}], {"k": [1]}, pa.table({"k": [1]}), pa.array([1])])
+    def test_rows_are_one_record_batch(self, rows: Any) -> None:
+        with pytest.raises(SchemaMismatch, match="RecordBatch"):
+            Changes(rows, pa.array([False]))
+
+    @pytest.mark.parametrize(
+        "operations",
+        [
+            None,
+            5,
+            "x",
+            [("upsert", ROW, 1)],
+            [("delete", "a")],
+            [("upsert", None)],
+            [ROW],
+            ["upsert"],
+            [("insert", ROW)],
+        ],
+    )
+    def test_operations_are_pairs(self, operations: Any) -> None:
+        with pytest.raises(SchemaMismatch, match="pair"):
+            Changes.of(operations, SCHEMA)
+
+    @pytest.mark.parametrize("schema", [None, ["k"], {"k": pa.int64()}])
+    def test_a_schema_is_a_schema(self, schema: Any) -> None:
+        with pytest.raises(InvalidRequest, match=r"pyarrow\.Schema"):
+            Changes.of([], schema)
 
 
 class TestConform:
