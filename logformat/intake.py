@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from logformat.arrow_values import as_type, nulls_within
@@ -20,6 +21,8 @@ from logformat.python_values import MISFITS, column_of
 
 Data = Any
 """A dict, a list of dicts, or anything that speaks the Arrow PyCapsule interface."""
+Keys = Any
+"""A key (scalar, tuple, dict), a list of keys, or Arrow data: the key's columns, or the one column it has."""
 
 
 def record_batches(data: Data, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -43,6 +46,20 @@ def one_batch(data: Data, schema: pa.Schema) -> pa.RecordBatch:
     """Like :func:`record_batches`, all in one batch."""
     batches = list(record_batches(data, schema))
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches) if batches else empty(schema)
+
+
+def key_rows(keys: Keys, schema: pa.Schema) -> pa.RecordBatch:
+    """Keys as one batch of the key's columns, in key order.
+
+    Raises:
+        SchemaMismatch: A key has too few or too many values, or they don't fit the columns.
+    """
+    if _speaks_arrow(keys):
+        return one_batch(_key_table(keys, schema), schema)
+    if hasattr(keys, "tolist") and not isinstance(keys, (np.generic, memoryview)):
+        keys = keys.tolist()  # an array of numpy, an index of pandas
+    listed = keys if isinstance(keys, list) else [keys]
+    return one_batch([_key_row(key, schema.names) for key in listed], schema)
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -91,7 +108,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Recor
 
 
 def _arrow_batches(data: Data) -> Iterator[pa.RecordBatch]:
-    if not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
+    if not _speaks_arrow(data):
         raise SchemaMismatch(
             "Rows are a dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
             given=type(data).__name__,
@@ -106,6 +123,36 @@ def _arrow_batches(data: Data) -> Iterator[pa.RecordBatch]:
         raise SchemaMismatch(
             "This Arrow data can't be read as rows of columns.", given=type(data).__name__, reason=str(error)
         ) from error
+
+
+def _speaks_arrow(data: Data) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _key_table(keys: Data, schema: pa.Schema) -> pa.Table:
+    """Arrow data as a table; a column by itself is that of a key of one column."""
+    try:
+        column = pa.chunked_array(keys if hasattr(keys, "__arrow_c_stream__") else [pa.array(keys)])
+    except MISFITS as error:
+        raise SchemaMismatch(
+            "This Arrow data can't be read as keys.", given=type(keys).__name__, reason=str(error)
+        ) from error
+    if pa.types.is_struct(column.type):
+        return pa.Table.from_struct_array(column)
+    if len(schema) != 1:
+        raise SchemaMismatch("One column is no key of this table; give a table of columns.", columns=schema.names)
+    return pa.table([column], schema.names)
+
+
+def _key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(key, pa.Scalar):
+        key = key.as_py()
+    if isinstance(key, Mapping):
+        return key
+    values = key if isinstance(key, (tuple, list)) else (key,)
+    if len(values) != len(names):
+        raise SchemaMismatch("A key has one value for each of the key's columns.", key=key, columns=list(names))
+    return dict(zip(names, values, strict=True))
 
 
 @contextmanager
@@ -127,7 +174,7 @@ def _check_names(given: Sequence[str], schema: pa.Schema) -> None:
     unknown = [name for name in given if name not in schema.names]
     if missing:
         raise SchemaMismatch(
-            "A column is missing; give it, if need be as null, or name the columns of a partial update.",
+            "A column is missing; give them all, one that takes nulls if need be as null.",
             missing=missing,
             given=list(given),
         )

@@ -117,6 +117,82 @@ class TestForms:
             intake.one_batch(data, ABC)
 
 
+class Index:
+    """Like an index of pandas: no Arrow data, but a list on demand."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def tolist(self) -> list[Any]:
+        return self._values
+
+
+class TestKeys:
+    ONE = pa.schema([pa.field("k", pa.int32(), False)])
+    TWO = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string(), False)])
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            [1, 2],
+            [(1,), {"k": 2}],
+            [pa.scalar(1), pa.scalar({"k": 2})],
+            np.array([1, 2]),
+            Index([1, 2]),
+            pa.array([1, 2]),
+            pa.chunked_array([[1], [2]]),
+            Columns(pa.array([1, 2], pa.int8())),
+            Stream(pa.chunked_array([[1], [2]])),
+            Stream(pa.chunked_array([pa.array([1, 2]).dictionary_encode()])),
+            pa.record_batch({"k": [1, 2]}),
+            pa.table({"k": [1, 2]}).to_reader(),
+            Stream(pa.table({"k": [1, 2]})),
+        ],
+    )
+    def test_a_key_of_one_column_in_every_form(self, keys: Any) -> None:
+        assert intake.key_rows(keys, self.ONE).equals(pa.record_batch([pa.array([1, 2], pa.int32())], schema=self.ONE))
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            (1, "a"),
+            [[1, "a"]],
+            {"s": "a", "k": 1},
+            Index([(1, "a")]),
+            pa.scalar({"s": "a", "k": 1}),
+            pa.table({"s": ["a"], "k": [1]}),
+            Columns(pa.record_batch({"s": ["a"], "k": [1]})),
+            pa.array([{"s": "a", "k": 1}]),
+        ],
+    )
+    def test_a_key_of_two_columns_in_every_form(self, keys: Any) -> None:
+        assert intake.key_rows(keys, self.TWO).to_pylist() == [{"k": 1, "s": "a"}]
+
+    def test_a_value_of_numpy_is_one_key(self) -> None:
+        times = pa.schema([pa.field("t", pa.timestamp("ns"), False)])
+        assert intake.key_rows(np.datetime64(17, "ns"), times).column(0).cast(pa.int64()).to_pylist() == [17]
+        data = pa.schema([pa.field("b", pa.binary(), False)])
+        assert intake.key_rows(memoryview(b"ab"), data).to_pylist() == [{"b": b"ab"}]
+
+    @pytest.mark.parametrize(
+        ("keys", "schema", "words"),
+        [
+            (pa.array([1]), TWO, "One column"),
+            (Stream(pa.chunked_array([["a"]])), TWO, "One column"),
+            (pa.array(["a"]), ONE, "another type"),
+            (pa.array([None], pa.int32()), ONE, "no nulls"),
+            (pa.table({"n": [1]}), ONE, "column is missing"),
+            (pa.table({"k": [1], "n": [1]}), ONE, "no such column"),
+            ([pa.scalar("a")], ONE, "another type"),
+            ((1, 2), ONE, "one value for each"),
+            ({1, 2}, ONE, "another type"),
+        ],
+    )
+    def test_what_is_no_key_is_named(self, keys: Any, schema: pa.Schema, words: str) -> None:
+        with pytest.raises(SchemaMismatch, match=words):
+            intake.key_rows(keys, schema)
+
+
 class TestNames:
     @pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "d"], ["a", "b", "c", "d"], ["A", "b", "c"]])
     def test_every_column_is_given_and_no_other(self, names: list[str]) -> None:
