@@ -5,14 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kvstore.arguments import integer_within
 from kvstore.errors import InvalidRequest
+from logformat.batch import RECORDS_MAX
+from logformat.ids import OFFSET_MAX
 
 Durability = Literal["sync", "interval", "none"]
+
+_MS_MAX = 2**31 - 1
+RANGES = {
+    "sync_interval_ms": (1, _MS_MAX),
+    # A segment ends before 4 GiB, and a group of batches is written in one piece: half is left for the last.
+    "segment_bytes_max": (1, 2 << 30),
+    "commit_bytes_max": (1, OFFSET_MAX),
+    "commit_wait_ms": (1, _MS_MAX),
+    "commit_idle_ms": (1, _MS_MAX),
+    "map_bytes": (1 << 20, OFFSET_MAX),
+    "batch_rows_max": (1, RECORDS_MAX // 2),  # an update is two records
+}
+"""From where to where a setting may go."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Set when a store is opened; they hold for this process.
+    """Set when a store is opened; they hold for this process. Numbers are integers within ``RANGES``.
 
     Attributes:
         durability: When a write is acknowledged. ``sync``: once it is on the disk. ``interval``: at once, and on the
@@ -42,6 +58,5 @@ class StoreOptions:
             raise InvalidRequest(
                 f"durability is one of {', '.join(get_args(Durability))}.", durability=repr(self.durability)
             )
-        for name in self.__slots__[1:]:
-            if getattr(self, name) <= 0:
-                raise InvalidRequest("This option is a positive number.", **{name: getattr(self, name)})
+        for name, (low, high) in RANGES.items():
+            object.__setattr__(self, name, integer_within(name, getattr(self, name), low, high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import datetime as dt
 import errno
 import fcntl
 import os
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from kvstore.arguments import column_names, integer, refuse_later, shown
 from kvstore.check import CheckReport, check_tablet
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES
@@ -67,11 +69,22 @@ def open_store(
         NotAStore: The directory is no store and not empty, or does not exist and ``read_only``. Nothing was written.
         UnsupportedVersion: A newer kvstore wrote it.
         CorruptImage: Its catalog is damaged.
-        InvalidRequest: It is open in this process with other settings, or a setting is wrong.
+        InvalidRequest: It is open in this process with other settings, or an argument is not possible.
     """
     if unknown := set(settings) - set(StoreOptions.__dataclass_fields__):
         raise InvalidRequest("There is no such setting.", unknown=sorted(unknown))
-    return Store(Path(path), StoreOptions(durability, **settings), read_only=read_only)
+    return Store(_path_of(path), StoreOptions(durability, **settings), read_only=read_only)
+
+
+def _path_of(given: str | os.PathLike[str]) -> Path:
+    try:
+        path = Path(given).expanduser()
+        encoded = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError, RuntimeError) as error:
+        raise InvalidRequest("This is no path to a store.", path=shown(given), reason=str(error)) from error
+    if b"\0" in encoded or not os.fspath(given):
+        raise InvalidRequest("A path is not empty and has no null character; give another.", path=shown(given))
+    return path
 
 
 class Store:
@@ -108,8 +121,14 @@ class Store:
         primary_key: Sequence[str] | str | None = None,
         *,
         buckets: int = 1,
+        bucket_key: Sequence[str] | str | None = None,
         merge_engine: str = "last_row",
+        changelog_image: str = "full",
+        delete_behavior: str | None = None,
+        auto_increment: str | None = None,
+        skip_identical_updates: bool = False,
         compression: Compression = "lz4",
+        retention: dt.timedelta | None = None,
     ) -> Table:
         """Create a table.
 
@@ -119,28 +138,37 @@ class Store:
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Only 1 so far.
             merge_engine: Only ``last_row`` so far.
+            changelog_image: Only ``full`` so far.
             compression: Of the changelog: ``lz4``, ``zstd`` or None.
+            bucket_key, delete_behavior, auto_increment, skip_identical_updates, retention: Not supported by this
+                version.
 
         Raises:
             TableExists: There is one of that name. Nothing was written.
             InvalidRequest: A name, type or option is not possible. Nothing was written.
         """
         self._check_writable()
-        _check_table_name(name)
-        key = [primary_key] if isinstance(primary_key, str) else primary_key
-        if buckets != 1 or merge_engine != "last_row":
+        name = _table_name(name)
+        refuse_later(
+            bucket_key=bucket_key,
+            delete_behavior=delete_behavior,
+            auto_increment=auto_increment,
+            skip_identical_updates=skip_identical_updates,
+            retention=retention,
+        )
+        if (integer("buckets", buckets), merge_engine, changelog_image) != (1, "last_row", "full"):
             raise UnsupportedOperation(
-                "So far a table has one bucket and the merge engine last_row.",
+                "So far a table has one bucket, the merge engine last_row and the changelog image full.",
                 buckets=buckets,
-                merge_engine=merge_engine,
+                merge_engine=shown(merge_engine),
+                changelog_image=shown(changelog_image),
             )
         if compression not in (None, "lz4", "zstd"):
             raise InvalidRequest("compression is lz4, zstd or None.", compression=repr(compression))
-        if key is not None and not key:
-            raise InvalidRequest("A primary key has at least one column; for a log table it is None.")
+        key = None if primary_key is None else column_names("primary_key", primary_key)
         columns = schemas.to_json(schemas.normalise(schema, key or ()))
         options = TableOptions(merge_engine=merge_engine, compression=compression)
-        self._core.create_table(name, columns, list(key) if key is not None else None, options)
+        self._core.create_table(name, columns, key, options)
         return self.table(name)
 
     def table(self, name: str) -> Table:
@@ -448,15 +476,17 @@ def _created(path: Path, files: Files, clock: Clock) -> StoreFile:
     return store
 
 
-def _check_table_name(name: str) -> None:
+def _table_name(name: str) -> str:
     if (
-        not 1 <= len(name.encode("utf-8", "surrogatepass")) <= TABLE_NAME_BYTES_MAX
+        not isinstance(name, str)
+        or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= TABLE_NAME_BYTES_MAX
         or not name.isprintable()
         or "$" in name
     ):
         raise InvalidRequest(
             f"A table's name is 1 to {TABLE_NAME_BYTES_MAX} bytes of printable text without $.", name=ascii(name)
         )
+    return str.__str__(name)
 
 
 def _close_all() -> None:

@@ -48,6 +48,8 @@ def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
     Raises:
         InvalidRequest: A name or type can't be stored, or the key names no column, a float or a nested one.
     """
+    if not isinstance(schema, pa.Schema):
+        raise InvalidRequest("A table's schema is a pyarrow.Schema.", given=type(schema).__name__)
     names = schema.names
     if not names or len(names) > COLUMNS_MAX:
         raise InvalidRequest(f"A table has 1 to {COLUMNS_MAX} columns; give it others.", columns=len(names))
