@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Several
+from typing import Any
 
-from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.arguments import integer, refuse_later
+from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
@@ -33,6 +35,8 @@ class Bucket:
         writer_id: int = NO_WRITER,
         sequence: int = NO_SEQUENCE,
         writer_epoch: int = 0,
+        columns: Several[str] | None = None,
+        overwrite: bool = False,
         schema_id: int | None = None,
     ) -> AppendResult:
         """Apply one batch: all of it or nothing, in order, as one commit of the changelog.
@@ -42,6 +46,7 @@ class Bucket:
             writer_id: Who sends it; -1 for nobody, and then a batch that is sent twice is applied twice.
             sequence: Number of the batch among its writer's: 0, then one more each time, 0 again after 2^31-1.
             writer_epoch: Incarnation of the writer; a lower one than was seen before is refused.
+            columns, overwrite: Not supported by this version.
             schema_id: Schema the rows follow; the current one if None.
 
         Returns:
@@ -50,6 +55,7 @@ class Bucket:
         Raises:
             OutOfOrderSequence: A batch of the writer is missing before this one. Nothing was written.
             WriterFenced: A newer incarnation of the writer has written. Nothing was written.
+            InvalidRequest: An argument is not possible. Nothing was written.
             SchemaMismatch, UnknownSchema, KeyTooLarge: Its content is refused. Nothing was written.
             StoreLocked: Another process writes this bucket. Nothing was written.
             StoreFull: No space. Nothing was written.
@@ -57,9 +63,15 @@ class Bucket:
             LogFailed: The disk refused. Whether it was written shows after the store is opened again.
         """
         self._check_writable()
-        _check_numbers(writer_id, sequence, writer_epoch)
+        refuse_later(columns=columns, overwrite=overwrite)
+        if not isinstance(changes, Changes):
+            raise SchemaMismatch(
+                "Changes are a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
+                given=type(changes).__name__,
+            )
+        numbers = _numbers(writer_id, sequence, writer_epoch)
         definition = self._current()
-        id = definition.schema_id if schema_id is None else SchemaId(schema_id)
+        id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         key = definition.primary_key
         fitting = changes.conform(definition.schema_of(id), key or ())
         if key is None:
@@ -68,12 +80,12 @@ class Bucket:
             grouping = None
         else:
             grouping = group(layout_of(definition).encode_keys(fitting.rows))
-        return self._tablet.apply(
-            Request(fitting, id, WriterId(writer_id), Sequence(sequence), Epoch(writer_epoch), grouping)
-        )
+        return self._tablet.apply(Request(fitting, id, *numbers, grouping))
 
 
-def _check_numbers(writer_id: int, sequence: int, writer_epoch: int) -> None:
+def _numbers(writer_id: Any, sequence: Any, writer_epoch: Any) -> tuple[WriterId, Sequence, Epoch]:
+    writer_id, sequence = integer("writer_id", writer_id), integer("sequence", sequence)
+    writer_epoch = integer("writer_epoch", writer_epoch)
     numbered = 0 <= writer_id < 2**63 and 0 <= sequence <= SEQUENCE_MAX
     if not (numbered or (writer_id, sequence) == (NO_WRITER, NO_SEQUENCE)) or not 0 <= writer_epoch < 2**31:
         raise InvalidRequest(
@@ -82,3 +94,4 @@ def _check_numbers(writer_id: int, sequence: int, writer_epoch: int) -> None:
             sequence=sequence,
             writer_epoch=writer_epoch,
         )
+    return WriterId(writer_id), Sequence(sequence), Epoch(writer_epoch)

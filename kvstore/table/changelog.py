@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
-from kvstore.errors import SchemaMismatch
-from kvstore.log.segments import FoundBatch
+from kvstore.arguments import integer, shown
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
+from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
 from logformat.batch import decode_batch
 from logformat.change import ChangeType, words_of
 from logformat.ids import BucketId, Offset
+
+Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
+End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
+
+_PLACES = {
+    "start": "A changelog starts at `full`, `earliest`, `latest`, an offset or a time.",
+    "end": "A changelog ends at `latest`, or before an offset or a time.",
+}
 
 CHANGE_FIELDS = pa.schema(
     [
@@ -41,6 +52,54 @@ def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None 
     if unknown := [name for name in columns if name not in whole.names]:
         raise SchemaMismatch("The changelog has no such column.", unknown=unknown, columns=whole.names)
     return pa.schema([whole.field(name) for name in columns])
+
+
+def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, now: Offset) -> Offset:
+    """The offset a changelog starts at or ends before; ``full`` has none of its own.
+
+    Raises:
+        InvalidRequest: It is no place in a log.
+        OffsetOutOfRange: The log does not hold it.
+    """
+    if isinstance(place, str):
+        if place == "latest":
+            return now
+        if place == "earliest" and name == "start":
+            return log.start()
+    elif isinstance(place, dt.datetime):
+        if place.tzinfo is None or place.utcoffset() is None:
+            raise InvalidRequest("A time needs a time zone; give it one.", time=place)
+        return log.first_at_or_after(_milliseconds(place), now)
+    elif isinstance(place, (Mapping, SupportsIndex)):
+        offset = one_offset(name, place)
+        if log.start() <= offset <= now:
+            return offset
+        raise OffsetOutOfRange(
+            "The log does not hold this offset; offsets() says which it holds.",
+            offset=offset,
+            log_start=log.start(),
+            log_end=now,
+        )
+    raise InvalidRequest(_PLACES[name], **{name: shown(place)})
+
+
+def one_offset(name: str, place: Any) -> Offset:
+    """An offset, or offsets by bucket, as that of the one bucket.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    if isinstance(place, Mapping):
+        if set(place) != {0}:
+            raise InvalidRequest("Give an offset for each bucket of the table.", given=shown(place), buckets=1)
+        place = place[0]
+    return Offset(integer(name, place))
+
+
+def _milliseconds(time: dt.datetime) -> int:
+    """The first whole millisecond at or after a time."""
+    since = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return -(-since // dt.timedelta(milliseconds=1))
 
 
 def changes_between(

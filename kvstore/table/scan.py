@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kvstore.errors import OffsetOutOfRange, SchemaMismatch
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
@@ -21,6 +23,7 @@ from logformat.change import ChangeType
 from logformat.ids import BucketId, Offset
 from logformat.keys import ROW
 from logformat.octets import Octets
+from logformat.python_values import MISFITS
 
 SCAN_ROWS = 1 << 15
 """Rows of one batch of a scan."""
@@ -53,15 +56,13 @@ def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = Non
     """Columns of a scan.
 
     Raises:
-        SchemaMismatch: ``columns`` names one the table does not have, or none at all.
+        SchemaMismatch: ``columns`` names one the table does not have.
     """
     schema = definition.schema
     if columns is None:
         return schema
     if unknown := [name for name in columns if name not in schema.names]:
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
-    if not columns:
-        raise SchemaMismatch("Name at least one column; to count rows there is count().")
     return pa.schema([schema.field(name) for name in columns])
 
 
@@ -91,12 +92,53 @@ def rows_as_of(
     """
     now = view.state().applied_offset
     if not 0 <= offset <= now:
-        raise OffsetOutOfRange("The log has not come to this offset yet.", as_of=offset, log_end=now)
+        raise OffsetOutOfRange("Rows can be read as of offset 0 to the log's end.", as_of=offset, log_end=now)
     within = keys or KeyRange()
     if offset == now:
         return rows_now(view, definition, columns, within)
     undone = _undo(log.batches(Offset(max(offset - 1, 0)), now), definition, offset, now, within)
     return _rows_undone(view, definition, undone, columns, within)
+
+
+def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterator[pa.RecordBatch]:
+    """Those rows for which an expression is true.
+
+    Raises:
+        InvalidRequest: It fails for a row.
+    """
+    for batch in rows:
+        yield _where(batch, filter)
+
+
+def check_filter(filter: Any, schema: pa.Schema) -> None:
+    """See whether rows of a schema can be filtered so.
+
+    Raises:
+        InvalidRequest: It is no expression, no condition, or does not fit the columns.
+    """
+    if not isinstance(filter, pc.Expression):
+        raise InvalidRequest(
+            "A filter is a pyarrow.compute.Expression, such as pc.field('n') > 1.", given=type(filter).__name__
+        )
+    _where(intake.empty(schema), filter)
+
+
+def first_rows(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """The first ``limit`` rows."""
+    for batch in rows:
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows
+        if limit <= 0:
+            return
+
+
+def _where(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
+    try:
+        return rows.filter(filter)
+    except MISFITS as error:
+        raise InvalidRequest(
+            "The filter can't be used on these rows.", filter=filter, reason=str(error).partition("\n")[0]
+        ) from error
 
 
 def _rows_undone(

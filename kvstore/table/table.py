@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import datetime as dt
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
+from kvstore.arguments import column_names, integer, integer_within, refuse_later
+from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.table.bucket import Bucket
-from kvstore.table.changelog import changelog_schema, changes_between, inserts_of
+from kvstore.table.changelog import (
+    End,
+    Start,
+    changelog_schema,
+    changes_between,
+    inserts_of,
+    offset_of,
+    one_offset,
+)
 from kvstore.table.layout import layout_of
 from kvstore.table.results import AppendResult, WriteResult
-from kvstore.table.scan import KeyRange, rows_as_of, rows_now, scan_schema, split_keys
+from kvstore.table.scan import (
+    KeyRange,
+    check_filter,
+    first_rows,
+    rows_as_of,
+    rows_now,
+    rows_where,
+    scan_schema,
+    split_keys,
+)
 from kvstore.table.tablet import Tablet
 from logformat import intake
 from logformat.changes import Changes
 from logformat.checksum import key_sums
-from logformat.ids import BucketId, Offset
-from logformat.intake import Data
+from logformat.ids import OFFSET_MAX, BucketId, Offset
+from logformat.intake import Data, Keys
 from logformat.octets import Octets
-
-Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
-End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
-Keys = Any
-"""Keys as the user has them: a scalar, a tuple, a dict, a list of these, or Arrow data with the key's columns."""
 
 FOUND = "_found"
 
@@ -74,35 +87,40 @@ class Table:
 
     # Writing
 
-    def upsert(self, data: Data) -> WriteResult:
+    def upsert(self, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
         """Store rows, each in place of the one its key has; for a log table, append them.
 
         Up to ``batch_rows_max`` rows are one batch: one commit, all or nothing. More are applied in several.
 
         Args:
             data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column.
+            columns: Not supported by this version.
 
         Raises:
             SchemaMismatch, KeyTooLarge: A row does not fit. Nothing of its batch, or of those after it, was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._check_writable()
+        refuse_later(columns=columns)
         batches = _of_size(intake.record_batches(data, self.schema), self._batch_rows_max)
         return self._apply_all((Changes.upserts(rows) for rows in batches), self.schema)
 
-    def delete(self, keys: Keys) -> WriteResult:
+    def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:
         """Remove the rows of keys; a key that is not there is no error.
 
         Args:
-            keys: A key (scalar, tuple or dict), a list of keys, or Arrow data with the key's columns.
+            keys: A key (scalar, tuple or dict), a list of keys, or Arrow data: the key's columns, or the one it has.
+            columns: Not supported by this version.
 
         Raises:
             SchemaMismatch: A key does not fit. Nothing of its batch, or of those after it, was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._check_writable()
+        refuse_later(columns=columns)
         definition = self._keyed()
-        batches = _of_size(iter([_key_rows(keys, definition)]), self._batch_rows_max)
+        key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
+        batches = _of_size(iter([key_rows]), self._batch_rows_max)
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition.schema)
 
     def apply(self, changes: Changes) -> WriteResult:
@@ -116,7 +134,7 @@ class Table:
             InvalidRequest: The table has no such bucket.
         """
         definition = self._current()
-        if bucket != 0:
+        if integer("bucket", bucket) != 0:
             raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=definition.buckets)
         return Bucket(self._tablet, self._current, self._check_writable)
 
@@ -147,11 +165,16 @@ class Table:
             raise KeyError(key)
         return row
 
+    def __contains__(self, key: Keys) -> bool:
+        return self.get(key) is not None
+
+    __iter__ = None  # a table is no sequence of its keys; scan() gives its rows
+
     def lookup(self, keys: Keys) -> pa.Table:
         """The rows of keys, one for each key, in order.
 
         Args:
-            keys: A list of keys (scalars, tuples or dicts), or Arrow data with the key's columns.
+            keys: A list of keys (scalars, tuples or dicts), or Arrow data: the key's columns, or the one it has.
 
         Returns:
             All columns, and ``_found``. Where it is false, the row holds its key and nulls.
@@ -162,7 +185,7 @@ class Table:
         """
         definition = self._keyed()
         layout = layout_of(definition)
-        key_rows = _key_rows(keys, definition)
+        key_rows = intake.key_rows(keys, layout.key_schema)
         encoded = layout.encode_keys(key_rows)
         with self._tablet.latest() as view:
             values = view.get(encoded.to_list())
@@ -182,33 +205,46 @@ class Table:
     def scan(
         self,
         columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
         limit: int | None = None,
-        as_of: int | Mapping[int, int] | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
     ) -> pa.RecordBatchReader:
         """All rows in key order, as they are at the moment of the call.
 
         Args:
             columns: Those wanted, in this order; all if None.
+            filter: Only rows for which it is true, such as ``pc.field("n") > 1``; it may use any column.
             limit: The first so many.
-            as_of: As they were after all changes before this offset; its reading needs the log since then.
+            as_of: As they were after all changes before this offset; its reading needs the log since then. A time is
+                not supported by this version.
 
         Raises:
+            InvalidRequest: An argument is not possible; a filter that fails for a row is raised by the reader.
             SchemaMismatch: There is no such column.
             OffsetOutOfRange: The log does not reach back to ``as_of``, or has not come to it.
             CorruptData: A row is damaged; the reader raises it.
         """
         definition = self._keyed()
-        schema = scan_schema(definition, columns)
-        if limit is not None and limit < 0:
-            raise InvalidRequest("A limit is 0 or more.", limit=limit)
+        names = _names(columns)
+        schema = scan_schema(definition, names)
+        if filter is not None:
+            check_filter(filter, definition.schema)
+        if limit is not None:
+            limit = integer_within("limit", limit, 0, OFFSET_MAX)
+        if isinstance(as_of, dt.datetime):
+            refuse_later(as_of=as_of)
+        then = None if as_of is None else one_offset("as_of", as_of)
+        needed = names if filter is None else None  # what columns an expression uses, pyarrow does not tell
 
         def read(view: View) -> Iterator[pa.RecordBatch]:
-            if as_of is None:
-                return rows_now(view, definition, columns)
-            return rows_as_of(view, self._tablet.log, definition, _one_offset(as_of), columns)
+            if then is None:
+                return rows_now(view, definition, needed)
+            return rows_as_of(view, self._tablet.log, definition, then, needed)
 
         rows = _held(self._tablet.snapshot(), read)
-        return pa.RecordBatchReader.from_batches(schema, rows if limit is None else _first(rows, limit))
+        if filter is not None:
+            rows = (batch.select(schema.names) for batch in rows_where(rows, filter))
+        return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
 
     def count(self) -> int:
         """Number of rows; of a log table, of records appended."""
@@ -228,6 +264,7 @@ class Table:
         end: End = "latest",
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
+        follow: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Changes in the order they were made.
 
@@ -237,11 +274,13 @@ class Table:
             end: Exclusive: ``latest``, an offset, one for each bucket, or a time: the first commit at or after it.
             bucket: Only this bucket's.
             columns: Those wanted, in this order; all if None.
+            follow: Not supported by this version.
 
         Returns:
             Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and the row.
 
         Raises:
+            InvalidRequest: An argument is not possible, or ``end`` comes before ``start``.
             OffsetOutOfRange: The log does not hold ``start``, or has not come to ``end``.
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
@@ -249,20 +288,27 @@ class Table:
         definition = self._current()
         if bucket is not None:
             self.bucket(bucket)
-        changelog_schema(definition, columns)
-        if start == "full":
+        refuse_later(follow=follow)
+        names = _names(columns)
+        changelog_schema(definition, names)
+        if isinstance(start, str) and start == "full":
             self._keyed()
 
             def read(view: View) -> Iterator[pa.RecordBatch]:
                 state = view.state()
-                self._resolve(end, state.applied_offset)
+                if offset_of("end", end, self._tablet.log, state.applied_offset) < state.applied_offset:
+                    raise InvalidRequest(
+                        "From `full` a changelog has the rows of now, which is after this end; leave it out.",
+                        end=end,
+                        log_end=state.applied_offset,
+                    )
                 rows = rows_now(view, definition, definition.schema.names)
-                return inserts_of(rows, definition, BucketId(0), state.applied_offset, state.last_timestamp, columns)
+                return inserts_of(rows, definition, BucketId(0), state.applied_offset, state.last_timestamp, names)
 
             return _held(self._tablet.snapshot(), read)
         ((first, last),) = self.offset_ranges(start, end).values()
         found = self._tablet.log.batches(first, last)
-        return changes_between(found, definition, BucketId(0), first, last, columns)
+        return changes_between(found, definition, BucketId(0), first, last, names)
 
     # For readers in other processes, which share the work
 
@@ -272,7 +318,7 @@ class Table:
         Raises:
             SchemaMismatch: There is no such column.
         """
-        return changelog_schema(self._current(), columns)
+        return changelog_schema(self._current(), _names(columns))
 
     def scan_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Columns of a scan; all if None.
@@ -280,14 +326,21 @@ class Table:
         Raises:
             SchemaMismatch: There is no such column.
         """
-        return scan_schema(self._keyed(), columns)
+        return scan_schema(self._keyed(), _names(columns))
 
     def offset_ranges(self, start: Start = "earliest", end: End = "latest") -> dict[BucketId, tuple[Offset, Offset]]:
-        """For each bucket the offsets that :meth:`changelog` would read from (inclusive) and to (exclusive)."""
+        """For each bucket the offsets that :meth:`changelog` would read from (inclusive) and to (exclusive).
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange: See :meth:`changelog`.
+        """
         self._current()
         with self._tablet.snapshot() as view:
             now = view.state().applied_offset
-        return {BucketId(0): (self._resolve(start, now), self._resolve(end, now))}
+        first, last = offset_of("start", start, self._tablet.log, now), offset_of("end", end, self._tablet.log, now)
+        if first > last:
+            raise InvalidRequest("The end of a changelog does not come before its start.", start=first, end=last)
+        return {BucketId(0): (first, last)}
 
     def split_changes(
         self, bucket: int, start: Offset, end: Offset, parts: int, bytes_min: int
@@ -308,33 +361,11 @@ class Table:
         """Like :meth:`scan`, of one bucket and a range of keys."""
         self.bucket(bucket)
         definition, log = self._keyed(), self._tablet.log
-        scan_schema(definition, columns)
+        names = _names(columns)
+        scan_schema(definition, names)
         return _held(
-            self._tablet.snapshot(), lambda view: rows_as_of(view, log, definition, Offset(as_of), columns, keys)
+            self._tablet.snapshot(), lambda view: rows_as_of(view, log, definition, Offset(as_of), names, keys)
         )
-
-    def _resolve(self, place: Start | End, now: Offset) -> Offset:
-        log = self._tablet.log
-        match place:
-            case "earliest":
-                return log.start()
-            case "latest":
-                return now
-            case dt.datetime():
-                if place.tzinfo is None:
-                    raise InvalidRequest("A time needs a time zone; give it one.", time=place)
-                return log.first_at_or_after(_milliseconds(place), now)
-            case str():
-                raise InvalidRequest("A changelog starts at full, earliest, latest, an offset or a time.", given=place)
-        offset = _one_offset(place)
-        if not log.start() <= offset <= now:
-            raise OffsetOutOfRange(
-                "The log does not hold this offset; offsets() says which it holds.",
-                offset=offset,
-                log_start=log.start(),
-                log_end=now,
-            )
-        return offset
 
     def _keyed(self) -> TableDefinition:
         definition = self._current()
@@ -350,6 +381,10 @@ class Table:
         first, last = results[0], results[-1]
         whole = AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)
         return WriteResult({BucketId(0): whole})
+
+
+def _names(columns: Any) -> list[str] | None:
+    return None if columns is None else column_names("columns", columns)
 
 
 def _held(
@@ -368,14 +403,6 @@ def _held(
     return iterator
 
 
-def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.slice(0, limit)
-        limit -= batch.num_rows
-        if limit <= 0:
-            return
-
-
 def _of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of ``rows_max``, the last one shorter."""
     waiting: list[pa.RecordBatch] = []
@@ -391,40 +418,3 @@ def _of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.Re
                 waiting, rows = [], 0
     if waiting:
         yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-
-
-def _key_rows(keys: Keys, definition: TableDefinition) -> pa.RecordBatch:
-    """Keys as a batch of the key's columns, in key order."""
-    schema = layout_of(definition).key_schema
-    if isinstance(keys, (pa.Array, pa.ChunkedArray)) and len(schema) == 1:
-        keys = pa.table([keys], schema.names)
-    if hasattr(keys, "__arrow_c_stream__") or hasattr(keys, "__arrow_c_array__"):
-        return intake.one_batch(keys, schema)
-    if isinstance(keys, np.ndarray):
-        keys = keys.tolist()
-    return intake.one_batch(
-        [_key_row(key, schema.names) for key in (keys if isinstance(keys, list) else [keys])], schema
-    )
-
-
-def _key_row(key: Keys, names: Sequence[str]) -> Mapping[str, Any]:
-    if isinstance(key, Mapping):
-        return key
-    values = key if isinstance(key, (tuple, list)) else (key,)
-    if len(values) != len(names):
-        raise SchemaMismatch("A key has one value for each of the key's columns.", key=key, columns=list(names))
-    return dict(zip(names, values, strict=True))
-
-
-def _one_offset(place: int | Mapping[int, int]) -> Offset:
-    if isinstance(place, Mapping):
-        if set(place) != {0}:
-            raise InvalidRequest("Give an offset for each bucket of the table.", given=sorted(place), buckets=1)
-        place = place[0]
-    return Offset(operator.index(place))
-
-
-def _milliseconds(time: dt.datetime) -> int:
-    """The first whole millisecond at or after a time."""
-    since = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-    return -(-since // dt.timedelta(milliseconds=1))
