@@ -57,3 +57,7 @@ __all__ = [
     "WriterFenced",
     "WriterRejected",
 ]
+
+# Tracebacks show where to import them from.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
