@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import inspect
 import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import kvstore
@@ -28,10 +35,13 @@ from kvstore.errors import (
     UnsupportedVersion,
     WriterFenced,
 )
+from kvstore.options import RANGES, StoreOptions
+from logformat.batch import BATCH_BYTES_MAX
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("d", pa.float64(), False)])
 ROW = {"k": "a", "n": 1, "d": 0.5}
+ROWS = pa.RecordBatch.from_pylist([ROW, ROW], SCHEMA)
 Call = Callable[[kvstore.Table], Any]
 
 
@@ -83,6 +93,64 @@ BAD_CALLS: dict[str, tuple[type[StoreError], Call]] = {
     "changelog of an unknown column": (SchemaMismatch, lambda t: t.changelog(columns=["zzz"])),
     "changelog from an unknown word": (InvalidRequest, lambda t: t.changelog("newest")),
     "changelog offsets of a wrong bucket": (InvalidRequest, lambda t: t.changelog({1: 0})),
+    "upsert of nothing": (SchemaMismatch, lambda t: t.upsert(None)),
+    "apply of None": (SchemaMismatch, lambda t: t.apply(None)),
+    "apply of a row": (SchemaMismatch, lambda t: t.apply(ROW)),
+    "apply of rows": (SchemaMismatch, lambda t: t.apply([("upsert", ROW)])),
+    "changes without a word": (SchemaMismatch, lambda t: t.apply(kvstore.Changes(ROWS, None))),
+    "changes with numbers for words": (SchemaMismatch, lambda t: t.apply(kvstore.Changes(ROWS, pa.array([0, 1])))),
+    "changes with strings for words": (SchemaMismatch, lambda t: t.apply(kvstore.Changes(ROWS, pa.array(["", "x"])))),
+    "an epoch that is a float": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 0, 0, 0.0)),
+    "a sequence that is a float": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 0, 0.0)),
+    "a sequence that is a bool": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 0, False)),
+    "a writer that is a float": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 0.0, 0)),
+    "a writer that is a string": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), "0", 0)),
+    "a writer that is too large": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 2**63, 0)),
+    "a negative writer": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), -2, 0)),
+    "an epoch that is too large": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 0, 0, 2**31)),
+    "a negative epoch": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), 0, 0, -1)),
+    "a schema that is a float": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), schema_id=1.0)),
+    "a schema that is a bool": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), schema_id=True)),
+    "a schema that is a list": (InvalidRequest, lambda t: t.bucket(0).apply(nothing(), schema_id=[1])),
+    "a bucket that is a float": (InvalidRequest, lambda t: t.bucket(0.0)),
+    "a bucket that is a string": (InvalidRequest, lambda t: t.changelog(bucket="0")),
+    "columns that are a number": (InvalidRequest, lambda t: t.scan(columns=5)),
+    "columns that are a set": (InvalidRequest, lambda t: t.scan(columns={"k", "n"})),
+    "columns that are a dict": (InvalidRequest, lambda t: t.scan(columns={"k": 1})),
+    "columns that are bytes": (InvalidRequest, lambda t: t.changelog(columns=b"k")),
+    "columns that are fields": (InvalidRequest, lambda t: t.changelog(columns=SCHEMA)),
+    "a column asked for twice": (SchemaMismatch, lambda t: t.scan(columns=["k", "k"])),
+    "a column of the changelog asked for twice": (SchemaMismatch, lambda t: t.changelog(columns=["k", "k"])),
+    "changelog of no column": (SchemaMismatch, lambda t: t.changelog(columns=[])),
+    "a limit that is a string": (InvalidRequest, lambda t: t.scan(limit="5")),
+    "a limit that is a float": (InvalidRequest, lambda t: t.scan(limit=1.5)),
+    "a limit that is a bool": (InvalidRequest, lambda t: t.scan(limit=True)),
+    "a limit beyond all offsets": (InvalidRequest, lambda t: t.scan(limit=2**70)),
+    "as of a word": (InvalidRequest, lambda t: t.scan(as_of="latest")),
+    "as of a float": (InvalidRequest, lambda t: t.scan(as_of=1.0)),
+    "as of an offset beyond all": (OffsetOutOfRange, lambda t: t.scan(as_of=2**70)),
+    "as of offsets of odd buckets": (InvalidRequest, lambda t: t.scan(as_of={None: 1, "a": 2})),
+    "a filter that is a string": (InvalidRequest, lambda t: t.scan(filter="n > 1")),
+    "a filter that is a mask": (InvalidRequest, lambda t: t.scan(filter=pa.array([True]))),
+    "a filter of an unknown column": (InvalidRequest, lambda t: t.scan(filter=pc.field("zzz") == 1)),
+    "a filter of the wrong type": (InvalidRequest, lambda t: t.scan(filter=pc.field("n") == "x")),
+    "a filter that is no condition": (InvalidRequest, lambda t: t.scan(filter=pc.field("n"))),
+    "a filter that fails": (InvalidRequest, lambda t: t.scan(filter=pc.divide(pc.field("n"), 0) == 1).read_all()),
+    "changelog from nowhere": (InvalidRequest, lambda t: t.changelog(None)),
+    "changelog from a float": (InvalidRequest, lambda t: t.changelog(1.0)),
+    "changelog from a bool": (InvalidRequest, lambda t: t.changelog(True)),
+    "changelog from a day": (InvalidRequest, lambda t: t.changelog(dt.date(2020, 1, 1))),
+    "changelog from a time without a zone": (InvalidRequest, lambda t: t.changelog(dt.datetime(2020, 1, 1))),
+    "changelog from an array": (InvalidRequest, lambda t: t.changelog(np.array([0, 1]))),
+    "changelog to nowhere": (InvalidRequest, lambda t: t.changelog(0, None)),
+    "changelog to a float": (InvalidRequest, lambda t: t.changelog(0, 1.0)),
+    "changelog to the earliest": (InvalidRequest, lambda t: t.changelog(0, "earliest")),
+    "changelog from behind its end": (InvalidRequest, lambda t: t.changelog(1, 0)),
+    "changelog from the rows of now to before them": (InvalidRequest, lambda t: t.changelog("full", 0)),
+    "changelog from the rows of now to nowhere": (InvalidRequest, lambda t: t.changelog("full", None)),
+    "key that is a table of others": (SchemaMismatch, lambda t: t.delete(pa.table({"n": [1]}))),
+    "keys that are a column of another type": (SchemaMismatch, lambda t: t.lookup(pa.array([1]))),
+    "whether a key of another type is there": (SchemaMismatch, lambda t: 1 in t),
 }
 
 
@@ -95,6 +163,49 @@ def test_bad_call(what: str, table: kvstore.Table) -> None:
     assert rows_of(table) == [ROW]
     assert changes_of(table) == [(0, "insert", ROW, 0)]
     assert table.offsets() == {0: (0, 1)}
+    assert table.count() == 1
+
+
+def test_errors_say_which_end_is_wrong(table: kvstore.Table) -> None:
+    for start, end, words in [("newest", "latest", "changelog starts at"), (0, "newest", "changelog ends at")]:
+        with pytest.raises(InvalidRequest, match=words):
+            table.changelog(start, end)
+    with pytest.raises(SchemaMismatch) as missing:
+        table.delete({"n": 1})
+    assert "partial update" not in str(missing.value)
+    with pytest.raises(OffsetOutOfRange, match="as of offset 0 to the log's end"):
+        table.scan(as_of=-1)
+
+
+LATER: dict[str, Call] = {
+    "partial upsert": lambda t: t.upsert(ROW, columns=["k", "n"]),
+    "partial delete": lambda t: t.delete("a", columns=["n"]),
+    "partial batch": lambda t: t.bucket(0).apply(nothing(), columns=["k"]),
+    "overwriting batch": lambda t: t.bucket(0).apply(nothing(), overwrite=True),
+    "scan as of a time": lambda t: t.scan(as_of=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
+    "endless changelog": lambda t: t.changelog(follow=True),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_what_a_later_version_can(what: str, table: kvstore.Table) -> None:
+    with pytest.raises(UnsupportedOperation, match="this version"):
+        LATER[what](table)
+    assert changes_of(table) == [(0, "insert", ROW, 0)]
+
+
+def test_arguments_come_in_the_order_of_the_contract() -> None:
+    expected = {
+        kvstore.Table.scan: "columns filter limit as_of",
+        kvstore.Table.changelog: "start end bucket columns follow",
+        kvstore.Table.upsert: "data columns",
+        kvstore.Table.delete: "keys columns",
+        kvstore.Bucket.apply: "changes writer_id sequence writer_epoch columns overwrite schema_id",
+        kvstore.Store.create_table: "name schema primary_key buckets bucket_key merge_engine changelog_image "
+        "delete_behavior auto_increment skip_identical_updates compression retention",
+    }
+    for function, names in expected.items():
+        assert " ".join(inspect.signature(function).parameters) == f"self {names}"
 
 
 BAD_TABLES: dict[str, dict[str, Any]] = {
@@ -114,6 +225,28 @@ BAD_TABLES: dict[str, dict[str, Any]] = {
     "unknown compression": {"compression": "brotli"},
     "several buckets": {"buckets": 2},
     "unknown engine": {"merge_engine": "max"},
+    "one bucket, as a float": {"buckets": 1.0},
+    "one bucket, as a bool": {"buckets": True},
+    "buckets as a word": {"buckets": "one"},
+    "no name": {"name": None},
+    "name that is a number": {"name": 5},
+    "name that is bytes": {"name": b"x"},
+    "no schema": {"schema": None},
+    "schema that is a dict": {"schema": {"k": pa.int8()}},
+    "schema that is a list": {"schema": [("k", pa.int8())]},
+    "schema that is a word": {"schema": "k"},
+    "schema that is a table": {"schema": SCHEMA.empty_table()},
+    "key that is a number": {"primary_key": 5},
+    "key that is a set": {"primary_key": {"k", "n"}},
+    "key of numbers": {"primary_key": [0]},
+    "key that is bytes": {"primary_key": b"k"},
+    "compression that is a list": {"compression": ["lz4"]},
+    "bucket key": {"bucket_key": "k"},
+    "partial image": {"changelog_image": "wal"},
+    "deletes refused": {"delete_behavior": "disable"},
+    "column that counts": {"auto_increment": "n"},
+    "identical updates skipped": {"skip_identical_updates": True},
+    "retention": {"retention": dt.timedelta(days=1)},
 }
 
 
@@ -124,6 +257,12 @@ def test_bad_table(what: str, store: kvstore.Store) -> None:
         store.create_table(**arguments)
     assert store.list_tables() == []
     assert not list((store.path / "tables").glob("*"))
+
+
+def test_a_key_may_be_any_list_of_names(store: kvstore.Store) -> None:
+    for name, key in {"a": "k", "b": ["k"], "c": (name for name in ["k"]), np.str_("d"): np.array(["k"])}.items():
+        assert store.create_table(name, SCHEMA, key).primary_key == ("k",)
+    assert store.list_tables() == ["a", "b", "c", "d"]
 
 
 def test_table_names(store: kvstore.Store) -> None:
@@ -229,6 +368,36 @@ class TestOpening:
             kvstore.open(store_path, segment_bytes_max=0)
         assert not store_path.exists()
 
+    @pytest.mark.parametrize("path", [b"store", None, 3, "", "a\0b", "a\ud800", "~nobody-of-that-name/x", ["store"]])
+    def test_what_is_no_path(self, path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InvalidRequest, match="path"):
+            kvstore.open(path)
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("name", RANGES)
+    def test_settings_that_are_no_number_or_out_of_range(self, name: str, store_path: Path) -> None:
+        low, high = RANGES[name]
+        for wrong in ("3", 2.5, float("nan"), None, True, [1], low - 1, high + 1):
+            with pytest.raises(InvalidRequest, match=name):
+                kvstore.open(store_path, **{name: wrong})
+        assert not store_path.exists()
+        assert StoreOptions(**{name: np.int64(high)}) == StoreOptions(**{name: high})
+
+    def test_the_largest_batch_fits_behind_the_longest_segment(self) -> None:
+        assert RANGES["segment_bytes_max"][1] + BATCH_BYTES_MAX < 2**32
+        assert RANGES["map_bytes"][0] == 1 << 20
+
+    def test_settings_at_their_ends(self, store_path: Path) -> None:
+        for end in (0, 1):
+            settings = {name: bounds[end] for name, bounds in RANGES.items()}
+            with kvstore.open(store_path, durability="interval", **settings) as store:
+                table = store.create_table(f"t{end}", SCHEMA, primary_key="k")
+                table.upsert([ROW, {**ROW, "k": "b"}])
+                table.flush()
+                assert table.count() == 2
+                assert store.check().ok
+
     def test_other_settings_while_open(self, store: kvstore.Store) -> None:
         with pytest.raises(InvalidRequest, match="other settings"):
             kvstore.open(store.path, durability="none")
@@ -285,6 +454,14 @@ def test_use_after_close(store: kvstore.Store) -> None:
     ):
         with pytest.raises(StoreClosed, match="open it again"):
             call()
+
+
+def test_errors_are_named_as_users_import_them(tmp_path: Path) -> None:
+    assert {getattr(kvstore.errors, name).__module__ for name in kvstore.errors.__all__} == {"kvstore.errors"}
+    code = "import pickle, sys; sys.stdout.write(str(pickle.loads(bytes.fromhex(sys.argv[1]))))"
+    error = pickle.dumps(KeyTooLarge("It is long.", bytes=512)).hex()
+    done = subprocess.run([sys.executable, "-c", code, error], capture_output=True, text=True, check=True)
+    assert done.stdout == "It is long. bytes=512"
 
 
 def snapshot(path: Path) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ import datetime as dt
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import kvstore
@@ -37,6 +38,42 @@ def test_a_scan_of_some_columns_has_them_in_the_order_asked_for(table: kvstore.T
         assert table.scan(columns).read_all().equals(table.scan().read_all().select(columns))
 
 
+def test_columns_may_be_one_name_or_anything_that_lists_names(table: kvstore.Table) -> None:
+    rows = table.scan().read_all()
+    assert table.scan("name").read_all().equals(rows.select(["name"]))
+    assert table.scan(name for name in ("v", "n")).read_all().equals(rows.select(["v", "n"]))
+    for columns in ("v", iter(["v"])):
+        assert [batch.schema.names for batch in table.changelog(columns=columns)] == [["v"]]
+
+
+def test_a_filter_takes_rows_by_any_column_before_the_limit_does(table: kvstore.Table) -> None:
+    table.upsert({"name": "b", "n": 3, "v": None})
+    rows = table.scan().read_all()
+    for condition in (
+        (pc.field("v") > 0) & (pc.field("name") != "a"),
+        pc.field("v").is_null(),
+        pc.field("name").isin(["a", ""]),
+        pc.field(0) == -1,
+        pc.scalar(True),
+        pc.scalar(False),
+    ):
+        expected = rows.filter(condition)
+        assert table.scan(filter=condition).read_all().equals(expected)
+        for columns in (["n"], ["v", "name"]):
+            assert table.scan(columns, condition).read_all().equals(expected.select(columns))
+            for limit in range(4):
+                assert table.scan(columns, condition, limit).read_all().equals(expected.select(columns)[:limit])
+    assert table.scan("n", pc.field("name") == "b", None, 6).read_all()["n"].to_pylist() == [-1, 2]
+
+
+def test_a_filter_keeps_the_order_of_many_rows(store: kvstore.Store) -> None:
+    table = store.create_table("u", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
+    table.upsert(pa.table({"k": range(100_000)}))
+    table.delete(pa.table({"k": range(100_000)}))
+    expected = list(range(1, 100_000))
+    assert table.scan(filter=pc.field("k") > 0, as_of=100_000).read_all()["k"].to_pylist() == expected
+
+
 @pytest.mark.parametrize("limit", [0, 1, 4, 6, 100])
 def test_a_limit_takes_the_first_in_key_order(table: kvstore.Table, limit: int) -> None:
     assert table.scan(limit=limit).read_all().to_pylist() == rows_of(table)[:limit]
@@ -51,6 +88,13 @@ def test_keys_in_every_form(table: kvstore.Table) -> None:
     found = table.lookup(pa.table({"name": ["a", "zz"], "n": pa.array([2, 0], pa.int32())}))
     assert found.to_pylist() == [expected | {"_found": True}, {"name": "zz", "n": 0, "v": None, "_found": False}]
     assert table.lookup([]).num_rows == 0
+
+
+def test_a_table_has_keys_and_is_no_sequence(table: kvstore.Table) -> None:
+    assert ("a", 2) in table
+    assert ("a", 3) not in table
+    with pytest.raises(TypeError, match="not iterable"):
+        list(table)  # type: ignore[call-overload]
 
 
 def test_lookup_answers_each_key_in_order_also_twice(table: kvstore.Table) -> None:
@@ -108,6 +152,7 @@ class TestChangelog:
         everything = changes_of(table)
         assert changes_of(table, "earliest", "latest") == everything
         assert changes_of(table, "latest") == []
+        assert changes_of(table, "full", 6) == changes_of(table, "full", {0: 6}) == changes_of(table, "full")
         for start in range(7):
             for end in range(start, 7):
                 assert changes_of(table, start, end) == everything[start:end]
