@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, WriterFenced
+from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.files import read_file
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch
@@ -84,7 +84,7 @@ def check_tablet(tablet: Tablet, definition: TableDefinition, bucket: BucketId) 
             log.compare(state, view)
             if definition.primary_key is not None:
                 _compare_rows(view, state, definition, report)
-    except (CorruptData, OffsetOutOfRange) as error:
+    except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
         report.findings.append(str(error))
     return report
 

@@ -6,17 +6,19 @@ no symbolic link to a file is followed.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvstore.errors import NotAStore, UnsupportedOperation
+from kvstore.errors import LogFailed, NotAStore, StoreFull, UnsupportedOperation
 from logformat.paths import TEMPORARY
 
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
 
 
@@ -106,6 +108,22 @@ class Files:
     def publish(self, path: Path, data: bytes) -> None:
         """Like :meth:`create`, for a file that is not written any further."""
         self.close(self.create(path, data))
+
+
+def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
+    """What a disk that refused means to those who use a log."""
+    if error.errno in _FULL:
+        return StoreFull("No space on the disk; free some and try again.", path=path)
+    return LogFailed("The disk refuses; mend it and reopen the store.", path=path, reason=error.strerror)
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Whatever the disk refuses, as :func:`refusal` calls it."""
+    try:
+        yield
+    except OSError as error:
+        raise refusal(error, path) from error
 
 
 def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:

@@ -32,7 +32,7 @@ from kvstore.errors import (
     TableExists,
     UnsupportedOperation,
 )
-from kvstore.files import Files, read_file, refuse_network
+from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -203,7 +203,10 @@ class Store:
         self._core.drop_table(name)
 
     def new_writer_id(self) -> int:
-        """A writer id that was never given out before and never will be again; see :meth:`Bucket.apply`."""
+        """A writer id that was never given out before and never will be again; see :meth:`Bucket.apply`.
+
+        They begin at 2^62, so that nobody who chooses ids of their own is in the way.
+        """
         self._check_writable()
         return self._core.new_writer_id()
 
@@ -235,7 +238,7 @@ class Store:
         """
         if not self._closed:
             self._closed = True
-            self._core.release()
+            self._core.release(self._read_only)
 
     def __enter__(self) -> Self:
         return self
@@ -264,8 +267,7 @@ class _Core:
         self.path = path
         self.options = options
         self.pid = os.getpid()
-        self.users = 0
-        self.read_only = read_only
+        self.users = self.writers = 0
         self._files = files
         self._clock = clock
         self._mutex = threading.Lock()
@@ -313,8 +315,9 @@ class _Core:
             # Its files first: what the catalog names is always there.
             definition = TableDefinition.of(edit)
             tablet = self._opened(definition, lambda: definition)
-            for directory in reversed([tablet.place.directory, *tablet.place.directory.parents[:2]]):
-                self._files.make_directory(directory)
+            with refusals(self.path):
+                for directory in reversed([tablet.place.directory, *tablet.place.directory.parents[:2]]):
+                    self._files.make_directory(directory)
             tablet.create()
             return edit
 
@@ -338,14 +341,20 @@ class _Core:
         for tablet in list(self._tablets.values()):
             tablet.flush()
 
-    def release(self) -> None:
+    def release(self, read_only: bool) -> None:
         with _cores_mutex:
             self.users -= 1
-            if self.users or self.pid != os.getpid():
+            self.writers -= not read_only
+            if self.pid != os.getpid():
                 return
-            if _cores.get(self.path) is self:
-                del _cores[self.path]
-            self._close()
+            if not self.users:
+                if _cores.get(self.path) is self:
+                    del _cores[self.path]
+                self._close()
+            elif not self.writers:
+                with ExitStack() as stack:
+                    for tablet in self._tablets.values():
+                        stack.callback(tablet.stop_writing)
 
     def _close(self) -> None:
         with ExitStack() as stack:  # each of them, whatever the others raise
@@ -365,7 +374,7 @@ class _Core:
             self.options,
             self._files,
             self._clock,
-            read_only=lambda: self.read_only,
+            read_only=lambda: not self.writers,
         )
 
     def _remove_orphans(self, state: CatalogState) -> None:
@@ -409,8 +418,8 @@ def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: File
                 path=resolved,
                 settings=core.options,
             )
-        core.read_only = core.read_only and read_only
         core.users += 1
+        core.writers += not read_only
         return core
 
 
@@ -420,7 +429,7 @@ def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> 
         return _identity_found(path, files, clock, read_only=read_only)
     except OSError as error:
         if error.errno not in _NOT_ALLOWED:
-            raise
+            raise refusal(error, path) from error
         raise NotAStore(
             "This can't be opened as a store; see the reason.", path=error.filename or path, reason=error.strerror
         ) from error
@@ -435,7 +444,9 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
             files.sync_directory(path)
         return store
     if read_only:
-        raise NotAStore("There is no store here; open it for writing to create one.", path=path)
+        raise NotAStore(
+            "There is no store here; see whether the path is right, or open it for writing to create one.", path=path
+        )
     try:
         files.make_directory(path)
         foreign = _foreign(path)
@@ -492,8 +503,8 @@ def _table_name(name: str) -> str:
 def _close_all() -> None:
     for core in list(_cores.values()):
         with suppress(StoreError):
-            core.users = 1
-            core.release()
+            core.users = core.writers = 1
+            core.release(read_only=False)
 
 
 def _forget_parent() -> None:

@@ -266,9 +266,11 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     raw = size if compression is None else batch.rows.nbytes
     if size > BATCH_BYTES_MAX or count > RECORDS_MAX or raw > RAW_BYTES_MAX // 2:
         raise InvalidRequest(
-            f"A batch holds at most {RECORDS_MAX} records and {BATCH_BYTES_MAX} bytes; send several smaller ones.",
+            f"A batch of changes holds at most {RECORDS_MAX} records, {BATCH_BYTES_MAX} bytes, and {RAW_BYTES_MAX // 2}"
+            " before they are compressed; send several smaller ones.",
             records=count,
             bytes=size,
+            uncompressed=raw,
         )
     computed = {
         "length": size - LOG_OVERHEAD,

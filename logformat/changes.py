@@ -83,8 +83,7 @@ class Changes:
             keys.column(field.name) if field.name in keys.schema.names else pa.nulls(keys.num_rows, field.type)
             for field in schema
         ]
-        optional = pa.schema([field.with_nullable(True) for field in schema])
-        rows = pa.RecordBatch.from_arrays(columns, schema=optional)
+        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         return cls(rows, pa.array(np.ones(keys.num_rows, bool)))
 
     def conform(self, schema: pa.Schema, key: Sequence[str]) -> Changes:

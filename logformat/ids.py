@@ -19,6 +19,8 @@ SchemaId = NewType("SchemaId", int)
 
 NO_WRITER = WriterId(-1)
 NO_SEQUENCE = Sequence(-1)
+GIVEN_WRITERS = WriterId(2**62)
+"""Writer ids from here on are given out by the catalog; lower ones are for whoever chooses their own."""
 SEQUENCE_MAX = Sequence(2**31 - 1)
 OFFSET_MAX = Offset(2**63 - 1)
 

@@ -76,6 +76,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | 
     Raises:
         SchemaMismatch: See :func:`record_batches`.
     """
+    _validate(batch)
     if not batch.schema.equals(schema, check_metadata=True):
         if batch.schema.names != schema.names:
             _check_names(batch.schema.names, schema)
@@ -182,6 +183,17 @@ def _check_names(given: Sequence[str], schema: pa.Schema) -> None:
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
     if len(given) > len(schema):
         raise SchemaMismatch("A column is given twice.", given=list(given))
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    """Whoever made it may have been wrong, and whatever looks at it later believes it."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(
+                "This Arrow data is not what it says it is; make it anew.", column=name, reason=str(error)
+            ) from error
 
 
 def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None) -> None:

@@ -483,7 +483,7 @@ SAID = [
     (FORMAT, r"Bytes of statistics; (\d+) so far", EMPTY.statistics_length),
     (FORMAT, r"the Arrow message begins, (\d+) if it is empty", EMPTY.records_position),
     (FORMAT, r"Table ids count from (\d+), writer", CatalogState().next_table_id),
-    (FORMAT, r"writer ids from (\d+)\.", CatalogState().next_writer_id),
+    (FORMAT, r"writer ids from (\d+) \(", CatalogState().next_writer_id),
     (FORMAT, r"Version (\d+) of everything in a store", store_file.FORMAT),
     (FORMAT, r"A head of (\d+) bytes, then batches", segment.HEAD_BYTES),
     (FORMAT, r"each at a multiple of (\d+) bytes", batch.ALIGNMENT),
@@ -800,7 +800,7 @@ def test_the_journal_can_be_read_with_the_document(tmp_path: Path) -> None:
         start = FORMAT.fields("Catalog edit")[-1]
         found.append((ops[head["op"]], json.loads(value[start.position + start.size :])))
     assert [name for name, _ in found] == ["CreateTable", "AllocateWriter", "AllocateWriter"]
-    assert (found[0][1]["name"], found[2][1]) == ("people", {"writer_id": 1})
+    assert (found[0][1]["name"], found[2][1]) == ("people", {"writer_id": 2**62 + 1})
 
 
 def test_the_index_can_be_read_with_the_document(tmp_path: Path) -> None:
@@ -812,7 +812,7 @@ def test_the_index_can_be_read_with_the_document(tmp_path: Path) -> None:
     state_key, writer_kind, row_kind = (bytes.fromhex(kind) for kind in kinds)
     state = read_fields("State record", pairs[state_key])
     (writer,) = (key for key in pairs if key.startswith(writer_kind))
-    assert writer == writer_kind + struct.pack(">q", 1)
+    assert writer == writer_kind + struct.pack(">q", 2**62 + 1)
     assert f"the key of writer 5 is `{(writer_kind + struct.pack('>q', 5)).hex(' ')}`" in FORMAT.text
     entry = read_fields("Writer entry", pairs[writer])
     assert entry["batch_count"] == writer_entry.WINDOW

@@ -22,6 +22,9 @@ from logformat.batch import BatchHeader, decode_header, verify
 from logformat.ids import BucketId, Offset, Position, TableId
 from logformat.segment import HEAD_BYTES, decode_head
 
+_OPEN_MAX = 2
+"""Segments kept open: the one being read, and the one before or behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
@@ -138,7 +141,7 @@ class LogFiles:
         self._directory = directory
         self._identity = identity
         self._bases: list[Offset] = []
-        self._open: dict[Offset, Segment] = {}
+        self._open: dict[Offset, Segment] = {}  # the last used is the last
 
     def bases(self) -> list[Offset]:
         """Base offsets of all segments, in order, as the directory lists them now; a log has at least one.
@@ -161,9 +164,12 @@ class LogFiles:
 
     def segment(self, base: Offset) -> Segment:
         """A segment by its base offset."""
-        if base not in self._open:
-            self._open[base] = Segment(self._directory, base, self._identity)
-        return self._open[base]
+        found = self._open.pop(base, None) or Segment(self._directory, base, self._identity)
+        self._open[base] = found
+        if len(self._open) > _OPEN_MAX:
+            # A map has a descriptor; it goes with the last batch that is a view of it.
+            del self._open[next(iter(self._open))]
+        return found
 
     def batches(self, start: Offset, end: Offset) -> Iterator[FoundBatch]:
         """Batches that hold offsets from ``start`` to ``end`` (exclusive), in order; the first may begin before it.
@@ -219,7 +225,7 @@ class LogFiles:
         return list(pairwise([start, *cuts, end]))
 
     def _next(self, base: Offset, position: Position, expected: Offset) -> tuple[FoundBatch, Offset]:
-        following = self._following(base)
+        following = self._following(base, position)
         if following is not None:
             ends = self.segment(following).head.previous_end
             if position == ends and expected == following:
@@ -233,9 +239,11 @@ class LogFiles:
                 )
         return self.segment(base).batch_at(position, expected), base
 
-    def _following(self, base: Offset) -> Offset | None:
+    def _following(self, base: Offset, position: Position) -> Offset | None:
         place = bisect_right(self._bases, base)
-        if place == len(self._bases):
+        # Segments that hold an offset were there before anyone was told of it; only a reader that was told too much
+        # comes to the end of the last one, and then it may not be the last any more.
+        if place == len(self._bases) and position >= self.segment(base).size:
             place = bisect_right(self.bases(), base)
         return self._bases[place] if place < len(self._bases) else None
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kvstore.errors import CorruptImage, UnknownSchema
 from logformat import schema as schemas
 from logformat.edits import AddSchema, AllocateWriter, CreateTable, DropTable, Edit, TableOptions
-from logformat.ids import SchemaId, TableId, Txid, WriterId
+from logformat.ids import GIVEN_WRITERS, SchemaId, TableId, Txid, WriterId
 
 
 @dataclass(frozen=True, eq=False)  # one object for each state of a table, so that codecs can be kept with it
@@ -77,7 +77,7 @@ class CatalogState:
 
     txid: Txid = Txid(0)
     next_table_id: TableId = TableId(1)
-    next_writer_id: WriterId = WriterId(0)
+    next_writer_id: WriterId = GIVEN_WRITERS
     tables: dict[TableId, TableDefinition] = field(default_factory=dict)
 
     def table(self, name: str) -> TableDefinition | None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -175,10 +176,8 @@ def _planned(options: Mapping[str, str]) -> tuple[Plan, pa.Schema]:
             _place("endingOffsets", end or "latest", ("latest",)),
         )
         ranges = tuple((bucket, first, last) for bucket, (first, last) in sorted(found.items()))
-        if any(first > last for _, first, last in ranges):
-            raise InvalidRequest("startingOffsets come after endingOffsets; swap them.", starting=start, ending=end)
-        store_id, table_id = _identity(table)
-        plan = Plan(str(store.path), store_id, name, table_id, changelog, ranges)
+        store_id, table_id = table.identity
+        plan = Plan(str(store.path), str(store_id), name, table_id, changelog, ranges)
         return plan, (table.changelog_schema if changelog else table.scan_schema)(columns)
 
 
@@ -234,15 +233,9 @@ def _table_of(plan: Plan) -> Iterator[Table]:
     """The table that was planned, no other of its name."""
     with _opened(plan.path) as store:
         table = store.table(plan.table) if plan.table in store.list_tables() else None
-        if table is None or _identity(table) != (plan.store_id, plan.table_id):
+        if table is None or table.identity != (UUID(plan.store_id), plan.table_id):
             raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=plan.table)
         yield table
-
-
-def _identity(table: Table) -> tuple[str, int]:
-    """Ids of the store and the table: names are given anew, ids never are."""
-    identity = table._tablet.place.identity
-    return str(identity.store_id), identity.table_id
 
 
 _frozen = False

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -19,7 +18,7 @@ from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest
 from kvstore.index.index import Index
 from kvstore.log.log import EncodedBatch, Log
-from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
 from kvstore.table import cdc
@@ -27,7 +26,7 @@ from kvstore.table.layout import layout_of
 from kvstore.table.pick import pick
 from kvstore.table.request import Grouping, Request, group
 from kvstore.table.results import AppendResult
-from logformat.batch import APPEND_ONLY, LogBatch, decode_batch, encode_parts
+from logformat.batch import APPEND_ONLY, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import Offset, SchemaId
@@ -118,9 +117,7 @@ class WritePath:
             lmdb.Error: The index is full, or worse; :meth:`restore` it.
         """
         self.log.sync()
-        end = self.log.durable
-        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
-        self.index.commit(self._state)
+        self._commit_index()
 
     def roll(self) -> None:
         """Begin a new segment of the log; nothing may be applied that is not appended. See :meth:`Log.roll`."""
@@ -132,7 +129,12 @@ class WritePath:
         self.index.close()
 
     def restore(self, log: LogFiles) -> None:
-        """Bring the index back to what the log holds, after something failed on the way."""
+        """Bring the index back to what the log holds, after something failed on the way.
+
+        Raises:
+            StoreFull, CorruptBatch: See :meth:`catch_up`. The index is not what the log holds.
+            lmdb.Error: The index can't be used.
+        """
         self.index.abort()
         self._load()
         self.catch_up(log)
@@ -146,20 +148,28 @@ class WritePath:
         """
         while self._state.applied_offset < self.log.trusted_end:
             try:
-                self._replay(log.batches(self._state.applied_offset, self.log.trusted_end))
+                for found in log.batches(self._state.applied_offset, self.log.durable.offset):
+                    self._replay(found.header, found.data)
+                # After a failed sync no file may have the rest.
+                for data in self.log.unsynced(self._state.applied_offset):
+                    self._replay(decode_header(data), data)
             except lmdb.MapFullError:
                 self.index.abort()
                 self.index.grow()
                 self._load()
 
-    def _replay(self, found: Iterable[FoundBatch]) -> None:
-        for each in found:
-            schema = self.definition.schema_of(each.header.schema_id)
-            batch = decode_batch(each.data, schema, validate=False)
-            effect = _Effect(batch.record_count) if self._engine is None else self._replay_rows(batch)
-            self._note(batch, effect)
-            if self.index.dirty_bytes() >= REPLAY_BYTES_MAX:
-                self.commit()
+    def _replay(self, header: BatchHeader, data: memoryview) -> None:
+        batch = decode_batch(data, self.definition.schema_of(header.schema_id), validate=False)
+        effect = _Effect(batch.record_count) if self._engine is None else self._replay_rows(batch)
+        self._note(batch, effect)
+        # What is not durable is not much, and a sync may be what failed.
+        if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batch.next_offset <= self.log.durable.offset:
+            self._commit_index()
+
+    def _commit_index(self) -> None:
+        end = self.log.durable
+        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self.index.commit(self._state)
 
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
         rows = request.changes.rows

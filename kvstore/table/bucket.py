@@ -12,8 +12,11 @@ from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
 from kvstore.table.tablet import Tablet
+from logformat.arrow_message import RAW_BYTES_MAX
 from logformat.changes import Changes
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
+
+ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
 
 
 class Bucket:
@@ -72,15 +75,33 @@ class Bucket:
         numbers = _numbers(writer_id, sequence, writer_epoch)
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
-        key = definition.primary_key
-        fitting = changes.conform(definition.schema_of(id), key or ())
-        if key is None:
-            if fitting.is_delete.true_count:
+        fitting = changes.conform(definition.schema_of(id), definition.primary_key or ())
+        return self._submit(fitting, definition, id, *numbers)
+
+    def apply_fitting(self, changes: Changes, definition: TableDefinition) -> AppendResult:
+        """Like :meth:`apply`, for changes in the schema of a definition, from nobody in particular."""
+        return self._submit(changes, definition, definition.schema_id, NO_WRITER, NO_SEQUENCE, Epoch(0))
+
+    def _submit(
+        self,
+        changes: Changes,
+        definition: TableDefinition,
+        schema_id: SchemaId,
+        writer_id: WriterId,
+        sequence: Sequence,
+        epoch: Epoch,
+    ) -> AppendResult:
+        if changes.rows.nbytes > ROWS_BYTES_MAX:
+            raise InvalidRequest(
+                f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=changes.rows.nbytes
+            )
+        if definition.primary_key is None:
+            if changes.is_delete.true_count:
                 raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
             grouping = None
         else:
-            grouping = group(layout_of(definition).encode_keys(fitting.rows))
-        return self._tablet.apply(Request(fitting, id, *numbers, grouping))
+            grouping = group(layout_of(definition).encode_keys(changes.rows))
+        return self._tablet.apply(Request(changes, schema_id, writer_id, sequence, epoch, grouping))
 
 
 def _numbers(writer_id: Any, sequence: Any, writer_epoch: Any) -> tuple[WriterId, Sequence, Epoch]:

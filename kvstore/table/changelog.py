@@ -39,6 +39,8 @@ CHANGE_FIELDS = pa.schema(
 READ_ROWS = 1 << 16
 """Small batches of the log are handed on together, until they have about this many rows."""
 
+VIEWED_RECORDS_MIN = READ_ROWS // 16
+
 
 def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
     """Columns of a table's changelog: those of a change, then the row's, all of which may be null.
@@ -153,7 +155,9 @@ def _changes_in(
 ) -> pa.RecordBatch:
     header = found.header
     written = definition.schema_of(header.schema_id)
-    batch = decode_batch(found.data, written, [name for name in schema.names if name in written.names], validate=False)
+    # A view of a file keeps it open; what is small is copied, so that many segments can wait together.
+    data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
+    batch = decode_batch(data, written, [name for name in schema.names if name in written.names], validate=False)
     first = max(start - header.base_offset, 0)
     last = min(end - header.base_offset, header.record_count)
     offsets = np.arange(header.base_offset + first, header.base_offset + max(first, last))

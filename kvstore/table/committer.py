@@ -3,8 +3,10 @@
 * What waits when its turn comes is one group: each request is applied, the log is synced once, then all are answered.
 * From the first change of a group until its sync the bucket's lock is held, so that nobody reads a row through the
   open transaction before it is acknowledged.
-* If a group fails for other reasons than a request's content, the index is brought back to what the log holds and the
-  requests are tried one by one, so that only those to blame fail.
+* If a group fails for other reasons than a request's content, the index is brought back to what the log holds. Requests
+  are tried one by one if damage was found, so that only those that touch it fail; otherwise none is to blame, and all
+  are answered alike.
+* It ends if something acknowledged without waiting for the disk is lost, or the index can't be brought back.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -72,7 +76,7 @@ class Committer:
         self._queue: queue.SimpleQueue[Request | _Flush] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
-        self._in_hand: list[Request] = []
+        self._in_hand: list[Request | _Flush] = []
         self._applied_first = self._applied_last = self._commit_seconds = 0.0
         self._readers_checked = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
@@ -95,7 +99,7 @@ class Committer:
             StoreError: Why it did.
         """
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)
 
     def submit(self, request: Request) -> AppendResult:
         """Have a request applied, and wait for its answer.
@@ -153,19 +157,20 @@ class Committer:
                 waiting.append(self._queue.get())
             for item in waiting:
                 if not item.answer.done():
-                    item.answer.set_exception(ended)
+                    item.answer.set_exception(copy(ended))
 
     def _turn(self) -> bool:
         item = self._next()
-        self._in_hand = []
+        group: list[Request] = []
         waiting = 0
         while isinstance(item, Request):
-            self._in_hand.append(item)
+            group.append(item)
             waiting += item.changes.rows.nbytes
-            full = len(self._in_hand) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
+            full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
             item = None if full or self._queue.empty() else self._queue.get()
-        if self._in_hand:
-            self._commit_group(self._in_hand)
+        self._in_hand = [*group, item] if item is not None else [*group]
+        if group:
+            self._commit_group(group)
         if item is not None:
             return self._answer_flush(item)
         if self._due():
@@ -189,14 +194,17 @@ class Committer:
             outcomes = self._try_group(group)
         if isinstance(outcomes, StoreError):
             failure = outcomes
-            if len(group) > 1 and not isinstance(failure, LogFailed):
+            if len(group) > 1 and isinstance(failure, CorruptData):
+                # Committed first, so that little has to be replayed after each that fails.
+                with suppress(StoreFull):
+                    self._commit()
                 for request in group:
                     self._commit_group([request])
                 return
             outcomes = [(request, failure) for request in group]
         for request, outcome in outcomes:
             if isinstance(outcome, StoreError):
-                request.answer.set_exception(outcome)
+                request.answer.set_exception(copy(outcome))
             else:
                 request.answer.set_result(outcome.result)
 
@@ -212,11 +220,26 @@ class Committer:
             except lmdb.MapFullError:
                 return self._grow()
             except lmdb.Error as error:
-                self._path.restore(self._log)
+                self._restore()
                 return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
             except StoreError as error:
-                self._path.restore(self._log)
+                if isinstance(error, LogFailed) and self._path.log.has_lost:
+                    raise
+                self._restore()
                 return error
+
+    def _restore(self) -> None:
+        """Bring the index back to what the log holds.
+
+        Raises:
+            LogFailed: It can't be; nothing more may be written until it was opened anew.
+        """
+        try:
+            self._path.restore(self._log)
+        except (StoreError, lmdb.Error) as error:
+            raise LogFailed(
+                "The index can't be brought back to what the log holds; reopen the store.", reason=str(error)
+            ) from error
 
     def _grow(self) -> StoreError | None:
         failure = None
@@ -225,7 +248,7 @@ class Committer:
             self._path.index.grow()
         except StoreFull as error:
             failure = error
-        self._path.restore(self._log)
+        self._restore()
         return failure
 
     def _prepare(self) -> None:
@@ -245,9 +268,7 @@ class Committer:
                 outcomes.append((request, error))
         batches = [done.batch for _, done in outcomes if isinstance(done, Applied) and done.batch is not None]
         if batches:
-            self._path.log.append(batches)
-            if self._options.durability == "sync":
-                self._path.log.sync()
+            self._path.log.append(batches, durable=self._options.durability == "sync")
         self._applied_last = self._clock.monotonic()
         if is_first:
             self._applied_first = self._applied_last
@@ -286,7 +307,7 @@ class Committer:
                     raise failure from None
                 self._path.commit()
             except lmdb.Error as error:
-                self._path.restore(self._log)
+                self._restore()
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
             self._commit_seconds = self._clock.monotonic() - began
 
@@ -298,13 +319,15 @@ class Committer:
         try:
             self._commit()
         except StoreFull:
-            # The log has everything; until there is space, other processes and the next recovery wait longer.
+            # The log has everything, on disk or in memory; until there is space, other processes wait longer.
             self._applied_first = self._applied_last = self._clock.monotonic()
 
     def _answer_flush(self, request: _Flush) -> bool:
         try:
             self._commit()
         except StoreError as error:
+            if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
+                raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
             request.answer.set_exception(error)
         else:
             request.answer.set_result(None)

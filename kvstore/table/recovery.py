@@ -13,7 +13,7 @@ import lmdb
 
 from kvstore.clock import Clock
 from kvstore.environment import open_environment
-from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
+from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
@@ -63,7 +63,7 @@ def open_for_writing(
         state = _state_of(index) if index is not None else None
         synced = synced_end(state) if state is not None else None
         end = log_recovery.prepare(place.log, place.identity, synced, files)
-    except CorruptBatch:
+    except BaseException:
         if index is not None:
             index.close()
         raise
@@ -100,6 +100,11 @@ def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool
         return False
     state = _state_of(index)
     index.close()
+    return is_at_end(place, state)
+
+
+def is_at_end(place: BucketPlace, state: IndexState) -> bool:
+    """Whether the log ends where an index says it was synced up to, and the index has all of it."""
     last = paths.segment_file(place.log, state.synced_base)
     return (
         state.applied_offset == state.synced_offset

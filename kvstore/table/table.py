@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,8 @@ from logformat.intake import Data, Keys
 from logformat.octets import Octets
 
 FOUND = "_found"
+BATCH_BYTES = 64 << 20
+"""Rows of more bytes are applied in several batches; with the rows they replace, one still fits into the log."""
 
 
 class Table:
@@ -76,6 +78,12 @@ class Table:
         return self._current().name
 
     @property
+    def identity(self) -> tuple[UUID, int]:
+        """Ids of the store and of the table: a name may be given anew, they never are."""
+        identity = self._tablet.place.identity
+        return identity.store_id, identity.table_id
+
+    @property
     def schema(self) -> pa.Schema:
         """Columns, typed as they are stored."""
         return self._current().schema
@@ -90,7 +98,8 @@ class Table:
     def upsert(self, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
         """Store rows, each in place of the one its key has; for a log table, append them.
 
-        Up to ``batch_rows_max`` rows are one batch: one commit, all or nothing. More are applied in several.
+        Up to ``batch_rows_max`` rows, if they have no more than 64 MiB, are one batch: one commit, all or nothing.
+        More are applied in several.
 
         Args:
             data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column.
@@ -102,8 +111,9 @@ class Table:
         """
         self._check_writable()
         refuse_later(columns=columns)
-        batches = _of_size(intake.record_batches(data, self.schema), self._batch_rows_max)
-        return self._apply_all((Changes.upserts(rows) for rows in batches), self.schema)
+        definition = self._current()
+        batches = _of_size(intake.record_batches(data, definition.schema), self._batch_rows_max)
+        return self._apply_all((Changes.upserts(rows) for rows in batches), definition)
 
     def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:
         """Remove the rows of keys; a key that is not there is no error.
@@ -121,7 +131,7 @@ class Table:
         definition = self._keyed()
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
         batches = _of_size(iter([key_rows]), self._batch_rows_max)
-        return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition.schema)
+        return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition)
 
     def apply(self, changes: Changes) -> WriteResult:
         """Apply upserts and deletes in order, as one batch; see :meth:`Bucket.apply`."""
@@ -241,7 +251,7 @@ class Table:
                 return rows_now(view, definition, needed)
             return rows_as_of(view, self._tablet.log, definition, then, needed)
 
-        rows = _held(self._tablet.snapshot(), read)
+        rows = self._held(read)
         if filter is not None:
             rows = (batch.select(schema.names) for batch in rows_where(rows, filter))
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
@@ -305,10 +315,10 @@ class Table:
                 rows = rows_now(view, definition, definition.schema.names)
                 return inserts_of(rows, definition, BucketId(0), state.applied_offset, state.last_timestamp, names)
 
-            return _held(self._tablet.snapshot(), read)
+            return self._held(read)
         ((first, last),) = self.offset_ranges(start, end).values()
         found = self._tablet.log.batches(first, last)
-        return changes_between(found, definition, BucketId(0), first, last, names)
+        return self._while_current(changes_between(found, definition, BucketId(0), first, last, names))
 
     # For readers in other processes, which share the work
 
@@ -363,9 +373,7 @@ class Table:
         definition, log = self._keyed(), self._tablet.log
         names = _names(columns)
         scan_schema(definition, names)
-        return _held(
-            self._tablet.snapshot(), lambda view: rows_as_of(view, log, definition, Offset(as_of), names, keys)
-        )
+        return self._held(lambda view: rows_as_of(view, log, definition, Offset(as_of), names, keys))
 
     def _keyed(self) -> TableDefinition:
         definition = self._current()
@@ -373,48 +381,58 @@ class Table:
             raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
         return definition
 
-    def _apply_all(self, batches: Iterator[Changes], schema: pa.Schema) -> WriteResult:
+    def _apply_all(self, batches: Iterator[Changes], definition: TableDefinition) -> WriteResult:
         bucket = self.bucket(0)
-        results = [bucket.apply(changes) for changes in batches]
+        results = [bucket.apply_fitting(changes, definition) for changes in batches]
         if not results:
-            results = [bucket.apply(Changes.upserts(intake.empty(schema)))]
+            results = [bucket.apply_fitting(Changes.upserts(intake.empty(definition.schema)), definition)]
         first, last = results[0], results[-1]
         whole = AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)
         return WriteResult({BucketId(0): whole})
+
+    def _held(self, read: Callable[[View], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Iterate over what ``read`` makes of a view, which is taken now and given up with the iterator."""
+
+        def run() -> Iterator[pa.RecordBatch]:
+            with self._tablet.snapshot() as view:
+                batches = read(view)
+                yield pa.record_batch([], names=[])  # for the caller below: the view is taken
+                yield from self._while_current(batches)
+
+        iterator = run()
+        next(iterator)
+        return iterator
+
+    def _while_current(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same, as long as there is the table, and the store is open here."""
+        self._current()
+        for batch in batches:
+            yield batch
+            self._current()
 
 
 def _names(columns: Any) -> list[str] | None:
     return None if columns is None else column_names("columns", columns)
 
 
-def _held(
-    context: AbstractContextManager[View], read: Callable[[View], Iterator[pa.RecordBatch]]
-) -> Iterator[pa.RecordBatch]:
-    """Iterate over what ``read`` makes of a view, which is taken now and given up with the iterator."""
-
-    def run() -> Iterator[pa.RecordBatch]:
-        with context as view:
-            batches = read(view)
-            yield pa.record_batch([], names=[])  # for the caller below: the view is taken
-            yield from batches
-
-    iterator = run()
-    next(iterator)
-    return iterator
-
-
 def _of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``rows_max``, the last one shorter."""
+    """The same rows in batches of ``rows_max``, or of fewer that have about ``BATCH_BYTES``; the last one shorter."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         while batch.num_rows:
             part = batch.slice(0, rows_max - rows)
+            while part.num_rows > 1 and part.nbytes > BATCH_BYTES:
+                part = part.slice(0, part.num_rows // 2)
+            if waiting and size + part.nbytes > BATCH_BYTES:
+                yield pa.concat_batches(waiting)
+                waiting, rows, size = [], 0, 0
             batch = batch.slice(part.num_rows)
             waiting.append(part)
             rows += part.num_rows
+            size += part.nbytes
             if rows == rows_max:
                 yield pa.concat_batches(waiting)
-                waiting, rows = [], 0
+                waiting, rows, size = [], 0, 0
     if waiting:
         yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData
-from kvstore.files import Files
+from kvstore.files import Files, refusals
 from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
@@ -17,12 +17,15 @@ from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table.apply import WritePath
 from kvstore.table.committer import Committer
-from kvstore.table.recovery import BucketPlace, is_complete, open_for_writing, usable_index
+from kvstore.table.recovery import BucketPlace, is_at_end, is_complete, open_for_writing, usable_index
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
 from logformat import paths
 from logformat.index_state import IndexState
 from merge_engines.engine import MergeEngine
+
+RECOVER_SECONDS = 0.25
+"""How long a reader may not see what a writer that died has acknowledged."""
 
 
 class Tablet:
@@ -56,6 +59,7 @@ class Tablet:
         self._lock = threading.Lock()
         self._index: Index | None = None
         self._committer: Committer | None = None
+        self._recover_next = 0.0
 
     @property
     def log(self) -> LogFiles:
@@ -73,39 +77,43 @@ class Tablet:
 
     def flush(self) -> None:
         """Commit everything acknowledged, so that every process sees it."""
-        if self._committer is not None:
-            self._committer.flush()
+        committer = self._committer
+        if committer is not None:
+            committer.flush()
 
     @contextmanager
     def latest(self) -> Iterator[View]:
         """Everything acknowledged; for short reads, because the bucket's writer waits meanwhile."""
-        if self._committer is None:
+        committer = self._committer
+        if committer is None:
             with self._reader().view() as view:
                 yield view
             return
         with self._lock:
-            self._committer.check()
-            index = self._committer.index
+            committer.check()
+            index = committer.index
             with index.written_view() if index.writing else index.view() as view:
                 yield view
 
     def state(self) -> IndexState:
         """How far everything acknowledged is."""
-        if self._committer is not None:
+        committer = self._committer
+        if committer is not None:
             with self._lock:
-                self._committer.check()
-                return self._committer.state
+                committer.check()
+                return committer.state
         with self._reader().view() as view:
             return view.state()
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:
         """Everything acknowledged, at this moment; writing goes on."""
-        if self._committer is None:
+        committer = self._committer
+        if committer is None:
             index = self._reader()
         else:
-            self._committer.flush()
-            index = self._committer.index
+            committer.flush()
+            index = committer.index
         with index.view() as view:
             yield view
 
@@ -115,7 +123,8 @@ class Tablet:
         Raises:
             CorruptData: One is damaged.
         """
-        index = self._committer.index if self._committer is not None else self._reader()
+        committer = self._committer
+        index = committer.index if committer is not None else self._reader()
         index.verify()
 
     def create(self) -> None:
@@ -123,7 +132,8 @@ class Tablet:
         with self._opening:
             self._process_lock.acquire()
             try:
-                log_recovery.create(self.place.log, self.place.identity, self._files)
+                with refusals(self.place.directory):
+                    log_recovery.create(self.place.log, self.place.identity, self._files)
                 self._recovered().close()
             finally:
                 self._process_lock.release()
@@ -137,6 +147,17 @@ class Tablet:
         with self._opening:
             self._process_lock.acquire()
             self._stop()
+
+    def stop_writing(self) -> None:
+        """Commit everything and let other processes write; who reads here goes on."""
+        with self._opening:
+            committer, self._committer = self._committer, None
+            try:
+                if committer is not None:
+                    self._index = self._opened_index()
+                    committer.close()
+            finally:
+                self._process_lock.release()
 
     def close(self) -> None:
         """Commit everything and give the files up."""
@@ -180,18 +201,24 @@ class Tablet:
 
     def _reader(self) -> Index:
         with self._opening:
+            if not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next):
+                self._recover()
+                self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
             if self._index is not None and self._index.is_stale():
-                self._index.close()  # another process has built it anew
+                self._index.close()  # it was built anew
                 self._index = None
             if self._index is None:
-                if not self._read_only():
-                    self._recover()
                 self._index = self._opened_index()
             return self._index
 
     def _recover(self) -> None:
         """Bring back what a dead writer had acknowledged, so that it can be read."""
-        if is_complete(self.place, self._options, self._files) or not self._process_lock.try_acquire():
+        if self._index is None:
+            complete = is_complete(self.place, self._options, self._files)
+        else:
+            with self._index.view() as view:
+                complete = is_at_end(self.place, view.state())
+        if complete or not self._process_lock.try_acquire():
             return
         try:
             self._recovered().close()
@@ -199,7 +226,8 @@ class Tablet:
             self._process_lock.release()
 
     def _recovered(self) -> WritePath:
-        return open_for_writing(self.place, self._current(), self._engine, self._options, self._files, self._clock)
+        with refusals(self.place.directory):
+            return open_for_writing(self.place, self._current(), self._engine, self._options, self._files, self._clock)
 
     def _opened_index(self) -> Index:
         index = usable_index(self.place, self._options, self._files)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.files import Files
+from kvstore.log import recovery as log_recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
@@ -40,6 +41,7 @@ class Bucket:
     def __init__(self, directory: Path) -> None:
         self.place = BucketPlace(directory, IDENTITY)
         self.clock = SetClock(0)
+        log_recovery.create(self.place.log, IDENTITY, Files())
         self.reopen()
 
     def reopen(self) -> None:

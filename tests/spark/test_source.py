@@ -219,7 +219,7 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
         ("t", {"startingOffsets": "earliest"}, "for a changelog"),
         ("t$changelog", {"startingOffsets": "newest"}, "JSON from bucket to offset"),
         ("t$changelog", {"startingOffsets": "full"}, "can't be full yet"),
-        ("t$changelog", {"startingOffsets": '{"0": 1}', "endingOffsets": '{"0": 0}'}, "come after endingOffsets"),
+        ("t$changelog", {"startingOffsets": '{"0": 1}', "endingOffsets": '{"0": 0}'}, "does not come before its start"),
         ("t$changelog", {"startingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"endingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"startingOffsets": '{"1": 0}'}, "an offset for each bucket"),

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import StoreClosed, StoreError, StoreFull, Unavailable
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchTable,
+    SchemaMismatch,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    Unavailable,
+)
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.options import StoreOptions
@@ -200,3 +208,115 @@ def test_more_scans_than_there_are_slots_is_said_in_time(store: kvstore.Store) -
     with pytest.raises(Unavailable):
         _ = [table.scan() for _ in range(2000)]
     assert table.count() == 1
+
+
+def test_rows_of_any_size_are_stored_in_batches_that_fit(store: kvstore.Store) -> None:
+    """Four rows of 40 MB: two of them are more than a batch may have, and one update of each is not."""
+    table = store.create_table("t", SCHEMA, "k", compression=None)
+    for letter in "ab":
+        result = table.upsert(pa.table({"k": range(4), "v": [letter * 40_000_000] * 4}))
+    assert (result.first_offset, result.last_offset) == (4, 11)
+    versions = [version for batch in table.changelog(columns=["_commit_version"]) for version in batch[0].to_pylist()]
+    assert versions == [0, 1, 2, 3, 4, 4, 6, 6, 8, 8, 10, 10]
+    assert table.scan(columns=["v"]).read_all().column("v")[3].as_py() == "b" * 40_000_000
+
+
+def test_a_batch_of_more_bytes_than_a_log_takes_is_refused_before_anything_is_done(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    wide = pa.array(["x" * 60_000_000])
+    rows = pa.record_batch({"k": range(10), "v": wide.take(pa.array([0] * 10))})
+    with pytest.raises(InvalidRequest, match="several smaller ones"):
+        table.bucket(0).apply(kvstore.Changes.upserts(rows))
+    assert table.offsets() == {0: (0, 0)}
+
+
+@pytest.mark.parametrize("damage", ["text", "offsets", "decimal", "dictionary"])
+def test_arrow_data_that_is_not_what_it_says_is_refused(store: kvstore.Store, damage: str) -> None:
+    columns = {"k": pa.array([1, 2])}
+    if damage == "text":
+        columns["v"] = pa.array([b"\xff\xfe", b"a"]).view(pa.string())
+    elif damage == "offsets":
+        offsets = pa.py_buffer(np.array([0, 1 << 30, 2], np.int32))
+        columns["v"] = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    elif damage == "dictionary":
+        columns["v"] = pa.DictionaryArray.from_arrays(pa.array([0, 7], pa.int8()), pa.array([1]), safe=False)
+    else:
+        digits = pa.py_buffer(np.array([10**12, 0, 1, 0], np.int64))
+        columns["v"] = pa.Array.from_buffers(pa.decimal128(5, 2), 2, [None, digits])
+    rows = pa.record_batch(columns)
+    table = store.create_table(
+        "t",
+        pa.schema([SCHEMA.field("k"), pa.field("v", pa.int64() if damage == "dictionary" else columns["v"].type)]),
+        "k",
+    )
+    for write in (
+        lambda: table.upsert(rows),
+        lambda: table.upsert(pa.Table.from_batches([rows])),
+        lambda: table.bucket(0).apply(kvstore.Changes.upserts(rows)),
+    ):
+        with pytest.raises(SchemaMismatch, match="not what it says"):
+            write()
+    assert table.offsets() == {0: (0, 0)}
+
+
+@pytest.mark.parametrize("over", ["closed", "dropped"])
+@pytest.mark.parametrize("read", ["scan", "changelog", "full"])
+def test_what_is_being_read_ends_with_an_error_when_it_is_gone(store_path: Path, over: str, read: str) -> None:
+    store = kvstore.open(store_path)
+    table = store.create_table("t", SCHEMA, "k")
+    rows = pa.table({"k": range(200_000), "v": ["x"] * 200_000})
+    table.upsert(rows)
+    batches = iter(table.scan() if read == "scan" else table.changelog("full" if read == "full" else "earliest"))
+    next(batches)
+    if over == "closed":
+        store.close()
+    else:
+        store.drop_table("t")
+    with pytest.raises(StoreClosed if over == "closed" else NoSuchTable):
+        list(batches)
+    store.close()
+
+
+def test_a_log_of_many_segments_is_read_with_few_open_files(store_path: Path) -> None:
+    with kvstore.open(store_path, segment_bytes_max=2000) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        for key in range(600):
+            table.upsert({"k": key, "v": "x" * 400})
+        table.flush()
+        assert len(list(store_path.glob("tables/1/0/log/*.log"))) > 100
+        open_before = len(os.listdir("/proc/self/fd"))
+        seen = 0
+        for batch in table.changelog():
+            seen += batch.num_rows
+            assert len(os.listdir("/proc/self/fd")) < open_before + 10
+        assert seen == 600
+
+
+def test_ids_that_are_given_out_are_not_those_one_chooses(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    chosen = store.new_writer_id()
+    for writer in range(3):
+        table.bucket(0).apply(kvstore.Changes.of([("upsert", {"k": writer, "v": "a"})], SCHEMA), writer, 0)
+    given = store.new_writer_id()
+    assert min(chosen, given) >= 2**62
+    assert not table.bucket(0).apply(kvstore.Changes.of([("upsert", {"k": 9, "v": "a"})], SCHEMA), given, 0).duplicated
+
+
+def test_a_reader_beside_a_writer_of_the_same_process_stays_one_when_that_is_closed(store_path: Path) -> None:
+    with kvstore.open(store_path) as writing:
+        writing.create_table("t", SCHEMA, "k").upsert({"k": 1, "v": "a"})
+        reading = kvstore.open(store_path, read_only=True)
+        scan = reading.table("t").scan()
+        assert reading.table("t").get(1) == {"k": 1, "v": "a"}
+    # The lock is given up, and what was acknowledged is committed.
+    program = "import sys, kvstore; kvstore.open(sys.argv[1]).table('t').upsert({'k': 2, 'v': 'b'})"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(store_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert scan.read_all().to_pylist() == [{"k": 1, "v": "a"}]
+    assert reading.table("t").get(2) == {"k": 2, "v": "b"}
+    reading.close()

@@ -67,6 +67,20 @@ def test_what_a_killed_writer_acknowledged_is_read_by_who_opens_next(open_store:
     assert len(rows_of(open_store().table("t"))) == 2
 
 
+def test_what_a_killed_writer_acknowledged_is_seen_by_who_is_reading(store: kvstore.Store, store_path: Path) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    assert rows_of(table) == []
+    lazy = WRITER.replace("kvstore.open(path)", "kvstore.open(path, commit_wait_ms=60_000, commit_idle_ms=60_000)")
+    with Program(store_path, lazy) as other:
+        assert other.line() == "written"
+        assert rows_of(table) == []
+        other.kill()
+    deadline = time.monotonic() + 30
+    while not rows_of(table) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(rows_of(table)) == 2
+
+
 def test_a_child_of_a_killed_writer_does_not_keep_its_lock(store: kvstore.Store, table: kvstore.Table) -> None:
     program = """
     store = kvstore.open(path)
