@@ -8,8 +8,12 @@ from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.table import Table
 from logformat.change import ChangeType
 from logformat.changes import Changes
+from merge_engines.aggregate import Aggregate
+from merge_engines.functions.function import listagg
+from merge_engines.versioned import Versioned
 
 __all__ = [
+    "Aggregate",
     "AppendResult",
     "Bucket",
     "BucketReport",
@@ -19,6 +23,8 @@ __all__ = [
     "Store",
     "StoreOptions",
     "Table",
+    "Versioned",
     "WriteResult",
+    "listagg",
     "open",
 ]

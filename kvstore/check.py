@@ -29,6 +29,8 @@ from logformat.writer_entry import decode_snapshot
 
 _GAINS = (ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
 
+_FOLD_ROWS = 1 << 20
+
 
 @dataclass
 class BucketReport:
@@ -99,6 +101,7 @@ class _Fold:
         self._rows = 0
         self._digest = 0
         self._timestamp = 0
+        self._last_rows = _LastRows()
 
     def add(self, found: FoundBatch) -> None:
         """Verify one batch and fold it in. Its place and offsets were checked on the way to it."""
@@ -129,12 +132,19 @@ class _Fold:
 
     def compare(self, state: IndexState, view: View) -> None:
         """Hold the fold against what the index says of itself."""
+        if not self._sums_up:
+            self._rows, self._digest = self._last_rows.count_and_digest()
         if (self._rows, self._digest) != (state.row_count, state.digest):
             self._finding(f"the log makes {self._rows} rows, the index counts {state.row_count} or has other content")
         if self._writers.all() != view.writers():
             self._finding("the index remembers other batches of writers than the log holds")
         if self._timestamp != state.last_timestamp:
             self._finding("the index has another last commit timestamp than the log")
+
+    @property
+    def _sums_up(self) -> bool:
+        """Whether the log tells the row before each change, and as it was stored: then sums are enough."""
+        return self._definition.options.changelog_image == "full" and len(self._definition.schemas) == 1
 
     def _fold_rows(self, batch: LogBatch) -> None:
         gains = np.isin(batch.change_types, _GAINS)
@@ -144,6 +154,9 @@ class _Fold:
         layout = layout_of(self._definition)
         sums = key_sums(layout.encode_keys(batch.rows))
         _, hashes = layout.encode_values(batch.rows, sums, batch.schema_id)
+        if not self._sums_up:
+            self._last_rows.add(sums, hashes, gains)
+            return
         gained, lost = hashes[gains].sum(dtype=np.uint64), hashes[~gains].sum(dtype=np.uint64)
         self._digest = (self._digest + int(gained) - int(lost)) % 2**64
 
@@ -155,6 +168,37 @@ class _Fold:
 
     def _finding(self, text: str) -> None:
         self._report.findings.append(text)
+
+
+class _LastRows:
+    """The last row of each key, for a log whose changes can't be summed up: keys by their sums, rows by hashes."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._waiting = 0
+
+    def add(self, sums: np.ndarray, hashes: np.ndarray, there: np.ndarray) -> None:
+        """Changes in their order: of a key, its row's hash, and whether it is there after the change."""
+        self._parts.append((sums, hashes, there))
+        self._waiting += len(sums)
+        if self._waiting >= _FOLD_ROWS:
+            self._fold()
+
+    def count_and_digest(self) -> tuple[int, int]:
+        """How many rows there are in the end, and the sum of their hashes modulo 2^64."""
+        self._fold()
+        hashes = self._parts[0][1] if self._parts else np.zeros(0, np.uint64)
+        return len(hashes), int(hashes.sum(dtype=np.uint64))
+
+    def _fold(self) -> None:
+        if not self._parts:
+            return
+        sums, hashes, there = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        _, lasts = np.unique(sums[::-1], return_index=True)
+        lasts = len(sums) - 1 - lasts
+        lasts = lasts[there[lasts]]
+        self._parts = [(sums[lasts], hashes[lasts], there[lasts])]
+        self._waiting = 0
 
 
 def _compare_rows(view: View, state: IndexState, definition: TableDefinition, report: BucketReport) -> None:

@@ -27,6 +27,7 @@ from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
     NotAStore,
+    SchemaMismatch,
     StoreClosed,
     StoreError,
     TableExists,
@@ -37,18 +38,28 @@ from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
+from kvstore.table.creation import added_fields, options_of
 from kvstore.table.recovery import BucketPlace
 from kvstore.table.table import Table
 from kvstore.table.tablet import Tablet
 from logformat import paths, schema as schemas, store_file
 from logformat.arrow_message import Compression
-from logformat.edits import AllocateWriter, CreateTable, DropTable, TableOptions
-from logformat.ids import BucketId, TableId, WriterId
+from logformat.edits import (
+    AddSchema,
+    AllocateWriter,
+    ChangelogImage,
+    CreateTable,
+    DeleteBehavior,
+    DropTable,
+    TableOptions,
+)
+from logformat.ids import BucketId, SchemaId, TableId, WriterId
 from logformat.segment import HEAD_BYTES
 from logformat.store_file import StoreFile
-from merge_engines.last_row import LastRow
+from merge_engines.engine import MergeEngine
 
 ONLY_BUCKET = BucketId(0)
+SCHEMAS_MAX = 2**15 - 1
 TABLE_NAME_BYTES_MAX = 255
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
@@ -122,9 +133,9 @@ class Store:
         *,
         buckets: int = 1,
         bucket_key: Sequence[str] | str | None = None,
-        merge_engine: str = "last_row",
-        changelog_image: str = "full",
-        delete_behavior: str | None = None,
+        merge_engine: str | MergeEngine = "last_row",
+        changelog_image: ChangelogImage = "full",
+        delete_behavior: DeleteBehavior | None = None,
         auto_increment: str | None = None,
         skip_identical_updates: bool = False,
         compression: Compression = "lz4",
@@ -137,11 +148,15 @@ class Store:
             schema: Columns; what types there may be stands in docs/types.md.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Only 1 so far.
-            merge_engine: Only ``last_row`` so far.
-            changelog_image: Only ``full`` so far.
+            merge_engine: What becomes of a stored row when another comes: ``last_row``, ``first_row``,
+                ``kvstore.Versioned(column)`` or ``kvstore.Aggregate({column: function})``.
+            changelog_image: ``full``, or ``wal``: updates without the row before, which is faster; then there is no row
+                count, no reading of former rows, and with the engine ``last_row`` every upsert is an update.
+            delete_behavior: ``allow``, ``ignore`` or ``disable``; the engine's default if None.
+            auto_increment: An integer column that the table fills: 1, 2, … for each new row.
+            skip_identical_updates: Whether an update that changes nothing leaves no change.
             compression: Of the changelog: ``lz4``, ``zstd`` or None.
-            bucket_key, delete_behavior, auto_increment, skip_identical_updates, retention: Not supported by this
-                version.
+            bucket_key, retention: Not supported by this version.
 
         Raises:
             TableExists: There is one of that name. Nothing was written.
@@ -149,27 +164,36 @@ class Store:
         """
         self._check_writable()
         name = _table_name(name)
-        refuse_later(
-            bucket_key=bucket_key,
+        refuse_later(bucket_key=bucket_key, retention=retention)
+        if integer("buckets", buckets) != 1:
+            raise UnsupportedOperation("So far a table has one bucket.", buckets=buckets)
+        key = None if primary_key is None else column_names("primary_key", primary_key)
+        columns = schemas.normalise(schema, key or ())
+        options = options_of(
+            columns,
+            key,
+            merge_engine=merge_engine,
+            changelog_image=changelog_image,
+            compression=compression,
             delete_behavior=delete_behavior,
             auto_increment=auto_increment,
             skip_identical_updates=skip_identical_updates,
-            retention=retention,
         )
-        if (integer("buckets", buckets), merge_engine, changelog_image) != (1, "last_row", "full"):
-            raise UnsupportedOperation(
-                "So far a table has one bucket, the merge engine last_row and the changelog image full.",
-                buckets=buckets,
-                merge_engine=shown(merge_engine),
-                changelog_image=shown(changelog_image),
-            )
-        if compression not in (None, "lz4", "zstd"):
-            raise InvalidRequest("compression is lz4, zstd or None.", compression=repr(compression))
-        key = None if primary_key is None else column_names("primary_key", primary_key)
-        columns = schemas.to_json(schemas.normalise(schema, key or ()))
-        options = TableOptions(merge_engine=merge_engine, compression=compression)
-        self._core.create_table(name, columns, key, options)
+        self._core.create_table(name, schemas.to_json(columns), key, options)
         return self.table(name)
+
+    def add_columns(self, name: str, fields: Sequence[pa.Field] | pa.Schema) -> None:
+        """Add columns behind those of a table; in rows and changes that are there they are null.
+
+        Args:
+            fields: New columns, all nullable; what types there may be stands in docs/types.md.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            InvalidRequest: A name, type or option is not possible. Nothing was written.
+        """
+        self._check_writable()
+        self._core.add_columns(name, added_fields(fields))
 
     def table(self, name: str) -> Table:
         """A table of the store.
@@ -323,6 +347,22 @@ class _Core:
 
         self._journal.append(decide)
 
+    def add_columns(self, name: str, fields: list[pa.Field]) -> None:
+        definition = self.definition(name)
+
+        def decide(state: CatalogState) -> AddSchema:
+            now = state.tables.get(definition.id)
+            if now is None:
+                raise NoSuchTable("The table was dropped.", table=name)
+            if doubled := [field.name for field in fields if field.name in now.schema.names]:
+                raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
+            whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
+            if len(now.schemas) == SCHEMAS_MAX:
+                raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
+            return AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
+
+        self._journal.append(decide)
+
     def drop_table(self, name: str) -> None:
         definition = self.definition(name)
         tablet = self.tablet(definition)
@@ -366,11 +406,9 @@ class _Core:
     def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition] | None = None) -> Tablet:
         directory = paths.bucket_directory(self.path, definition.id, ONLY_BUCKET)
         identity = LogIdentity(self._identity.store_id, definition.id, ONLY_BUCKET)
-        engine = None if definition.primary_key is None else LastRow()
         return Tablet(
             BucketPlace(directory, identity),
             current or (lambda: self.current(definition)),
-            engine,
             self.options,
             self._files,
             self._clock,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from logformat.arrow_message import Compression
 from logformat.checksum import crc32c
 from logformat.errors import CorruptImage, UnsupportedVersion
 from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
+
+ChangelogImage = Literal["full", "wal"]
+DeleteBehavior = Literal["allow", "ignore", "disable"]
 
 _HEAD = "<IHHqqq"
 _HEAD_BYTES = struct.calcsize(_HEAD)
@@ -29,9 +32,12 @@ class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a table behaves; set when it is created."""
 
-    merge_engine: str = "last_row"
-    changelog_image: str = "full"
+    merge_engine: str | dict[str, Any] = "last_row"
+    changelog_image: ChangelogImage = "full"
     compression: Compression = "lz4"
+    delete_behavior: DeleteBehavior = "allow"
+    auto_increment: str | None = None
+    skip_identical_updates: bool = False
 
 
 class CreateTable(Payload, frozen=True, kw_only=True):

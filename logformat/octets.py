@@ -72,6 +72,10 @@ class Octets:
         assert self.width is not None
         return self.flat[self.offsets[0] : self.offsets[-1]].reshape(len(self), self.width)
 
+    def without_empty(self) -> Octets:
+        """Those that have any bytes."""
+        return Octets(self.flat, np.append(self.offsets[:-1][self.lengths > 0], self.offsets[-1]))
+
     def to_arrow(self) -> pa.BinaryArray:
         """A ``binary`` column; no copy of the bytes.
 

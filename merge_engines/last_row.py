@@ -1,20 +1,32 @@
-"""The default engine: an upsert replaces the row, a delete removes it."""
+"""The default engine: an upsert replaces the row, a delete removes it; partial ones only the columns they name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
+import pyarrow as pa
 
-from merge_engines.engine import Merged, Operations
+from merge_engines.engine import DeleteBehavior, Merged, Operations
+from merge_engines.functions.function import LAST_VALUE
+from merge_engines.update import update_columns
 
 
+@dataclass(frozen=True, slots=True)
 class LastRow:
     """The last row wins."""
 
+    delete_behaviors: ClassVar[tuple[DeleteBehavior, ...]] = ("allow", "ignore", "disable")
+    takes_targets: ClassVar[bool] = True
+
+    def check(self, schema: pa.Schema, key_names: Sequence[str]) -> None:
+        """See :class:`merge_engines.engine.MergeEngine`."""
+
     def merge(self, operations: Operations) -> Merged:
         """See :class:`merge_engines.engine.MergeEngine`."""
-        order = operations.order
-        after = np.where(operations.is_delete[order], -1, order + operations.first_incoming)
-        before = np.empty_like(after)
-        before[1:] = after[:-1]
-        before[operations.starts] = operations.stored
-        return Merged(operations.pool, before, after)
+        if operations.is_partial:
+            return update_columns(operations, lambda _: LAST_VALUE)
+        after = np.where(operations.is_delete[operations.order], -1, operations.incoming)
+        return Merged(operations.pool, operations.before(after), after)

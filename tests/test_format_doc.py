@@ -60,6 +60,9 @@ from logformat.keys import ROW, KeyCodec
 from logformat.octets import WORD, Octets
 from logformat.record import RecordCodec
 from logformat.rows import RowCodec
+from merge_engines import aggregate
+from merge_engines.functions import function as function_module
+from merge_engines.spec import engine_of, spec_of
 from tests.support.tables import rows_of
 
 ROOT = Path(__file__).parents[1]
@@ -745,6 +748,21 @@ def test_types_of_columns_in_json() -> None:
         if isinstance(kind, str):
             plain_names.append(kind)
     assert plain_names == list(schemas._PLAIN)
+
+
+def test_merge_engines_in_json() -> None:
+    engines, functions = FORMAT.tables("Merge engines")
+    for written in (plain(line[0]) for line in engines):
+        assert spec_of(engine_of(json.loads(written))) == json.loads(written)
+        options = edits.TableOptions(merge_engine=json.loads(written))
+        assert msgspec.json.decode(msgspec.json.encode(options), type=edits.TableOptions) == options
+    known = []
+    for written in (json.loads(text) for line in functions for text in re.findall(r"`(.+?)`", line[0])):
+        (function,) = dict(engine_of({"aggregate": {"c": written}}).functions).values()
+        known.append(function.name)
+    assert sorted(known) == sorted(function_module.NAMES)
+    (default,) = re.findall(r"is not named has `(\w+)`", FORMAT.prose)
+    assert aggregate.DEFAULT.name == default
 
 
 def test_lock(tmp_path: Path) -> None:

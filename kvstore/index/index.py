@@ -153,6 +153,16 @@ class Index:
         self._touched += len(keys)
         return replaced
 
+    def get(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Values of keys, also those that are not committed; empty where there is none."""
+        return View(self._writable()).get(keys)
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Store rows. Keys are in order, each once."""
+        with self._writable().cursor() as cursor:
+            cursor.putmulti(zip(keys, values, strict=True))
+        self._touched += len(keys)
+
     def remove(self, keys: Sequence[bytes]) -> list[bytes]:
         """Take out rows; empty where there is none. Keys are in order, each once."""
         transaction = self._writable()

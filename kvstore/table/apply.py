@@ -13,6 +13,7 @@ from itertools import compress
 import lmdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest
@@ -22,10 +23,13 @@ from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
 from kvstore.table import cdc
+from kvstore.table.automatic import next_id_after, numbered
 from kvstore.table.layout import layout_of
 from kvstore.table.pick import pick
-from kvstore.table.request import Grouping, Request, group
+from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
+from kvstore.table.rules import OVERWRITE, engine_of_table
+from kvstore.table.targets import filled
 from logformat.batch import APPEND_ONLY, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
@@ -33,7 +37,8 @@ from logformat.ids import Offset, SchemaId
 from logformat.index_state import IndexState
 from logformat.octets import Octets
 from logformat.rows import verified
-from merge_engines.engine import MergeEngine, Operations
+from merge_engines.engine import Merged, MergeEngine, Operations
+from merge_engines.last_row import LastRow
 
 COMPRESSED_RECORDS_MIN = 4096
 """A smaller batch is not compressed: to begin would take longer than to write what it saves."""
@@ -61,13 +66,9 @@ class WritePath:
 
     Args:
         definition: The table.
-        engine: Its rule; None for a log table.
     """
 
-    def __init__(
-        self, definition: TableDefinition, engine: MergeEngine | None, index: Index, log: Log, clock: Clock
-    ) -> None:
-        self._engine = engine
+    def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
         self._clock = clock
         self.index = index
         self.log = log
@@ -160,7 +161,8 @@ class WritePath:
 
     def _replay(self, header: BatchHeader, data: memoryview) -> None:
         batch = decode_batch(data, self.definition.schema_of(header.schema_id), validate=False)
-        effect = _Effect(batch.record_count) if self._engine is None else self._replay_rows(batch)
+        has_key = self.definition.primary_key is not None
+        effect = self._replay_rows(batch) if has_key else _Effect(batch.record_count)
         self._note(batch, effect)
         # What is not durable is not much, and a sync may be what failed.
         if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batch.next_offset <= self.log.durable.offset:
@@ -172,30 +174,39 @@ class WritePath:
         self.index.commit(self._state)
 
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
-        rows = request.changes.rows
+        rows = filled(request.changes.rows, self.definition.schema)
         batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
         encoded = self._encoded(batch)
         self._note(batch, _Effect(rows.num_rows))
         return encoded
 
     def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
+        options = self.definition.options
+        incoming = filled(request.changes.rows, self.definition.schema)
+        engine = OVERWRITE if request.overwrite else engine_of_table(self.definition)
+        whole = isinstance(engine, LastRow) and request.targets is None and options.auto_increment is None
+        if whole and not options.skip_identical_updates:
+            return self._replace(request, incoming, timestamp)
+        return self._merge_stored(request, engine, incoming, timestamp)
+
+    def _replace(self, request: Request, incoming: pa.RecordBatch, timestamp: int) -> EncodedBatch:
+        """Whole rows that replace those stored: what each key has in the end is known without these."""
         assert request.grouping is not None
-        assert self._engine is not None
-        grouping, incoming = request.grouping, request.changes.rows
+        grouping = request.grouping
         is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
         lasts = grouping.order[grouping.lasts]
-        exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, request.schema_id)
+        exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, self.definition.schema_id)
         try:
-            old_rows, old_hashes = self._old_rows(exchanged, grouping, incoming)
-            operations = Operations(
-                pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
-                stored=np.where(exchanged.there, np.cumsum(exchanged.there) - 1, -1),
-                order=grouping.order,
-                starts=grouping.starts,
-                lasts=grouping.lasts,
-                is_delete=is_delete,
-            )
-            change_types, rows = cdc.records_of(self._engine.merge(operations), grouping.order)
+            if self._has_preimages or is_delete.any():
+                there = np.flatnonzero(exchanged.there)
+                keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+                old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
+                operations = self._operations(request, exchanged.there, old_rows, incoming)
+                change_types, rows = self._records(request, OVERWRITE.merge(operations))
+            else:
+                # Every upsert is an update that nobody is told the row before of.
+                old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
+                change_types, rows = np.full(len(is_delete), ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
             batch = self._batch(request, timestamp, rows, change_types)
             encoded = self._encoded(batch)
         except InvalidRequest:
@@ -203,6 +214,82 @@ class WritePath:
             raise
         self._note(batch, exchanged.effect(old_hashes))
         return encoded
+
+    def _merge_stored(
+        self, request: Request, engine: MergeEngine, incoming: pa.RecordBatch, timestamp: int
+    ) -> EncodedBatch:
+        """Operations whose result depends on the stored rows; the index is changed once everything else is done."""
+        assert request.grouping is not None
+        grouping, options = request.grouping, self.definition.options
+        listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
+        values = Octets.from_list(self.index.get(listed))
+        there = values.lengths > 0
+        keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+        old_rows, old_hashes = self._layout.decode(values.without_empty(), sums[there], keys_of)
+        operations = self._operations(request, there, old_rows, incoming)
+        merged = engine.merge(operations)
+        if options.auto_increment is not None:
+            merged = numbered(merged, operations, options.auto_increment, self._state.next_id)
+        if options.skip_identical_updates:
+            merged = self._without_identical(merged, operations)
+        change_types, rows = self._records(request, merged)
+        batch = self._batch(request, timestamp, rows, change_types)
+        encoded = self._encoded(batch)
+        final = merged.after[grouping.lasts]
+        changed = final != operations.stored
+        put, removed = changed & (final >= 0), changed & (final < 0)
+        schema_id = self.definition.schema_id
+        new_values, new_hashes = self._layout.encode_values(pick(merged.pool, final[put]), sums[put], schema_id)
+        self.index.put(list(compress(listed, put)), new_values.to_list())
+        self.index.remove(list(compress(listed, removed)))
+        added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
+        gone = old_hashes[changed[there]]
+        digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
+        self._note(batch, _Effect(added, digest))
+        return encoded
+
+    @property
+    def _has_preimages(self) -> bool:
+        return self.definition.options.changelog_image == "full"
+
+    def _operations(
+        self, request: Request, there: np.ndarray, old_rows: pa.RecordBatch, incoming: pa.RecordBatch
+    ) -> Operations:
+        assert request.grouping is not None
+        grouping = request.grouping
+        return Operations(
+            pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
+            stored=np.where(there, np.cumsum(there) - 1, -1),
+            order=grouping.order,
+            starts=grouping.starts,
+            lasts=grouping.lasts,
+            is_delete=request.changes.is_delete.to_numpy(zero_copy_only=False),
+            targets=request.targets,
+            key_names=self._layout.key_names,
+        )
+
+    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch]:
+        assert request.grouping is not None
+        options = self.definition.options
+        # Without preimages and without a look at the row before, there is nothing to tell an insert by.
+        looks = options.auto_increment is not None or request.targets is not None
+        looks = looks or not isinstance(engine_of_table(self.definition), LastRow)
+        return cdc.records_of(
+            merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
+        )
+
+    def _without_identical(self, merged: Merged, operations: Operations) -> Merged:
+        """Leave updates out that change nothing: every value has the bytes it had."""
+        updates = np.flatnonzero((merged.before >= 0) & (merged.after >= 0) & (merged.before != merged.after))
+        before, after = (
+            self._layout.encode_values(pick(merged.pool, places[updates]), np.zeros(len(updates), np.uint64),
+                                       self.definition.schema_id)[0].to_arrow()
+            for places in (merged.before, merged.after)
+        )  # fmt: skip
+        identical = np.zeros(len(merged.after), bool)
+        identical[updates] = pc.equal(before, after).to_numpy(zero_copy_only=False)
+        kept = operations.kept(merged.after, identical)
+        return Merged(merged.pool, operations.before(kept), kept)
 
     def _replay_rows(self, batch: LogBatch) -> _Effect:
         final = _IS_FINAL[batch.change_types]
@@ -236,16 +323,7 @@ class WritePath:
             old = both.tolist()
         found = Octets.from_list(old)
         there = found.lengths > 0
-        there_only = Octets(found.flat, np.append(found.offsets[:-1][there], found.offsets[-1]))
-        return _Exchanged(listed, sums, put, hashes, old, there, there_only)
-
-    def _old_rows(
-        self, exchanged: _Exchanged, grouping: Grouping, incoming: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch, np.ndarray]:
-        """The rows that were taken out, in the current schema, and their hashes."""
-        there = np.flatnonzero(exchanged.there)
-        keys_of = pick(incoming, grouping.order[grouping.starts[there]])
-        return self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
+        return _Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
 
     def _put_back(self, exchanged: _Exchanged) -> None:
         """Undo an exchange."""
@@ -262,7 +340,7 @@ class WritePath:
             last_offset_delta=max(count - 1, 0),
             record_count=count,
             commit_timestamp=timestamp,
-            schema_id=request.schema_id,
+            schema_id=self.definition.schema_id,
             attributes=attributes,
             writer_id=request.writer_id,
             batch_sequence=request.sequence,
@@ -290,7 +368,14 @@ class WritePath:
             last_timestamp=header.commit_timestamp,
             row_count=self._state.row_count + effect.added_rows,
             digest=(self._state.digest + effect.digest) % 2**64,
+            next_id=self._next_id(header),
         )
+
+    def _next_id(self, batch: LogBatch) -> int:
+        column = self.definition.options.auto_increment
+        if column is None or not batch.record_count:
+            return self._state.next_id
+        return next_id_after(batch.rows, column, self._state.next_id)
 
     def _load(self) -> None:
         with self.index.view() as view:

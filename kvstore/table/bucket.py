@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Several
 from typing import Any
 
-from kvstore.arguments import integer, refuse_later
-from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+import pyarrow.compute as pc
+
+from kvstore.arguments import integer
+from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
+from kvstore.table.rules import engine_of_table
 from kvstore.table.tablet import Tablet
+from kvstore.table.targets import filled, schema_given, selected, targets_of
 from logformat.arrow_message import RAW_BYTES_MAX
 from logformat.changes import Changes
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
@@ -49,7 +53,10 @@ class Bucket:
             writer_id: Who sends it; -1 for nobody, and then a batch that is sent twice is applied twice.
             sequence: Number of the batch among its writer's: 0, then one more each time, 0 again after 2^31-1.
             writer_epoch: Incarnation of the writer; a lower one than was seen before is refused.
-            columns, overwrite: Not supported by this version.
+            columns: Those the batch is about, the key's among them: upserts leave the others as they are, deletes make
+                these null and remove a row of which nothing is left. All if None.
+            overwrite: Whether rows are stored and removed as they come, whatever the table's engine and delete
+                behaviour.
             schema_id: Schema the rows follow; the current one if None.
 
         Returns:
@@ -59,14 +66,14 @@ class Bucket:
             OutOfOrderSequence: A batch of the writer is missing before this one. Nothing was written.
             WriterFenced: A newer incarnation of the writer has written. Nothing was written.
             InvalidRequest: An argument is not possible. Nothing was written.
-            SchemaMismatch, UnknownSchema, KeyTooLarge: Its content is refused. Nothing was written.
+            SchemaMismatch, UnknownSchema, KeyTooLarge, InvalidTargetColumns, DeletionDisabled, AggregateOverflow: Its
+                content is refused. Nothing was written.
             StoreLocked: Another process writes this bucket. Nothing was written.
             StoreFull: No space. Nothing was written.
             CorruptData: A stored row or batch is damaged. Nothing was written.
             LogFailed: The disk refused. Whether it was written shows after the store is opened again.
         """
         self._check_writable()
-        refuse_later(columns=columns, overwrite=overwrite)
         if not isinstance(changes, Changes):
             raise SchemaMismatch(
                 "Changes are a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
@@ -75,33 +82,57 @@ class Bucket:
         numbers = _numbers(writer_id, sequence, writer_epoch)
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
-        fitting = changes.conform(definition.schema_of(id), definition.primary_key or ())
-        return self._submit(fitting, definition, id, *numbers)
+        schema, key = definition.schema_of(id), definition.primary_key
+        if key is None and (columns is not None or overwrite):
+            raise UnsupportedOperation("A log table takes whole rows, and never replaces one.")
+        targets = None if key is None else targets_of(definition, schema, engine_of_table(definition), columns)
+        wanted = schema_given(definition, schema, targets, overwrite=overwrite)
+        chosen = selected(changes, schema, wanted, definition.options.auto_increment).conform(wanted, key or ())
+        return self._submit(chosen, definition, *numbers, targets=targets, overwrite=overwrite)
 
-    def apply_fitting(self, changes: Changes, definition: TableDefinition) -> AppendResult:
-        """Like :meth:`apply`, for changes in the schema of a definition, from nobody in particular."""
-        return self._submit(changes, definition, definition.schema_id, NO_WRITER, NO_SEQUENCE, Epoch(0))
+    def apply_fitting(
+        self, changes: Changes, definition: TableDefinition, targets: frozenset[str] | None = None
+    ) -> AppendResult:
+        """Like :meth:`apply`, for changes whose columns fit and are checked, from nobody in particular."""
+        return self._submit(changes, definition, NO_WRITER, NO_SEQUENCE, Epoch(0), targets=targets)
 
     def _submit(
         self,
         changes: Changes,
         definition: TableDefinition,
-        schema_id: SchemaId,
         writer_id: WriterId,
         sequence: Sequence,
         epoch: Epoch,
+        *,
+        targets: frozenset[str] | None,
+        overwrite: bool = False,
     ) -> AppendResult:
         if changes.rows.nbytes > ROWS_BYTES_MAX:
             raise InvalidRequest(
                 f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=changes.rows.nbytes
             )
+        if not overwrite:
+            changes = _deletes_allowed(changes, definition)
+        changes = Changes(filled(changes.rows, definition.schema), changes.is_delete)
         if definition.primary_key is None:
             if changes.is_delete.true_count:
                 raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
             grouping = None
         else:
             grouping = group(layout_of(definition).encode_keys(changes.rows))
-        return self._tablet.apply(Request(changes, schema_id, writer_id, sequence, epoch, grouping))
+        return self._tablet.apply(Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite))
+
+
+def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:
+    """What is left of changes under the table's delete behaviour."""
+    behavior = definition.options.delete_behavior
+    if behavior == "allow" or not changes.is_delete.true_count:
+        return changes
+    if behavior == "disable":
+        raise DeletionDisabled(
+            "Delete operations are disabled for this table. The table.delete.behavior is set to 'disable'."
+        )
+    return Changes.upserts(changes.rows.filter(pc.invert(changes.is_delete)))
 
 
 def _numbers(writer_id: Any, sequence: Any, writer_epoch: Any) -> tuple[WriterId, Sequence, Epoch]:

@@ -11,10 +11,12 @@ from merge_engines.engine import Merged
 
 _OF_GAINED = np.array([ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE], np.uint8)
 _OF_LOST = np.array([ChangeType.DELETE, ChangeType.UPDATE_PREIMAGE], np.uint8)
-"""What a row gained or lost is, by whether its operation also lost or gained one."""
+"""What a row gained or lost is, by whether it is part of an update."""
 
 
-def records_of(merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.RecordBatch]:
+def records_of(
+    merged: Merged, order: np.ndarray, *, preimages: bool = True, inserts: bool = True
+) -> tuple[np.ndarray, pa.RecordBatch]:
     """Change records of one batch of operations.
 
     An operation leaves ``+I`` where there was no row, ``-D`` where there is none any more, ``-U`` and ``+U`` where one
@@ -22,6 +24,8 @@ def records_of(merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.Record
 
     Args:
         order: For each operation in the sequence of ``merged``, its place among the operations as they came.
+        preimages: Whether there is ``-U``.
+        inserts: Whether there is ``+I``; else it is ``+U`` too.
 
     Returns:
         Byte codes (uint8) of :class:`ChangeType`, and as many rows.
@@ -30,14 +34,18 @@ def records_of(merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.Record
     before[order], after[order] = merged.before, merged.after
     happened = before != after
     lost, gained = happened & (before >= 0), happened & (after >= 0)
+    changed = lost & gained
+    if not preimages:
+        lost &= ~gained
     ends = np.cumsum(lost.astype(np.int64) + gained)
     total = int(ends[-1]) if len(ends) else 0
     # A row gained is the last record of its operation; a row lost is the one before it, or the last.
     gained_at = ends[gained] - 1
     lost_at = ends[lost] - 1 - gained[lost]
     change_types = np.empty(total, np.uint8)
-    change_types[gained_at] = _OF_GAINED[lost[gained].view(np.uint8)]
-    change_types[lost_at] = _OF_LOST[gained[lost].view(np.uint8)]
+    is_update = changed | (not inserts)
+    change_types[gained_at] = _OF_GAINED[is_update[gained].view(np.uint8)]
+    change_types[lost_at] = _OF_LOST[changed[lost].view(np.uint8)]
     places = np.empty(total, np.int64)
     places[gained_at], places[lost_at] = after[gained], before[lost]
     return change_types, pick(merged.pool, places)

@@ -24,7 +24,6 @@ from kvstore.options import StoreOptions
 from kvstore.table.apply import WritePath
 from logformat import paths
 from logformat.index_state import IndexState
-from merge_engines.engine import MergeEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,6 @@ class BucketPlace:
 def open_for_writing(
     place: BucketPlace,
     definition: TableDefinition,
-    engine: MergeEngine | None,
     options: StoreOptions,
     files: Files,
     clock: Clock,
@@ -74,16 +72,16 @@ def open_for_writing(
             index.close()
             index = None
         if index is None:
-            _build(place, definition, engine, log, options, files, clock)
+            _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
-        path = WritePath(definition, engine, index, log, clock)
+        path = WritePath(definition, index, log, clock)
         try:
             _replay(path, place, log)
         except lmdb.CorruptedError:
             index.close()
-            _build(place, definition, engine, log, options, files, clock)
+            _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
-            path = WritePath(definition, engine, index, log, clock)
+            path = WritePath(definition, index, log, clock)
             _replay(path, place, log)
     except BaseException:
         log.close()
@@ -137,7 +135,6 @@ def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Ind
 def _build(
     place: BucketPlace,
     definition: TableDefinition,
-    engine: MergeEngine | None,
     log: Log,
     options: StoreOptions,
     files: Files,
@@ -149,7 +146,7 @@ def _build(
     index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
     try:
         index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
-        path = WritePath(definition, engine, index, log, clock)
+        path = WritePath(definition, index, log, clock)
         _replay(path, place, log)
     finally:
         index.close()

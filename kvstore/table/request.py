@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from kvstore.table.results import AppendResult
 from logformat.changes import Changes
-from logformat.ids import Epoch, SchemaId, Sequence, WriterId
+from logformat.ids import Epoch, Sequence, WriterId
 from logformat.keys import ROW
 from logformat.octets import WORD, Octets
 
@@ -36,16 +36,19 @@ class Request:
     """One batch, and where its answer goes.
 
     Attributes:
-        changes: In the schema of ``schema_id``.
+        changes: In one of the table's schemas; of a partial request, null in every column that is no target.
         grouping: None for a log table.
+        targets: Columns a partial request is about; None: all.
+        overwrite: Whether rows are stored as they come, whatever the table's engine.
     """
 
     changes: Changes
-    schema_id: SchemaId
     writer_id: WriterId
     sequence: Sequence
     writer_epoch: Epoch
     grouping: Grouping | None
+    targets: frozenset[str] | None = None
+    overwrite: bool = False
     answer: Future[AppendResult] = field(default_factory=Future)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
@@ -96,6 +96,12 @@ def rows_as_of(
     within = keys or KeyRange()
     if offset == now:
         return rows_now(view, definition, columns, within)
+    if definition.options.changelog_image == "wal":
+        raise UnsupportedOperation(
+            "A WAL image does not tell the rows of before; they can be read as they are now only.",
+            as_of=offset,
+            log_end=now,
+        )
     undone = _undo(log.batches(Offset(max(offset - 1, 0)), now), definition, offset, now, within)
     return _rows_undone(view, definition, undone, columns, within)
 

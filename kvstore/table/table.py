@@ -27,6 +27,7 @@ from kvstore.table.changelog import (
 )
 from kvstore.table.layout import layout_of
 from kvstore.table.results import AppendResult, WriteResult
+from kvstore.table.rules import engine_of_table
 from kvstore.table.scan import (
     KeyRange,
     check_filter,
@@ -38,6 +39,7 @@ from kvstore.table.scan import (
     split_keys,
 )
 from kvstore.table.tablet import Tablet
+from kvstore.table.targets import schema_given, targets_of
 from logformat import intake
 from logformat.changes import Changes
 from logformat.checksum import key_sums
@@ -102,36 +104,43 @@ class Table:
         More are applied in several.
 
         Args:
-            data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column.
-            columns: Not supported by this version.
+            data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column, but for
+                an auto-increment one.
+            columns: A partial update: those that ``data`` has and that are set, the key's among them; the others stay
+                as they are, or null where there was no row.
 
         Raises:
-            SchemaMismatch, KeyTooLarge: A row does not fit. Nothing of its batch, or of those after it, was written.
+            SchemaMismatch, KeyTooLarge, AggregateOverflow: A row does not fit. Nothing of its batch, or of those after
+                it, was written.
+            InvalidTargetColumns: See ``columns``. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._check_writable()
-        refuse_later(columns=columns)
         definition = self._current()
-        batches = _of_size(intake.record_batches(data, definition.schema), self._batch_rows_max)
-        return self._apply_all((Changes.upserts(rows) for rows in batches), definition)
+        targets = self._targets(definition, columns)
+        given = schema_given(definition, definition.schema, targets)
+        batches = _of_size(intake.record_batches(data, given), self._batch_rows_max)
+        return self._apply_all((Changes.upserts(rows) for rows in batches), definition, targets)
 
     def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:
         """Remove the rows of keys; a key that is not there is no error.
 
         Args:
             keys: A key (scalar, tuple or dict), a list of keys, or Arrow data: the key's columns, or the one it has.
-            columns: Not supported by this version.
+            columns: A partial delete: those that become null, the key's among them; a row of which nothing is left is
+                removed.
 
         Raises:
             SchemaMismatch: A key does not fit. Nothing of its batch, or of those after it, was written.
+            InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._check_writable()
-        refuse_later(columns=columns)
         definition = self._keyed()
+        targets = self._targets(definition, columns)
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
         batches = _of_size(iter([key_rows]), self._batch_rows_max)
-        return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition)
+        return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
     def apply(self, changes: Changes) -> WriteResult:
         """Apply upserts and deletes in order, as one batch; see :meth:`Bucket.apply`."""
@@ -257,8 +266,15 @@ class Table:
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
 
     def count(self) -> int:
-        """Number of rows; of a log table, of records appended."""
-        self._current()
+        """Number of rows; of a log table, of records appended.
+
+        Raises:
+            UnsupportedOperation: The table's changelog is a WAL image.
+        """
+        if self._current().options.changelog_image == "wal":
+            raise UnsupportedOperation(
+                "Row count is disabled for this table: its changelog is a WAL image; use scan()."
+            )
         return self._tablet.state().row_count
 
     # Changes
@@ -381,9 +397,18 @@ class Table:
             raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
         return definition
 
-    def _apply_all(self, batches: Iterator[Changes], definition: TableDefinition) -> WriteResult:
+    def _targets(self, definition: TableDefinition, columns: Any) -> frozenset[str] | None:
+        if columns is None:
+            return None
+        if definition.primary_key is None:
+            raise UnsupportedOperation("A log table takes whole rows; leave `columns` out.")
+        return targets_of(definition, definition.schema, engine_of_table(definition), columns)
+
+    def _apply_all(
+        self, batches: Iterator[Changes], definition: TableDefinition, targets: frozenset[str] | None
+    ) -> WriteResult:
         bucket = self.bucket(0)
-        results = [bucket.apply_fitting(changes, definition) for changes in batches]
+        results = [bucket.apply_fitting(changes, definition, targets) for changes in batches]
         if not results:
             results = [bucket.apply_fitting(Changes.upserts(intake.empty(definition.schema)), definition)]
         first, last = results[0], results[-1]

@@ -22,7 +22,6 @@ from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
 from logformat import paths
 from logformat.index_state import IndexState
-from merge_engines.engine import MergeEngine
 
 RECOVER_SECONDS = 0.25
 """How long a reader may not see what a writer that died has acknowledged."""
@@ -40,7 +39,6 @@ class Tablet:
         self,
         place: BucketPlace,
         current: Callable[[], TableDefinition],
-        engine: MergeEngine | None,
         options: StoreOptions,
         files: Files,
         clock: Clock,
@@ -49,7 +47,6 @@ class Tablet:
     ) -> None:
         self.place = place
         self._current = current
-        self._engine = engine
         self._options = options
         self._files = files
         self._clock = clock
@@ -227,7 +224,7 @@ class Tablet:
 
     def _recovered(self) -> WritePath:
         with refusals(self.place.directory):
-            return open_for_writing(self.place, self._current(), self._engine, self._options, self._files, self._clock)
+            return open_for_writing(self.place, self._current(), self._options, self._files, self._clock)
 
     def _opened_index(self) -> Index:
         index = usable_index(self.place, self._options, self._files)

@@ -46,12 +46,12 @@ class Bucket:
 
     def reopen(self) -> None:
         """Recover the bucket and open it."""
-        self.path = open_for_writing(self.place, DEFINITION, None, OPTIONS, Files(), self.clock)
+        self.path = open_for_writing(self.place, DEFINITION, OPTIONS, Files(), self.clock)
 
     def append(self, writer: int = NO_WRITER, sequence: int = NO_SEQUENCE) -> AppendResult:
         """Append a batch of one record, if it is the writer's next."""
         changes = Changes(ROWS.slice(0, 1), pa.array(np.zeros(1, bool)))
-        request = Request(changes, SCHEMA, WriterId(writer), Sequence(sequence), Epoch(0), None)
+        request = Request(changes, WriterId(writer), Sequence(sequence), Epoch(0), None)
         applied = self.path.apply(request)
         if applied.batch is not None:
             self.path.log.append([applied.batch])

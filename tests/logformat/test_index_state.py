@@ -11,7 +11,7 @@ from logformat.index_state import IndexState, decode, encode
 from tests.logformat.damage import bit_flips, cuts
 
 I64 = st.integers(-(2**63), 2**63 - 1)
-STATE = IndexState(7, 1, 100, 40, 4096, 90, 12, 2**64 - 1, 1_700_000_000_000)
+STATE = IndexState(7, 1, 100, 40, 4096, 90, 12, 2**64 - 1, 1_700_000_000_000, 42)
 
 
 @given(
@@ -26,6 +26,7 @@ STATE = IndexState(7, 1, 100, 40, 4096, 90, 12, 2**64 - 1, 1_700_000_000_000)
         row_count=I64,
         digest=st.integers(0, 2**64 - 1),
         last_timestamp=I64,
+        next_id=I64,
     )
 )
 def test_any_state_comes_back(state: IndexState) -> None:
@@ -53,6 +54,7 @@ def test_a_newer_version_is_refused_as_such() -> None:
 
 def test_a_state_is_written_as_it_always_was() -> None:
     assert encode(STATE).hex(" ", -8) == (
-        "22f6db0c01000000 0700000000000000 0100000000000000 6400000000000000 2800000000000000 "
-        "0010000000000000 5a00000000000000 0c00000000000000 ffffffffffffffff 0068e5cf8b010000"
+        "63e0b43601000000 0700000000000000 0100000000000000 6400000000000000 2800000000000000 "
+        "0010000000000000 5a00000000000000 0c00000000000000 ffffffffffffffff 0068e5cf8b010000 "
+        "2a00000000000000"
     )

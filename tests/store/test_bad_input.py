@@ -178,10 +178,6 @@ def test_errors_say_which_end_is_wrong(table: kvstore.Table) -> None:
 
 
 LATER: dict[str, Call] = {
-    "partial upsert": lambda t: t.upsert(ROW, columns=["k", "n"]),
-    "partial delete": lambda t: t.delete("a", columns=["n"]),
-    "partial batch": lambda t: t.bucket(0).apply(nothing(), columns=["k"]),
-    "overwriting batch": lambda t: t.bucket(0).apply(nothing(), overwrite=True),
     "scan as of a time": lambda t: t.scan(as_of=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
     "endless changelog": lambda t: t.changelog(follow=True),
 }
@@ -242,10 +238,10 @@ BAD_TABLES: dict[str, dict[str, Any]] = {
     "key that is bytes": {"primary_key": b"k"},
     "compression that is a list": {"compression": ["lz4"]},
     "bucket key": {"bucket_key": "k"},
-    "partial image": {"changelog_image": "wal"},
-    "deletes refused": {"delete_behavior": "disable"},
-    "column that counts": {"auto_increment": "n"},
-    "identical updates skipped": {"skip_identical_updates": True},
+    "unknown image": {"changelog_image": "partial"},
+    "unknown behaviour of deletes": {"delete_behavior": "refuse"},
+    "key that counts": {"auto_increment": "k"},
+    "identical updates, as a word": {"skip_identical_updates": "yes"},
     "retention": {"retention": dt.timedelta(days=1)},
 }
 

@@ -1,0 +1,151 @@
+"""What functions there are, and which columns they take.
+
+========================== =================================== ============================================
+function                   columns                             result of what there was and what comes
+========================== =================================== ============================================
+sum, product               integers, floats, decimals          their sum or product
+max, min                   those, text, bytes, dates, times    the larger or smaller; if equal, what there was
+last_value                 any                                 what comes, also null
+last_value_ignore_nulls    any                                 what comes
+first_value                any                                 what there was, also null
+first_value_ignore_nulls   any                                 what there was
+listagg, string_agg        text                                both, a delimiter between them
+bool_and, bool_or          booleans                            whether both are, or one of them is, true
+rbm32, rbm64               bytes                               the union of two roaring bitmaps
+========================== =================================== ============================================
+
+* Null and a value make the value, except where it says "also null".
+* What leaves the type of an integer or decimal column is an AggregateOverflow. Products of decimals are rounded to the
+  column's scale, half of a unit away from zero. Floats are added in the order they come, without overflow.
+* Text and bytes are compared byte by byte. NaN is the largest float, as in Spark, and -0.0 equals 0.0.
+* Bitmaps are in the portable format of CRoaring; rbm64 is not what Java's ``Roaring64Bitmap.serialize`` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from logformat.errors import InvalidRequest
+from merge_engines.functions.bitmaps import require_pyroaring
+
+types = pa.types
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    return bool(
+        _is_number(kind)
+        or types.is_temporal(kind)
+        or types.is_string(kind)
+        or types.is_binary(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_any(_: pa.DataType) -> bool:
+    return True
+
+
+_NUMBERS: tuple[Callable[[pa.DataType], bool], str] = (_is_number, "integers, floats and decimals")
+_ORDERED = (_is_ordered, "integers, floats, decimals, text, bytes, dates, times and durations")
+_ANY = (_is_any, "any")
+_BOOLEANS = (types.is_boolean, "booleans")
+_BYTES = (types.is_binary, "binary")
+_ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "sum": _NUMBERS,
+    "product": _NUMBERS,
+    "max": _ORDERED,
+    "min": _ORDERED,
+    "last_value": _ANY,
+    "last_value_ignore_nulls": _ANY,
+    "first_value": _ANY,
+    "first_value_ignore_nulls": _ANY,
+    "listagg": (types.is_string, "string"),
+    "bool_and": _BOOLEANS,
+    "bool_or": _BOOLEANS,
+    "rbm32": _BYTES,
+    "rbm64": _BYTES,
+}
+NAMES = tuple(_ALLOWED)
+_ALIASES = {"string_agg": "listagg"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Function:
+    """How a column is merged.
+
+    Attributes:
+        name: One of ``NAMES``.
+        delimiter: Of ``listagg``; empty for the others.
+    """
+
+    name: str
+    delimiter: str = ""
+
+    def __repr__(self) -> str:
+        return f"listagg({self.delimiter!r})" if self.name == "listagg" else repr(self.name)
+
+    def check(self, column: str, kind: pa.DataType) -> None:
+        """Check that a column of this type can be merged so.
+
+        Raises:
+            InvalidRequest: It can't.
+            UnsupportedOperation: The package needed is not installed.
+        """
+        is_allowed, allowed = _ALLOWED[self.name]
+        if not is_allowed(kind):
+            raise InvalidRequest(
+                "This function does not take columns of this type.",
+                column=column,
+                function=self.name,
+                type=kind,
+                allowed=allowed,
+            )
+        if self.name in ("rbm32", "rbm64"):
+            require_pyroaring(column, self.name)
+
+
+def listagg(delimiter: str = ",") -> Function:
+    """Text is appended, ``delimiter`` before it; a function for :class:`merge_engines.aggregate.Aggregate`.
+
+    Raises:
+        InvalidRequest: The delimiter is no text.
+    """
+    if not isinstance(delimiter, str):
+        raise InvalidRequest("The delimiter of listagg is text.", given=type(delimiter).__name__)
+    try:
+        delimiter.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("The delimiter of listagg is no valid text.", given=ascii(delimiter)) from error
+    return Function("listagg", delimiter)
+
+
+string_agg = listagg
+
+
+def function_given(column: str, given: Any) -> Function:
+    """The function a user named.
+
+    Raises:
+        InvalidRequest: There is none of that name.
+    """
+    if isinstance(given, Function):
+        return given
+    name = _ALIASES.get(given, given) if isinstance(given, str) else None
+    if name == "listagg":
+        return listagg()
+    if name in _ALLOWED:
+        return Function(name)
+    known = ", ".join((*NAMES, *_ALIASES))
+    raise InvalidRequest(f"There is no such function; there are {known}.", column=column, function=repr(given))
+
+
+LAST_VALUE = Function("last_value")
+LAST_VALUE_IGNORE_NULLS = Function("last_value_ignore_nulls")

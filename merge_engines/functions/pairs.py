@@ -1,0 +1,98 @@
+"""Functions of two values each, stored and incoming, with Arrow's own kernels: by far the most frequent case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from merge_engines.columns import validity_of
+from merge_engines.functions.function import Function
+
+_Kernel = Callable[[pa.Array, pa.Array], pa.Array]
+_PRECISION_MAX = 38
+"""Of a decimal of 128 bits; one of 256 has twice as many digits."""
+
+
+def merge_pairs(function: Function, column: pa.Array, stored: np.ndarray, incoming: np.ndarray) -> pa.Array | None:
+    """Merge values with values.
+
+    Args:
+        stored, incoming: int64 ``(p,)``, places in the column.
+
+    Returns:
+        ``(p,)``, in the column's type. None if there is no kernel for it, or a result does not fit.
+    """
+    match function.name:
+        case "last_value":
+            return column.take(pa.array(incoming))
+        case "last_value_ignore_nulls":
+            return column.take(pa.array(_first_valid(column, incoming, stored)))
+        case "first_value":
+            return column.take(pa.array(stored))
+        case "first_value_ignore_nulls":
+            return column.take(pa.array(_first_valid(column, stored, incoming)))
+    kernel = _kernel_of(function, column.type)
+    if kernel is None:
+        return None
+    old, new = column.take(pa.array(stored)), column.take(pa.array(incoming))
+    try:
+        merged = kernel(old, new)
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):
+        return None
+    # A kernel makes null of null and a value.
+    return pc.coalesce(merged, old, new) if column.null_count else merged
+
+
+def _first_valid(column: pa.Array, places: np.ndarray, instead: np.ndarray) -> np.ndarray:
+    """The places, and others instead of those where there is null."""
+    return np.where(validity_of(column)[places], places, instead) if column.null_count else places
+
+
+def _kernel_of(function: Function, kind: pa.DataType) -> _Kernel | None:
+    types = pa.types
+    match function.name:
+        case "bool_and":
+            return pc.and_
+        case "bool_or":
+            return pc.or_
+        case "listagg":
+            return lambda old, new: pc.binary_join_element_wise(old, new, function.delimiter)
+        case "rbm32" | "rbm64":
+            return None
+    if (types.is_decimal(kind) and kind.scale < 0) or types.is_float16(kind):
+        return None
+    if function.name in ("max", "min"):
+        return _choice(function.name, may_be_nan=types.is_floating(kind))
+    if types.is_decimal(kind):
+        return _decimal_kernel(function.name, kind)
+    if types.is_integer(kind):
+        return pc.add_checked if function.name == "sum" else pc.multiply_checked
+    return pc.add if function.name == "sum" else pc.multiply
+
+
+def _choice(function: str, *, may_be_nan: bool) -> _Kernel:
+    def choose(old: pa.Array, new: pa.Array) -> pa.Array:
+        larger, smaller = (new, old) if function == "max" else (old, new)
+        is_larger = pc.greater(larger, smaller)
+        if may_be_nan:
+            is_larger = pc.or_(is_larger, pc.and_not(pc.is_nan(larger), pc.is_nan(smaller)))
+        return pc.if_else(is_larger, new, old)
+
+    return choose
+
+
+def _decimal_kernel(function: str, kind: pa.DataType) -> _Kernel | None:
+    if function == "sum":
+        # A sum has one digit more than what is added, and this is how it is found to be too large.
+        return None if kind.precision == _PRECISION_MAX else lambda old, new: pc.add(old, new).cast(kind)
+    # A product has as many digits as both factors and one more.
+    wide = pa.decimal256(min(kind.precision, _PRECISION_MAX - 1), kind.scale)
+
+    def multiply(old: pa.Array, new: pa.Array) -> pa.Array:
+        product = pc.multiply(old.cast(wide), new.cast(wide))
+        return pc.round(product, kind.scale, "half_towards_infinity").cast(kind)
+
+    return multiply

@@ -1,0 +1,37 @@
+"""Text that is appended."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.octets import Octets, join
+from merge_engines.columns import at, column_of, take
+from merge_engines.runs import Runs
+
+_BYTES_MAX = 2**31 - 1
+
+
+def joined(column: pa.Array, runs: Runs, wanted: np.ndarray, delimiter: str) -> pa.Array:
+    """Text that is not null, joined by a delimiter.
+
+    Raises:
+        pa.ArrowInvalid: All of it is more than one column of Arrow can hold.
+    """
+    there, results = runs.not_null(column, wanted)
+    # The whole text of each run, one behind the other: every result is the beginning of one.
+    before = np.zeros(len(there.firsts), np.int64)
+    before[there.later] = 1
+    delimiters = pa.array([b"", delimiter.encode()], pa.binary()).take(pa.array(before))
+    pieces = Octets.from_arrow(join(delimiters, take(column.cast(pa.binary()), there.places)))
+    starts, ends = pieces.offsets[:-1][there.firsts], pieces.offsets[1:]
+    starts, ends = (np.where(results < 0, 0, at(bounds, results)) for bounds in (starts, ends))
+    cuts = np.zeros(len(results) + 1, np.int64)
+    np.cumsum(ends - starts, out=cuts[1:])
+    if cuts[-1] > _BYTES_MAX:
+        raise pa.ArrowInvalid("The results are too long for one column.")
+    views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(ends - starts), pa.array(pieces.flat))
+    text = Octets(np.asarray(views.flatten()), cuts).to_arrow()
+    return pa.Array.from_buffers(
+        column.type, len(results), [column_of(cuts, results >= 0, pa.int64()).buffers()[0], *text.buffers()[1:]]
+    )

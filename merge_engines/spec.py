@@ -1,0 +1,85 @@
+"""Merge engines as the catalog keeps them (docs/format.md, Merge engines), and as a user names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logformat.errors import InvalidRequest, UnsupportedVersion
+from merge_engines.aggregate import Aggregate
+from merge_engines.engine import MergeEngine
+from merge_engines.first_row import FirstRow
+from merge_engines.functions.function import Function, function_given, listagg
+from merge_engines.last_row import LastRow
+from merge_engines.versioned import Versioned
+
+Spec = str | dict[str, Any]
+"""Plain JSON."""
+
+
+def engine_given(given: Any) -> MergeEngine:
+    """The engine a user asked for: by its name, or as it is.
+
+    Raises:
+        InvalidRequest: There is none of that name, or it needs arguments.
+    """
+    match given:
+        case "last_row":
+            return LastRow()
+        case "first_row":
+            return FirstRow()
+        case LastRow() | FirstRow() | Versioned() | Aggregate():
+            return given
+    raise InvalidRequest(
+        'merge_engine is "last_row", "first_row", Versioned(column) or Aggregate({column: function}).',
+        given=repr(given),
+    )
+
+
+def spec_of(engine: MergeEngine) -> Spec:
+    """How an engine is written."""
+    match engine:
+        case LastRow():
+            return "last_row"
+        case FirstRow():
+            return "first_row"
+        case Versioned(column):
+            return {"versioned": column}
+        case Aggregate():
+            return {"aggregate": {column: _function_spec(function) for column, function in engine.functions}}
+    raise InvalidRequest("This merge engine can't be stored.", given=type(engine).__name__)
+
+
+def engine_of(spec: Any) -> MergeEngine:
+    """The engine that :func:`spec_of` wrote.
+
+    Raises:
+        UnsupportedVersion: A newer version wrote it.
+    """
+    match spec:
+        case "last_row":
+            return LastRow()
+        case "first_row":
+            return FirstRow()
+        case {"versioned": str(column), **others} if not others:
+            return Versioned(column)
+        case {"aggregate": dict(functions), **others} if not others:
+            return Aggregate({column: _function_of(column, written) for column, written in functions.items()})
+    raise UnsupportedVersion("The catalog holds a merge engine this kvstore does not know; upgrade.", spec=spec)
+
+
+def _function_spec(function: Function) -> Spec:
+    return {"listagg": function.delimiter} if function.name == "listagg" else function.name
+
+
+def _function_of(column: str, written: Any) -> Function:
+    match written:
+        case {"listagg": str(delimiter), **others} if not others:
+            return listagg(delimiter)
+        case str() if written not in ("listagg", "string_agg"):
+            try:
+                return function_given(column, written)
+            except InvalidRequest:
+                pass
+    raise UnsupportedVersion(
+        "The catalog holds a function this kvstore does not know; upgrade.", column=column, function=written
+    )

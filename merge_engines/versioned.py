@@ -1,0 +1,73 @@
+"""The engine that keeps the newest version: an upsert with a lower version than the row's does nothing.
+
+Null is the lowest version. Of equal ones the later replaces the earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.errors import InvalidRequest
+from merge_engines.columns import numbers_of, validity_of
+from merge_engines.engine import DeleteBehavior, Merged, Operations
+from merge_engines.history import history_of
+from merge_engines.refusals import refuse_deletes, refuse_targets
+from merge_engines.runs import choose
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """The row of the highest version wins.
+
+    Args:
+        column: Holds the version: an integer or a timestamp.
+    """
+
+    column: str
+    delete_behaviors: ClassVar[tuple[DeleteBehavior, ...]] = ("ignore", "disable")
+    takes_targets: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str):
+            raise InvalidRequest("The version column is given by its name.", given=type(self.column).__name__)
+
+    def check(self, schema: pa.Schema, key_names: Sequence[str]) -> None:
+        """See :class:`merge_engines.engine.MergeEngine`."""
+        if self.column not in schema.names:
+            raise InvalidRequest("The table has no column of that name to hold the version.", column=self.column)
+        if self.column in key_names:
+            raise InvalidRequest("The version can't be part of the key: it never changes.", column=self.column)
+        kind = schema.field(self.column).type
+        if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
+            raise InvalidRequest("A version is an integer or a timestamp.", column=self.column, type=kind)
+
+    def merge(self, operations: Operations) -> Merged:
+        """See :class:`merge_engines.engine.MergeEngine`."""
+        refuse_targets(operations, "versioned")
+        refuse_deletes(operations, "versioned")
+        column = operations.pool.column(self.column)
+        stored, incoming = operations.by_key(operations.stored), operations.incoming
+        after = np.where((stored < 0) | _not_older(column, incoming, stored), incoming, stored)
+        if not operations.is_single.all():
+            exists, no_deletes = np.ones(len(after), bool), np.zeros(len(after), bool)
+            exists[operations.starts] = operations.stored >= 0
+            history = history_of(operations, ~operations.is_single, no_deletes, exists)
+            places = history.runs.places
+            chosen = choose(lambda own, earlier: _not_older(column, places[own], places[earlier]), history.runs)
+            after[history.operations] = places[chosen[history.elements]]
+        return Merged(operations.pool, operations.before(after), after)
+
+
+def _not_older(column: pa.Array, places: np.ndarray, than: np.ndarray) -> np.ndarray:
+    """Whether the versions at some places are at least those at others."""
+    versions = numbers_of(column)
+    is_higher: np.ndarray = versions[places] >= versions[than]
+    if not column.null_count:
+        return is_higher
+    is_valid = validity_of(column)
+    return ~is_valid[than] | (is_valid[places] & is_higher)
