@@ -38,6 +38,8 @@ def another(kind: mi.Type, default: object, numbers: Iterator[int]) -> Any:
     match kind:
         case mi.IntType():
             return next(numbers)
+        case mi.BoolType():
+            return not default
         case mi.StrType():
             return f"é\n{next(numbers)}"
         case mi.AnyType():
