@@ -76,6 +76,11 @@ class WriterStates:
             )
         return None
 
+    def last_sequence(self, writer_id: WriterId, *, now_ms: int) -> Sequence | None:
+        """Sequence of a writer's last batch; None if there is none, or it is forgotten by now."""
+        entry = self._live(writer_id, now_ms)
+        return None if entry is None else entry.batches[-1].sequence
+
     def remember(self, header: BatchHeader) -> dict[WriterId, WriterEntry | None]:
         """Note a batch that is in the log, whatever its sequence.
 

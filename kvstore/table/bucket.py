@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import integer
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
@@ -89,6 +90,33 @@ class Bucket:
         wanted = schema_given(definition, schema, targets, overwrite=overwrite)
         chosen = selected(changes, schema, wanted, definition.options.auto_increment).conform(wanted, key or ())
         return self._submit(chosen, definition, *numbers, targets=targets, overwrite=overwrite)
+
+    def last_sequence(self, writer_id: int) -> int | None:
+        """Sequence of a writer's last batch; None if there is none.
+
+        A writer is forgotten seven days after its last batch, and then there is none either: but its batches stand in
+        the log, all of them before :meth:`remembered_from`.
+
+        Raises:
+            CorruptData: The index is damaged.
+        """
+        self._current()
+        return self._tablet.last_sequence(WriterId(integer("writer_id", writer_id)))
+
+    def remembered_from(self) -> int:
+        """The first offset from which on every batch's writer is remembered.
+
+        Raises:
+            CorruptData: The index or the log is damaged.
+        """
+        self._current()
+        return self._tablet.remembered_from()
+
+    @property
+    def log(self) -> LogFiles:
+        """The log's files, for reading up to the end that :meth:`kvstore.Table.offsets` says."""
+        self._current()
+        return self._tablet.log
 
     def apply_fitting(
         self, changes: Changes, definition: TableDefinition, targets: frozenset[str] | None = None

@@ -13,6 +13,7 @@ from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
 from kvstore.log.segments import LogFiles
+from kvstore.log.writer_state import EXPIRY_MS, WriterStates
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table.apply import WritePath
@@ -21,6 +22,7 @@ from kvstore.table.recovery import BucketPlace, is_at_end, is_complete, open_for
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
 from logformat import paths
+from logformat.ids import Offset, Sequence, WriterId
 from logformat.index_state import IndexState
 
 RECOVER_SECONDS = 0.25
@@ -113,6 +115,20 @@ class Tablet:
             index = committer.index
         with index.view() as view:
             yield view
+
+    def last_sequence(self, writer_id: WriterId) -> Sequence | None:
+        """Sequence of a writer's last batch; None if none is remembered."""
+        with self.snapshot() as view:
+            return WriterStates(view.writers()).last_sequence(writer_id, now_ms=self._now_ms(view))
+
+    def remembered_from(self) -> Offset:
+        """Who wrote a batch from this offset on is remembered."""
+        with self.snapshot() as view:
+            last_forgotten = self._now_ms(view) - EXPIRY_MS
+            return self.log.first_at_or_after(last_forgotten + 1, view.state().applied_offset)
+
+    def _now_ms(self, view: View) -> int:
+        return max(view.state().last_timestamp, self._clock.now_ms())
 
     def verify_pages(self) -> None:
         """Verify the pages of what is committed of the index.
