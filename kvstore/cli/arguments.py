@@ -1,0 +1,107 @@
+"""What the arguments of commands mean; the same one means the same everywhere."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+import typer
+
+import kvstore
+from kvstore.cli.json_form import from_text
+from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.table.changelog import End, Start
+from logformat.python_values import MISFITS
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", help='Only these columns, in this order: a,b. One with a comma goes in quotes: "a,b".'
+    ),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--key", metavar="COLUMN", help="A column of the primary key; once for each, in key order."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  kvstore {line}" for line in lines)
+
+
+def opened(path: Path, *, write: bool = False) -> kvstore.Store:
+    """The store in a directory; one that is none never becomes one.
+
+    Raises:
+        NotAStore: There is none.
+    """
+    reading = kvstore.open(path, read_only=True)
+    if not write:
+        return reading
+    with reading:
+        return kvstore.open(path)
+
+
+def names_of(given: str | None) -> list[str] | None:
+    """Names between commas."""
+    return None if given is None else next(csv.reader([given], skipinitialspace=True), [])
+
+
+def key_of(cells: Sequence[str], table: kvstore.Table) -> pa.Table:
+    """A key from its values on the command line, one for each of its columns.
+
+    Raises:
+        UnsupportedOperation: The table has no key.
+        SchemaMismatch: They are too few or too many, or one does not fit its column.
+    """
+    names = table.primary_key
+    if names is None:
+        raise UnsupportedOperation("A log table has no key; read it with `kvstore changelog`.", table=table.name)
+    if len(cells) != len(names):
+        raise SchemaMismatch("Give one value for each of the key's columns.", columns=list(names), given=len(cells))
+    fields = [table.schema.field(name) for name in names]
+    columns = []
+    for field, cell in zip(fields, cells, strict=True):
+        try:
+            columns.append(from_text(pa.array([cell], pa.string()), field.type))
+        except (*MISFITS, SchemaMismatch) as error:
+            raise SchemaMismatch(
+                "A value does not fit the key's column.", column=field.name, expected=field.type, reason=str(error)
+            ) from error
+    return pa.table(columns, schema=pa.schema(fields))
+
+
+def start_of(given: str) -> Start:
+    """Where a changelog starts.
+
+    Raises:
+        InvalidRequest: It is no such place.
+    """
+    return given if given in ("full", "earliest", "latest") else _place("start", given)  # type: ignore[return-value]
+
+
+def end_of(given: str) -> End:
+    """What a changelog ends before.
+
+    Raises:
+        InvalidRequest: It is no such place.
+    """
+    return "latest" if given == "latest" else _place("end", given)
+
+
+def _place(name: Literal["start", "end"], given: str) -> int | dt.datetime:
+    try:
+        return int(given) if given.isascii() and given.isdigit() else dt.datetime.fromisoformat(given)
+    except ValueError as error:
+        words: Any = "full, earliest, latest" if name == "start" else "latest"
+        raise InvalidRequest(
+            f"--{name} is one of {words}, an offset, or a time such as 2026-01-31T12:00:00Z.", given=repr(given)
+        ) from error

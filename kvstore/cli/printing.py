@@ -1,0 +1,136 @@
+"""What commands print: aligned columns for people, JSON for programs; neither ever sends a control character."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from rich.cells import cell_len, set_cell_size
+
+from kvstore.cli.json_form import to_json
+
+Row = Sequence[Any]
+
+WIDTH_MAX = 60
+"""Cells of a table are cut off here on a terminal; what is piped on is whole."""
+
+_CHUNK_ROWS = 1000
+"""So many rows decide how wide columns are."""
+
+_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""What JSON leaves as it is, and a terminal may not."""
+
+
+def plain(text: str) -> str:
+    """Text with everything escaped that would not print as itself: it is one line, and moves no cursor."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+def print_json(*documents: Any) -> None:
+    """Each on a line."""
+    lines = [msgspec.json.encode(document).decode() for document in documents]
+    _write("".join(f"{_UNSAFE.sub(_json_escaped, line)}\n" for line in lines))
+
+
+def _json_escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def rows_of(batch: pa.RecordBatch) -> list[list[Any]]:
+    """The rows of a batch, each value in its JSON form."""
+    return [list(row) for row in zip(*map(to_json, batch.columns), strict=True)]
+
+
+def print_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, as_json: bool) -> None:
+    """Print rows as they come: as aligned columns, or one JSON object a line."""
+    if as_json:
+        for batch in batches:
+            print_json(*(dict(zip(schema.names, row, strict=True)) for row in rows_of(batch)))
+        return
+    numbers = [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in schema.types]
+    printed = AlignedRows(schema.names, right=numbers)
+    for batch in batches:
+        for start in range(0, batch.num_rows, _CHUNK_ROWS):
+            printed.add(rows_of(batch.slice(start, _CHUNK_ROWS)))
+    printed.finish()
+
+
+def print_table(names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Print a small table; a column that begins with a number is aligned to the right."""
+    first: Row = rows[0] if rows else []
+    printed = AlignedRows(names, right=[isinstance(cell, int) for cell in first])
+    printed.add(rows)
+    printed.finish()
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print names and values, one pair a line."""
+    width = max(map(cell_len, map(plain, facts)), default=0)
+    _write("".join(f"{set_cell_size(plain(name), width)}  {cell(value)}\n" for name, value in facts.items()))
+
+
+def cell(value: Any) -> str:
+    """A value in its JSON form as people read it: text without quotes, and nothing for null but the word."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return plain(value)
+    return plain(msgspec.json.encode(value).decode())
+
+
+class AlignedRows:
+    """A table printed some rows at a time; the first decide on its columns' widths.
+
+    Args:
+        names: Of the columns.
+        right: Which of them are aligned to the right.
+    """
+
+    def __init__(self, names: Sequence[str], right: Sequence[bool] = ()) -> None:
+        self._names = [plain(name) for name in names]
+        self._right = [*right, *[False] * (len(names) - len(right))]
+        self._widths: list[int] = []
+        self._width_max = WIDTH_MAX if sys.stdout.isatty() else None
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Print some rows."""
+        cells = [[self._cut(cell(value)) for value in row] for row in rows]
+        heading: list[list[str]] = []
+        if not self._widths:
+            self._widths = [max(map(cell_len, column)) for column in zip(*chain([self._names], cells), strict=True)]
+            heading = [self._names, ["-" * width for width in self._widths]]
+        _write("".join(f"{self._line(row)}\n" for row in (*heading, *cells)))
+
+    def finish(self) -> None:
+        """Print the names if there were no rows."""
+        if not self._widths:
+            self.add([])
+
+    def _line(self, cells: Sequence[str]) -> str:
+        aligned = (
+            " " * (width - cell_len(text)) + text if right else text + " " * (width - cell_len(text))
+            for text, width, right in zip(cells, self._widths, self._right, strict=True)
+        )
+        return "  ".join(aligned).rstrip()
+
+    def _cut(self, text: str) -> str:
+        if self._width_max is None or cell_len(text) <= self._width_max:
+            return text
+        return set_cell_size(text, self._width_max - 1) + "…"
+
+
+def _write(text: str) -> None:
+    # UTF-8 whatever the locale says: JSON is nothing else.
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()
