@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,15 +11,19 @@ from rich.table import Table as Printed
 from rich.text import Text
 
 import kvstore
+from kvstore.cli.arguments import AsJson, Directory
 from kvstore.cli.findings import print_findings
 from kvstore.errors import StoreError
 
 
 def check(
-    path: Annotated[Path, typer.Argument(help="Directory of the store.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    path: Directory,
+    as_json: AsJson = False,
 ) -> None:
-    """Verify every checksum, and that logs and indexes agree. Exit code 1 if something is wrong."""
+    """Verify a store: every checksum, and that logs and indexes agree.
+
+    Exit code 1 if something is wrong.
+    """
     try:
         with kvstore.open(path, read_only=True) as store:
             report = store.check()

@@ -1,18 +1,82 @@
-"""Entry of the command ``kvstore``. Exit codes: 0 fine, 1 something is wrong, 2 a bad call."""
+"""Entry of the command ``kvstore``. Exit codes: 0 fine, 1 something is wrong, 2 a bad call; 130 interrupted."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
+from kvstore.cli import load, log, rows, tables
+from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.demo import demo
+from kvstore.cli.printing import plain
 from kvstore.errors import InvalidRequest, StoreError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="An embedded table that writes its own changelog.")
-app.command()(check)
-app.command()(demo)
+
+class _Commands(TyperGroup):
+    """Commands that end in silence if nobody reads on what they print."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still buffered goes nowhere, so that the interpreter does not complain on its way out.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="An embedded table that writes its own changelog.",
+    epilog="Exit codes: 0 fine, 1 something is wrong or not there, 2 a bad call. docs/cli.md tells more.",
+)
+log_commands = typer.Typer(no_args_is_help=True, help="Show what stands in a table's log.")
+
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    tables.init: ("init /data/store",),
+    tables.create: (
+        "create /data/store files --column path:string --column size:int64 --key path",
+        "create /data/store events --like events.parquet --append-only",
+    ),
+    tables.tables: ("tables /data/store",),
+    tables.describe: ("describe /data/store files",),
+    rows.get: ("get /data/store files README.md", "get /data/store numbers -- -5"),
+    rows.scan: ("scan /data/store files --limit 10", "scan /data/store files --columns path,size --json"),
+    load.load: (
+        "load /data/store files files.csv --key path",
+        "load /data/store events events-2026-01.parquet",
+    ),
+    rows.changelog: (
+        "changelog /data/store files --start 1000 --columns _change_type,path",
+        "changelog /data/store files --start 2026-01-31T12:00:00Z --json",
+        "changelog /data/store files --start latest --follow",
+    ),
+    check: ("check /data/store",),
+    demo: ("demo --repo .",),
+}
+_LOG_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    log.ls: ("log ls /data/store files",),
+    log.show: (
+        "log show /data/store files --from 1000 --limit 10",
+        "log show /data/store files 1000 --records",
+    ),
+}
+for _command, _lines in _EXAMPLES.items():
+    app.command(epilog=examples(*_lines))(_command)
+for _command, _lines in _LOG_EXAMPLES.items():
+    log_commands.command(epilog=examples(*_lines))(_command)
+app.add_typer(log_commands, name="log")
 
 
 def main() -> None:
@@ -20,5 +84,5 @@ def main() -> None:
     try:
         app()
     except StoreError as error:
-        print(f"kvstore: {error}", file=sys.stderr)
+        print(f"kvstore: {plain(str(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -176,52 +174,3 @@ def test_repositories_that_can_not_be_replayed_get_a_word(tmp_path: Path) -> Non
         assert done.returncode == 2
         assert word in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_check_says_what_is_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with kvstore.open(path) as store:
-        table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
-        table.upsert([{"k": k} for k in range(10)])
-    assert command("check", path).returncode == 0
-    told = json.loads(command("check", path, "--json").stdout)
-    assert told["ok"]
-    assert told["buckets"][0]["rows"] == 10
-    log = path / "tables/1/0/log/00000000000000000000.log"
-    log.write_bytes(log.read_bytes()[:-1] + b"\x01")
-    done = command("check", path)
-    assert done.returncode == 1
-    assert "wrong:" in done.stdout
-    assert not json.loads(command("check", path, "--json").stdout)["ok"]
-    assert command("check", tmp_path / "nothing").returncode == 2
-    done = command("check", tmp_path / "nothing", "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["class"] == "NotAStore"
-    assert command("chekc").returncode == 2
-
-
-def test_a_damaged_catalog_is_a_problem_found(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    kvstore.open(path).close()
-    (path / "STORE").write_bytes(b"damaged")
-    done = command("check", path, "--json")
-    assert done.returncode == 1
-    told = json.loads(done.stdout)
-    assert not told["ok"]
-    assert told["error"]["class"] == "CorruptImage"
-    assert told["error"]["message"] in done.stderr
-
-
-def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "[red]"
-    with kvstore.open(path) as store:
-        table = store.create_table("[/red]:cat:", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
-        table.upsert({"k": 1})
-    log = path / "tables/1/0/log/00000000000000000000.log"
-    log.write_bytes(log.read_bytes()[:-1] + b"\x01")
-    done = command("check", path)
-    assert done.returncode == 1
-    assert "│ [/red]:cat: │" in done.stdout
-    (wrong,) = re.findall("^wrong: .*$", done.stdout, re.MULTILINE)
-    assert wrong.startswith("wrong: [/red]:cat:/0: ")
-    assert f"{tmp_path}/[red]/" in wrong

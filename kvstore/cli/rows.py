@@ -1,0 +1,91 @@
+"""``kvstore get``, ``scan`` and ``changelog``: rows and what became of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kvstore.cli.arguments import (
+    AsJson,
+    Columns,
+    Directory,
+    TableName,
+    end_of,
+    key_of,
+    names_of,
+    opened,
+    start_of,
+)
+from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
+from kvstore.table.table import FOUND
+
+
+def get(
+    path: Directory,
+    name: TableName,
+    key: Annotated[
+        list[str], typer.Argument(metavar="KEY...", help="Values of the key's columns.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show the row of a key.
+
+    Exit code 1 if there is none.
+    """
+    with opened(path) as store:
+        table = store.table(name)
+        (found,) = table.lookup(key_of(key, table)).to_batches()
+    row = dict(zip(found.schema.names, rows_of(found)[0], strict=True))
+    is_there = row.pop(FOUND)
+    if as_json:
+        print_json(row if is_there else None)
+    elif is_there:
+        print_facts(row)
+    if not is_there:
+        print("kvstore: there is no row of this key", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def scan(
+    path: Directory,
+    name: TableName,
+    columns: Columns = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="The first so many rows.", min=0)] = None,
+    as_of: Annotated[int | None, typer.Option(metavar="OFFSET", help="Rows as they were before this offset.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show rows in key order.
+
+    With --json, one object a line.
+    """
+    with opened(path) as store:
+        reader = store.table(name).scan(names_of(columns), limit=limit, as_of=as_of)
+        print_batches(reader, reader.schema, as_json=as_json)
+
+
+def changelog(
+    path: Directory,
+    name: TableName,
+    start: Annotated[
+        str, typer.Option(metavar="PLACE", help="full (the rows of now first), earliest, latest, an offset or a time.")
+    ] = "earliest",
+    end: Annotated[
+        str, typer.Option(metavar="PLACE", help="Up to here, exclusive: latest, an offset or a time.")
+    ] = "latest",
+    columns: Columns = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for changes to come, until interrupted.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show changes in the order they were made.
+
+    With --json, one object a line.
+    """
+    with opened(path) as store:
+        table = store.table(name)
+        wanted = names_of(columns)
+        changes = table.changelog(start_of(start), end_of(end), columns=wanted, follow=follow)
+        print_batches(changes, table.changelog_schema(wanted), as_json=as_json)

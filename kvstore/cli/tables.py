@@ -1,0 +1,128 @@
+"""``kvstore init``, ``create``, ``tables`` and ``describe``: what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+import kvstore
+from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
+from kvstore.cli.printing import plain, print_facts, print_json, print_table
+from kvstore.cli.sources import source_of
+from kvstore.errors import InvalidRequest
+from logformat import schema as schemas
+
+NOT_NULL = " not null"
+
+
+def init(path: Directory) -> None:
+    """Make a store.
+
+    The directory is new or empty; a store that is there stays as it is.
+    """
+    with kvstore.open(path):
+        pass
+
+
+def create(
+    path: Directory,
+    name: TableName,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:TYPE", help="A column; its type as `describe` has it.", show_default=False),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take the columns of a Parquet, Arrow, CSV or JSON lines file."),
+    ] = None,
+    key: Keys = None,
+    append_only: Annotated[bool, typer.Option("--append-only", help="A log table: no key, only appended to.")] = False,
+) -> None:
+    """Create a table with a primary key, or a log table."""
+    if bool(column) == bool(like):
+        raise InvalidRequest("Give the columns, each with --column, or a file that has them with --like.")
+    columns = source_of(like).schema() if like else pa.schema([_field(each) for each in column or []])
+    with opened(path, write=True) as store:
+        create_table(store, name, columns, key, append_only=append_only)
+
+
+def create_table(
+    store: kvstore.Store, name: str, columns: pa.Schema, key: list[str] | None, *, append_only: bool
+) -> kvstore.Table:
+    """Create a table as the options say.
+
+    Raises:
+        InvalidRequest: They say nothing of a key, or contradict themselves.
+    """
+    if bool(key) == append_only:
+        raise InvalidRequest("Name the columns of the primary key with --key, or give --append-only for a log table.")
+    return store.create_table(name, columns, primary_key=key or None)
+
+
+def tables(path: Directory, as_json: AsJson = False) -> None:
+    """List the tables of a store."""
+    with opened(path) as store:
+        found = [_summary(store.table(name)) for name in store.list_tables()]
+    if as_json:
+        print_json(found)
+    else:
+        rows = [[each["table"], _key_text(each["primary_key"]), *list(each.values())[2:]] for each in found]
+        print_table(["table", "key", "rows", "log_start", "log_end"], rows)
+
+
+def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
+    """Show a table: its key, columns, number of rows, offsets."""
+    with opened(path) as store:
+        table = store.table(name)
+        summary, schema = _summary(table), table.schema
+    if as_json:
+        print_json({**summary, "columns": schemas.to_json(schema)})
+        return
+    print_facts({**summary, "primary_key": _key_text(summary["primary_key"])})
+    print(flush=True)
+    print_table(
+        ["column", "type", "nullable"],
+        [[field.name, str(field.type), "yes" if field.nullable else "no"] for field in schema],
+    )
+
+
+def _summary(table: kvstore.Table) -> dict[str, Any]:
+    ((start, end),) = table.offsets().values()
+    return {
+        "table": table.name,
+        "primary_key": table.primary_key,
+        "rows": table.count(),
+        "log_start": start,
+        "log_end": end,
+    }
+
+
+def _key_text(key: tuple[str, ...] | None) -> str:
+    return "(append-only)" if key is None else ", ".join(map(plain, key))
+
+
+def _field(given: str) -> pa.Field:
+    name, colon, kind = given.rpartition(":")
+    if not colon:
+        raise InvalidRequest("A column is written NAME:TYPE.", given=repr(given))
+    return pa.field(name, _type(kind.removesuffix(NOT_NULL)), not kind.endswith(NOT_NULL))
+
+
+def _type(kind: str) -> pa.DataType:
+    try:
+        if found := re.fullmatch(r"decimal128\((\d+), ?(-?\d+)\)", kind):
+            return pa.decimal128(int(found[1]), int(found[2]))
+        if found := re.fullmatch(r"fixed_size_binary\[(\d+)\]", kind):
+            return pa.binary(int(found[1]))
+        if found := re.fullmatch(r"timestamp\[(s|ms|us|ns), ?tz=UTC\]", kind):
+            return pa.timestamp(found[1], "UTC")
+        return pa.type_for_alias(kind)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            "There is no such type; `kvstore create --help` has examples, and --like FILE takes nested ones.",
+            type=repr(kind),
+        ) from error

@@ -1,0 +1,87 @@
+"""The command in this process, for most tests, and as a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import kvstore
+from kvstore.cli.main import main
+from kvstore.cli.portions import portions
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Any]:
+        """Its JSON lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run(*arguments: object) -> Done:
+    """Run ``kvstore`` with these arguments."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code: Any = 0
+    with mock.patch.object(sys, "argv", ["kvstore", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return Done(code or 0, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
+def fine(*arguments: object) -> Done:
+    """Run ``kvstore``; it must end well."""
+    done = run(*arguments)
+    assert done.code == 0, done.err + done.out
+    return done
+
+
+SMALL_BATCHES = """
+import functools, kvstore.cli.load as load
+load.portions = functools.partial(load.portions, rows_max={rows})
+"""
+"""The same, as a script for a process."""
+
+
+def process(*arguments: object, script: str = "", **options: Any) -> subprocess.Popen[str]:
+    """The command as a process of its own, after a script has run in it."""
+    code = f"import sys\n{script}\nfrom kvstore.cli.main import main\nmain()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def small_batches(rows: int) -> Any:
+    """While it lasts, files are loaded in batches of so many rows."""
+    return mock.patch("kvstore.cli.load.portions", partial(portions, rows_max=rows))
+
+
+def changes(store: Path, table: str) -> list[dict[str, Any]]:
+    """A table's changelog, but for the times."""
+    with kvstore.open(store, read_only=True) as opened:
+        found = [row for batch in opened.table(table).changelog() for row in batch.to_pylist()]
+    for row in found:
+        del row["_commit_timestamp"]
+    return found

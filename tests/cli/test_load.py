@@ -1,0 +1,284 @@
+"""``load``: what files it takes, and what it says of those that do not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from pyarrow import csv, feather, ipc, parquet
+from rich.console import Console
+
+import kvstore
+from kvstore.cli import sources
+from tests.cli.commands import changes, fine, run, small_batches
+
+ROWS = pa.table(
+    {
+        "k": pa.array([3, 1, 2], pa.int64()),
+        "text": pa.array(['a,b\n"c"', "", None]),
+        "x": pa.array([0.5, None, 1.5]),
+        "yes": pa.array([True, False, None]),
+    }
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    fine("init", tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing is ever loaded into it."""
+    path = tmp_path_factory.mktemp("load") / "store"
+    fine("init", path)
+    fine("create", path, "t", "--column", "k:int64", "--column", "n:int8", "--key", "k")
+    return path
+
+
+def write(path: Path) -> Path:
+    """ROWS in the format of a file's name."""
+    match path.suffix:
+        case ".parquet" | ".pq":
+            parquet.write_table(ROWS, path)
+        case ".csv":
+            csv.write_csv(ROWS, path)
+        case ".jsonl" | ".ndjson":
+            path.write_text("".join(json.dumps(row) + "\n" for row in ROWS.to_pylist()))
+        case ".arrow":
+            with ipc.new_file(path, ROWS.schema) as file:
+                file.write_table(ROWS, max_chunksize=2)
+        case ".arrows":
+            with ipc.new_stream(path, ROWS.schema) as file:
+                file.write_table(ROWS, max_chunksize=2)
+        case ".feather":
+            feather.write_feather(ROWS, path)
+    return path
+
+
+SUFFIXES = [".parquet", ".pq", ".csv", ".jsonl", ".ndjson", ".arrow", ".arrows", ".feather"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_becomes_a_table(store: Path, tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"f{suffix}")
+    told = fine("load", store, "t", file, "--key", "k", "--json").lines[0]
+    assert told == {
+        "rows": 3,
+        "batches": 1,
+        "rows_before": 0,
+        "batches_before": 0,
+        "first_offset": 0,
+        "last_offset": 2,
+    }
+    with kvstore.open(store, read_only=True) as opened:
+        assert opened.table("t").primary_key == ("k",)
+        assert opened.table("t").scan().read_all().to_pylist() == ROWS.sort_by("k").to_pylist()
+    done = fine("load", store, "t", file)
+    assert done.out == f"{file}: all 3 rows of it were loaded before\n"
+    assert done.err == ""
+
+
+def test_a_format_can_be_given(store: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "f.csv").rename(tmp_path / "data")
+    assert "--format" in run("load", store, "t", file, "--key", "k").err
+    fine("load", store, "t", file, "--key", "k", "--format", "csv")
+    assert run("load", store, "t", file, "--format", "parquet").code == 2
+    assert run("load", store, "t", file, "--format", "xml").code == 2
+
+
+def test_text_is_read_as_the_table_has_it(store: Path, tmp_path: Path) -> None:
+    fine("create", store, "t", "--column", "k:string", "--column", "b:binary", "--column", "n:int8", "--key", "k")
+    (tmp_path / "f.csv").write_text('n,k,b\n1,007,AP8=\n,"",""\n-5,NA,\n')
+    (tmp_path / "f.jsonl").write_text('{"b":"AP8=","k":"null","n":1}\n\n{"k":"x","n":null,"b":null}')
+    for name in ("f.csv", "f.jsonl"):
+        fine("load", store, "t", tmp_path / name)
+    with kvstore.open(store, read_only=True) as opened:
+        assert [tuple(row.values()) for row in opened.table("t").scan().read_all().to_pylist()] == [
+            ("", b"", None),
+            ("007", b"\0\xff", 1),
+            ("NA", None, -5),
+            ("null", b"\0\xff", 1),
+            ("x", None, None),
+        ]
+
+
+def test_what_looks_like_a_time_in_json_is_text(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_text('{"k":1,"t":"2024-01-01","l":["2024-01-01 00:00:00"],"s":{"d":"2024-01-01"}}\n')
+    fine("load", store, "t", tmp_path / "f.jsonl", "--key", "k")
+    with kvstore.open(store, read_only=True) as opened:
+        assert [str(each) for each in opened.table("t").schema.types] == [
+            *("int64", "string", "list<item: string>", "struct<d: string>"),
+        ]
+
+
+def test_a_log_table_is_appended_to(store: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "f.parquet")
+    fine("load", store, "log", file, "--append-only")
+    fine("load", store, "log", file, "--append-only")
+    fine("load", store, "log", file, "--name", "once more")
+    found = changes(store, "log")
+    assert [each["k"] for each in found] == [3, 1, 2, 3, 1, 2]
+    assert {each["_change_type"] for each in found} == {"append"}
+
+
+def test_rows_are_left_out(store: Path, tmp_path: Path) -> None:
+    fine("load", store, "log", write(tmp_path / "f.csv"), "--append-only", "--skip", "2")
+    assert [each["k"] for each in changes(store, "log")] == [2]
+    done = fine("load", store, "log", tmp_path / "f.csv", "--skip", "9")
+    assert done.out.endswith("it has no rows\n")
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.jsonl", "f.parquet", "f.arrow"])
+def test_a_row_that_does_not_fit_is_told(store: Path, tmp_path: Path, name: str) -> None:
+    """Batches before it are there, and nothing of its own."""
+    rows = pa.table({"k": pa.array(range(100), pa.int64()), "n": [None if k == 57 else k for k in range(100)]})
+    fine("create", store, "t", "--column", "k:int64", "--column", "n:int8 not null", "--append-only")
+    file = tmp_path / name
+    match file.suffix:
+        case ".csv":
+            csv.write_csv(rows, file)
+        case ".jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+        case ".parquet":
+            parquet.write_table(rows, file)
+        case _:
+            feather.write_feather(rows, file)
+    with small_batches(10):
+        done = run("load", store, "t", file)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert "row=58" in done.err
+    assert "column=n" in done.err
+    assert "rows_loaded=50" in done.err
+    assert [each["k"] for each in changes(store, "t")] == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('{"k":1,"n":1}\n{"k":2,"n":"x"}\n', "row=2 given=str column=n expected=int8"),
+        ('{"k":1,"n":1}\n{"k":2,"n":300}\n', "row=2 column=n expected=int8"),
+        ('{"k":1,"n":1}\n{"k":2}\n', "row=2 missing=['n']"),
+        ('{"k":1,"n":1,"o":1}\n', "row=1 missing=[] unknown=['o']"),
+        ('{"k":1,"n":1}\n[1]\n', "row=2 given=list"),
+        ('{"k":1,"n":1}\n{"k":1,"n":1', "row=2 reason="),
+        ("k,n\n1,1\n2,x\n", "row=2 column=n expected=int8"),
+        ("k,n\n1,1\n2\n", "Expected 2 columns, got 1"),
+        ("k\n1\n", "missing=['n']"),
+        ("k,n,o\n1,1,1\n", "unknown=['o']"),
+        ("k,n,n\n1,1,1\n", "given twice"),
+        ("k,n\n1,2\x1b[31m\n", "row=1"),
+        ("k,n\n\xff,1\n", "row=1 column=k"),
+    ],
+)
+def test_a_text_that_does_not_fit_is_told(refusing: Path, tmp_path: Path, text: str, word: str) -> None:
+    file = tmp_path / ("f.jsonl" if text[0] in "{[" else "f.csv")
+    file.write_text(text)
+    done = run("load", refusing, "t", file)
+    assert (done.code, done.out) == (2, "")
+    assert word in done.err
+    assert done.err.count("\n") == 1
+    assert done.err[:-1].isprintable()
+    assert changes(refusing, "t") == []
+
+
+def test_an_arrow_type_that_does_not_fit_is_told(store: Path, tmp_path: Path) -> None:
+    fine("create", store, "t", "--column", "k:int64", "--column", "text:int8", "--append-only")
+    parquet.write_table(ROWS.select(["k", "text"]), tmp_path / "f.parquet")
+    done = run("load", store, "t", tmp_path / "f.parquet")
+    assert done.code == 2
+    assert "column=text" in done.err
+    assert "row=" not in done.err
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv", ".jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\0garbage\xff" * 9])
+def test_a_file_that_is_none_of_its_format_is_told(refusing: Path, tmp_path: Path, suffix: str, content: bytes) -> None:
+    (tmp_path / f"f{suffix}").write_bytes(content)
+    done = run("load", refusing, "new", tmp_path / f"f{suffix}", "--key", "k")
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_bad_calls(store: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "f.csv")
+    os.mkfifo(tmp_path / "fifo.csv")
+    fine("load", store, "t", file, "--key", "k")
+    for arguments, word in [
+        (("nope", file), "tables=['t']"),
+        (("t", tmp_path / "nothing.csv"), "no file"),
+        (("t", tmp_path), "Only a file"),
+        (("t", tmp_path / "fifo.csv"), "Only a file"),
+        (("t", file, "--key", "text"), "another key"),
+        (("t", file, "--append-only"), "another key"),
+        (("new", file, "--append-only", "--key", "k"), "--append-only"),
+        (("new", file, "--key", "x"), "float"),
+        (("t", file, "--skip", "-1"), "--skip"),
+    ]:
+        done = run("load", store, *arguments)
+        assert done.code == 2, arguments
+        assert word in done.err
+    assert fine("tables", store, "--json").lines[0][0]["rows"] == 3
+    assert len(fine("tables", store, "--json").lines[0]) == 1
+
+
+def test_a_file_that_changes_meanwhile_is_not_loaded_on(store: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "f.jsonl")
+    apply = kvstore.Bucket.apply
+
+    def changing(self: kvstore.Bucket, *arguments: Any, **named: Any) -> Any:
+        os.utime(file)
+        return apply(self, *arguments, **named)
+
+    with small_batches(1), mock.patch.object(kvstore.Bucket, "apply", changing):
+        done = run("load", store, "t", file, "--append-only")
+    assert done.code == 2
+    assert "changed while it was read" in done.err
+    assert "rows_loaded=1" in done.err
+
+
+def test_a_table_another_process_writes_is_told(store: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "f.jsonl")
+    with mock.patch.object(
+        kvstore.Bucket, "apply", side_effect=kvstore.errors.StoreLocked("Another process writes it.")
+    ):
+        done = run("load", store, "t", file, "--append-only")
+    assert (done.code, done.err.strip()) == (1, "kvstore: Another process writes it. rows_loaded=0")
+
+
+def test_a_bar_is_for_terminals(store: Path, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True)
+    with mock.patch("kvstore.cli.load.Console", return_value=console):
+        fine("load", store, "t", write(tmp_path / "f.csv"), "--key", "k")
+        assert shown.getvalue() == ""
+        with mock.patch("kvstore.cli.load._is_terminal", return_value=True):
+            fine("load", store, "t", write(tmp_path / "f.parquet"))
+    assert "f.parquet" in shown.getvalue()
+    assert "3 rows" in shown.getvalue()
+
+
+def test_pieces_of_a_large_file_are_all_there(store: Path, tmp_path: Path) -> None:
+    rows = pa.table({"k": range(5000), "s": [f"row {k}" for k in range(5000)]})
+    csv.write_csv(rows, tmp_path / "f.csv")
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+    parquet.write_table(rows, tmp_path / "f.parquet", row_group_size=999)
+    with (
+        mock.patch.object(sources, "PIECE_ROWS", 700),
+        mock.patch.object(sources, "INFERRED_BYTES", 4000),
+        mock.patch.object(sources, "CSV_BLOCK_BYTES", 4000),
+    ):
+        for suffix in ("csv", "jsonl", "parquet"):
+            fine("load", store, suffix, tmp_path / f"f.{suffix}", "--append-only")
+            assert [(each["k"], each["s"]) for each in changes(store, suffix)] == [
+                tuple(row.values()) for row in rows.to_pylist()
+            ]

@@ -1,0 +1,51 @@
+"""What only shows in a process of its own: pipes, signals, exit codes, nothing imported without need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from tests.cli.commands import ROOT, process
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing here writes it."""
+    path = tmp_path_factory.mktemp("process") / "store"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False), ("é", pa.string())]), "k")
+        table.upsert(pa.table({"k": range(30_000), "é": ["é"] * 30_000}))
+    return path
+
+
+@pytest.mark.parametrize("arguments", [("scan",), ("changelog", "--json")])
+def test_who_reads_no_further_ends_it_in_silence(store: Path, arguments: tuple[str, ...]) -> None:
+    command, *options = arguments
+    with process(command, store, "t", *options) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 0
+
+
+def test_the_installed_command_is_the_same(store: Path) -> None:
+    command = Path(sys.executable).with_name("kvstore")
+    environment = {"LC_ALL": "C", "PYTHONPATH": str(ROOT), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([command, *map(str, arguments)], capture_output=True, env=environment, check=False)
+
+    assert run("get", store, "t", 7).stdout == "k  7\né  é\n".encode()
+    assert run("get", store, "nope", 7).returncode == 2
+
+
+def test_commands_import_no_spark() -> None:
+    code = "import sys, kvstore.cli.main; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
