@@ -18,7 +18,7 @@ import kvstore
 from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
 from kvstore.cli.portions import RULE, portions
 from kvstore.cli.position import position_of
-from kvstore.cli.printing import plain, print_json
+from kvstore.cli.printing import plain, print_json, print_line
 from kvstore.cli.sources import Format, Source, source_of
 from kvstore.cli.tables import create_table
 from kvstore.errors import InvalidRequest, StoreError
@@ -105,7 +105,7 @@ def load(
     if as_json:
         print_json(done)
     else:
-        print(_in_words(done, file))
+        print_line(_in_words(done, file))
 
 
 def _table(
@@ -130,7 +130,7 @@ def _apply_all(
     position = position_of(identity, bucket)
     with _progress(source.path, state[0]) as progress:
         (task,) = progress.task_ids
-        rows = source.batches(table.schema, lambda place: progress.update(task, completed=place))
+        rows = source.batches(_given(table), lambda place: progress.update(task, completed=place))
         for batch, portion in enumerate(portions(_without_first(rows, skip))):
             if batch < position.batch:
                 done.add(portion.num_rows, None)
@@ -149,6 +149,11 @@ def _apply_all(
             path=source.path,
             batches_loaded=position.batch,
         )
+
+
+def _given(table: kvstore.Table) -> pa.Schema:
+    """Columns a file has: all but the one the table fills."""
+    return pa.schema([field for field in table.schema if field.name != table.options.auto_increment])
 
 
 def _without_first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -181,7 +186,7 @@ def _is_terminal() -> bool:
 def _in_words(done: Loaded, file: Path) -> str:
     if not done.batches:
         what = f"all {done.rows_before:,} rows of it were loaded before" if done.batches_before else "it has no rows"
-        return f"{plain(str(file))}: {what}"
+        return f"{file}: {what}"
     earlier = f"; {done.rows_before:,} were loaded before" if done.batches_before else ""
     places = f"offsets {done.first_offset} to {done.last_offset}"
-    return f"{plain(str(file))}: {done.rows:,} rows loaded, {places}{earlier}"
+    return f"{file}: {done.rows:,} rows loaded, {places}{earlier}"

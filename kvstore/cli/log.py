@@ -12,7 +12,7 @@ import typer
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, TableName, opened
 from kvstore.cli.log_walk import headers, segments
-from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table, rows_of
+from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_table, rows_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.log.segments import FoundBatch
 from logformat.batch import APPEND_ONLY, NAMED_WRITER
@@ -104,9 +104,9 @@ def _show_records(table: kvstore.Table, found: FoundBatch, *, as_json: bool) -> 
         print_json({**_facts(found), "changes": [dict(zip(names, change, strict=True)) for change in changes]})
         return
     print_facts(_in_words(_facts(found)))
-    print(flush=True)
+    print_line("")
     print_table(names, [[offset, ChangeType(word).short, *row] for offset, word, *row in changes])
-    print(flush=True)
+    print_line("")
 
 
 def _in_words(facts: dict[str, Any]) -> dict[str, Any]:

@@ -77,12 +77,13 @@ for _command, _lines in _EXAMPLES.items():
 for _command, _lines in _LOG_EXAMPLES.items():
     log_commands.command(epilog=examples(*_lines))(_command)
 app.add_typer(log_commands, name="log")
+_command_line = typer.main.get_command(app)
 
 
 def main() -> None:
     """Run the command; errors of the store become one line and an exit code."""
     try:
-        app()
+        _command_line()
     except StoreError as error:
         print(f"kvstore: {plain(str(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)

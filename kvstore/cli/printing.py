@@ -47,6 +47,11 @@ def _json_escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
+def print_line(text: str) -> None:
+    """Print a line."""
+    _write(f"{plain(text)}\n")
+
+
 def rows_of(batch: pa.RecordBatch) -> list[list[Any]]:
     """The rows of a batch, each value in its JSON form."""
     return [list(row) for row in zip(*map(to_json, batch.columns), strict=True)]

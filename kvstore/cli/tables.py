@@ -6,14 +6,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import pyarrow as pa
 import typer
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
-from kvstore.cli.printing import plain, print_facts, print_json, print_table
+from kvstore.cli.printing import plain, print_facts, print_json, print_line, print_table
 from kvstore.cli.sources import source_of
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, UnsupportedOperation
 from logformat import schema as schemas
 
 NOT_NULL = " not null"
@@ -78,12 +79,12 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
     """Show a table: its key, columns, number of rows, offsets."""
     with opened(path) as store:
         table = store.table(name)
-        summary, schema = _summary(table), table.schema
+        summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
     if as_json:
-        print_json({**summary, "columns": schemas.to_json(schema)})
+        print_json({**summary, "options": options, "columns": schemas.to_json(schema)})
         return
-    print_facts({**summary, "primary_key": _key_text(summary["primary_key"])})
-    print(flush=True)
+    print_facts({**summary, "primary_key": _key_text(summary["primary_key"]), **options})
+    print_line("")
     print_table(
         ["column", "type", "nullable"],
         [[field.name, str(field.type), "yes" if field.nullable else "no"] for field in schema],
@@ -95,10 +96,17 @@ def _summary(table: kvstore.Table) -> dict[str, Any]:
     return {
         "table": table.name,
         "primary_key": table.primary_key,
-        "rows": table.count(),
+        "rows": _rows(table),
         "log_start": start,
         "log_end": end,
     }
+
+
+def _rows(table: kvstore.Table) -> int | None:
+    try:
+        return table.count()
+    except UnsupportedOperation:
+        return None  # it does not count them
 
 
 def _key_text(key: tuple[str, ...] | None) -> str:

@@ -43,6 +43,7 @@ from kvstore.table.targets import schema_given, targets_of
 from logformat import intake
 from logformat.changes import Changes
 from logformat.checksum import key_sums
+from logformat.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset
 from logformat.intake import Data, Keys
 from logformat.octets import Octets
@@ -94,6 +95,11 @@ class Table:
     def primary_key(self) -> tuple[str, ...] | None:
         """Names of the key's columns in key order; None for a log table."""
         return self._current().primary_key
+
+    @property
+    def options(self) -> TableOptions:
+        """How the table behaves, as :meth:`kvstore.Store.create_table` was told."""
+        return self._current().options
 
     # Writing
 

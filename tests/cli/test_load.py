@@ -129,6 +129,15 @@ def test_a_log_table_is_appended_to(store: Path, tmp_path: Path) -> None:
     assert {each["_change_type"] for each in found} == {"append"}
 
 
+def test_the_column_a_table_fills_is_not_in_the_file(store: Path, tmp_path: Path) -> None:
+    with kvstore.open(store) as opened:
+        schema = pa.schema({"id": pa.int64(), "k": pa.int64(), "n": pa.int8()})
+        opened.create_table("t", schema, "k", auto_increment="id")
+    (tmp_path / "f.csv").write_text("k,n\n7,1\n8,2\n")
+    fine("load", store, "t", tmp_path / "f.csv")
+    assert fine("scan", store, "t", "--json").lines == [{"id": 1, "k": 7, "n": 1}, {"id": 2, "k": 8, "n": 2}]
+
+
 def test_rows_are_left_out(store: Path, tmp_path: Path) -> None:
     fine("load", store, "log", write(tmp_path / "f.csv"), "--append-only", "--skip", "2")
     assert [each["k"] for each in changes(store, "log")] == [2]
