@@ -85,9 +85,16 @@ class Environment:
             ) from error
 
     def last_committed(self) -> int:
-        """Number of the last transaction committed by any process; it costs next to nothing."""
+        """Number of the last transaction committed by any process; it costs next to nothing.
+
+        While that is being synced, who reads still gets the one before: compare it with the ``id()`` of what was read.
+
+        Raises:
+            StoreClosed: The environment was closed.
+        """
         self.check_process()
-        return int(self._env.info()["last_txnid"])
+        with self.reading():
+            return int(self._env.info()["last_txnid"])
 
     def verify(self) -> None:
         """See whether the file is what LMDB writes, whatever its size; see :func:`kvstore.pages.verify`.
@@ -105,7 +112,7 @@ class Environment:
             CorruptData: LMDB found a page damaged, here or in what is done with the transaction.
         """
         self.check_process()
-        with self._mutex:
+        with self.reading(), self._mutex:
             transaction = self._begin_read()
             self._reading += 1
         try:

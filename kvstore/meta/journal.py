@@ -67,10 +67,8 @@ class Journal:
             UnsupportedVersion: A newer version wrote one.
         """
         with self._mutex:
-            committed = self._environment.last_committed()
-            if committed != self._seen:
+            if self._environment.last_committed() != self._seen:
                 self._catch_up()
-                self._seen = committed
             return self._state
 
     def append(self, decide: Callable[[CatalogState], Payload]) -> CatalogState:
@@ -120,7 +118,8 @@ class Journal:
 
     def close(self) -> None:
         """Give the environment up."""
-        self._environment.close()
+        with self._mutex:  # who asks for the state in another thread is not in the middle of it
+            self._environment.close()
 
     def _catch_up(self) -> None:
         with self._environment.read() as transaction:
@@ -129,6 +128,7 @@ class Journal:
             self._environment.database(name)
         with self._environment.read() as transaction:
             self._state = self._replayed(transaction, self._state)
+            self._seen = transaction.id()
 
     def _replayed(self, transaction: Transaction, state: CatalogState) -> CatalogState:
         names = _segments(transaction)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.environment import Environment
 from kvstore.errors import ForkedStore, StoreLocked
 from tests.conftest import OpenStore
 from tests.store.helpers import Program, run
@@ -157,6 +158,18 @@ def test_catalog_edits_of_two_processes_are_in_one_order(store: kvstore.Store) -
         theirs = int(other.line())
     assert len(store.list_tables()) == 20
     assert store.new_writer_id() != theirs
+
+
+def test_an_edit_is_seen_by_who_asked_while_it_was_being_synced(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB tells the number of a transaction a moment before anyone reads what is in it."""
+    last_committed = Environment.last_committed
+    with monkeypatch.context() as early:
+        early.setattr(Environment, "last_committed", lambda self: last_committed(self) + 1)
+        assert store.list_tables() == []
+    run(store.path, "kvstore.open(path).create_table('t', pa.schema([('k', pa.int64())]), 'k')")
+    assert store.list_tables() == ["t"]
 
 
 def test_a_table_dropped_by_another_process_is_gone(store: kvstore.Store, table: kvstore.Table) -> None:
