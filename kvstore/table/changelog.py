@@ -69,9 +69,7 @@ def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, 
         if place == "earliest" and name == "start":
             return log.start()
     elif isinstance(place, dt.datetime):
-        if place.tzinfo is None or place.utcoffset() is None:
-            raise InvalidRequest("A time needs a time zone; give it one.", time=place)
-        return log.first_at_or_after(_milliseconds(place), now)
+        return log.first_at_or_after(milliseconds(place), now)
     elif isinstance(place, (Mapping, SupportsIndex)):
         offset = one_offset(name, place)
         if log.start() <= offset <= now:
@@ -98,8 +96,14 @@ def one_offset(name: str, place: Any) -> Offset:
     return Offset(integer(name, place))
 
 
-def _milliseconds(time: dt.datetime) -> int:
-    """The first whole millisecond at or after a time."""
+def milliseconds(time: dt.datetime) -> int:
+    """The first whole millisecond at or after a time, since the Unix epoch.
+
+    Raises:
+        InvalidRequest: It has no time zone.
+    """
+    if time.tzinfo is None or time.utcoffset() is None:
+        raise InvalidRequest("A time needs a time zone; give it one.", time=time)
     since = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     return -(-since // dt.timedelta(milliseconds=1))
 
@@ -111,18 +115,21 @@ def changes_between(
     start: Offset,
     end: Offset,
     columns: Sequence[str] | None = None,
+    *,
+    whole_updates: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Changes from ``start`` to ``end`` (exclusive), in order.
 
     Args:
         found: Batches of the log that hold these offsets.
         columns: Those wanted, in this order; all if None.
+        whole_updates: If ``start`` is the second half of an update, begin with the first, which is in the same batch.
     """
     schema = changelog_schema(definition, columns)
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for each in found:
-        changes = _changes_in(each, definition, bucket, schema, start, end)
+        changes = _changes_in(each, definition, bucket, schema, start, end, whole_updates=whole_updates)
         if not changes.num_rows:
             continue
         waiting.append(changes)
@@ -151,7 +158,14 @@ def inserts_of(
 
 
 def _changes_in(
-    found: FoundBatch, definition: TableDefinition, bucket: BucketId, schema: pa.Schema, start: Offset, end: Offset
+    found: FoundBatch,
+    definition: TableDefinition,
+    bucket: BucketId,
+    schema: pa.Schema,
+    start: Offset,
+    end: Offset,
+    *,
+    whole_updates: bool,
 ) -> pa.RecordBatch:
     header = found.header
     written = definition.schema_of(header.schema_id)
@@ -160,6 +174,8 @@ def _changes_in(
     batch = decode_batch(data, written, [name for name in schema.names if name in written.names], validate=False)
     first = max(start - header.base_offset, 0)
     last = min(end - header.base_offset, header.record_count)
+    if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
+        first -= 1
     offsets = np.arange(header.base_offset + first, header.base_offset + max(first, last))
     about = _about(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
     return _arranged(about, batch.rows.slice(first, len(offsets)), schema)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.index.index import View
-from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.table.changelog import changelog_schema, changes_between
+from kvstore.table.changelog import changes_between, milliseconds, one_offset
 from kvstore.table.layout import layout_of
-from kvstore.table.request import group
+from kvstore.table.undo import FirstChanges, check_undoable, first_changes
 from logformat import intake
-from logformat.change import ChangeType
 from logformat.ids import BucketId, Offset
 from logformat.keys import ROW
 from logformat.octets import Octets
@@ -96,14 +96,31 @@ def rows_as_of(
     within = keys or KeyRange()
     if offset == now:
         return rows_now(view, definition, columns, within)
-    if definition.options.changelog_image == "wal":
-        raise UnsupportedOperation(
-            "A WAL image does not tell the rows of before; they can be read as they are now only.",
-            as_of=offset,
-            log_end=now,
-        )
-    undone = _undo(log.batches(Offset(max(offset - 1, 0)), now), definition, offset, now, within)
-    return _rows_undone(view, definition, undone, columns, within)
+    check_undoable(definition)
+    layout = layout_of(definition)
+    names = list(columns) if columns is not None else definition.schema.names
+    needed = ["_change_type", *dict.fromkeys([*layout.key_names, *names])]
+    changes = changes_between(
+        log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
+    )
+    undone = _within(first_changes(changes, definition, names), within)
+    return _rows_undone(view, definition, undone, names, within)
+
+
+def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogFiles, now: Offset) -> Offset:
+    """The offset before which lies what was: offsets as they are; for a time, that of the first commit at or after it.
+
+    Raises:
+        InvalidRequest: It is neither.
+        OffsetOutOfRange: The log does not reach back to the time.
+    """
+    if not isinstance(place, dt.datetime):
+        return one_offset("as_of", place)
+    offset = log.first_at_or_after(milliseconds(place), now)
+    if 0 < offset < now and offset == log.start():
+        # What is gone of the log may be of that time or later.
+        raise OffsetOutOfRange("The log does not reach back to this time.", as_of=place, log_start=offset)
+    return offset
 
 
 def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterator[pa.RecordBatch]:
@@ -148,63 +165,43 @@ def _where(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
 
 
 def _rows_undone(
-    view: View, definition: TableDefinition, undone: _Undone, columns: Sequence[str] | None, within: KeyRange
+    view: View, definition: TableDefinition, undone: _Undone, names: list[str], within: KeyRange
 ) -> Iterator[pa.RecordBatch]:
-    names = list(columns) if columns is not None else definition.schema.names
-    restored = undone.rows.select(names)
     layout = layout_of(definition)
     place = 0
     for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
         rows, _ = layout.decode_found(Octets.from_list(found_keys), Octets.from_list(values), names)
         until = bisect_right(undone.keys, found_keys[-1])
-        yield _replaced(rows, found_keys, undone, restored, place, until)
+        yield _replaced(rows, found_keys, undone, place, until)
         place = until
     if place < len(undone.keys):
-        yield _replaced(restored.slice(0, 0), [], undone, restored, place, len(undone.keys))
+        yield _replaced(undone.rows.slice(0, 0), [], undone, place, len(undone.keys))
 
 
 @dataclass(frozen=True, slots=True)
 class _Undone:
-    """Keys that changed since an offset, in order; for each, where in ``rows`` its row of then is, -1 for none."""
+    """Keys that changed since an offset, in order; for each its row of then, and whether there was one."""
 
     keys: list[bytes]
-    places: np.ndarray
     rows: pa.RecordBatch
+    existed: np.ndarray
 
 
-def _undo(
-    found: Iterable[FoundBatch], definition: TableDefinition, offset: Offset, now: Offset, within: KeyRange
-) -> _Undone:
-    # From one offset earlier: if the first change is the second half of an update, the half before has the row of then.
-    start = Offset(max(offset - 1, 0))
-    nothing = intake.empty(changelog_schema(definition))
-    changes = pa.concat_batches([nothing, *changes_between(found, definition, BucketId(0), start, now)])
-    kinds = changes.column("_change_type").to_numpy(zero_copy_only=False)
-    wanted = changes.column("_log_offset").to_numpy() >= offset
-    if len(wanted) and not wanted[0] and kinds[0] == ChangeType.UPDATE_PREIMAGE.word:
-        wanted[0] = True
-    columns = [changes.column(name).filter(pa.array(wanted)) for name in definition.schema.names]
-    rows = pa.RecordBatch.from_arrays(columns, schema=definition.schema)
-    grouping = group(layout_of(definition).encode_keys(rows))
-    firsts = grouping.order[grouping.starts]
-    inserted = kinds[wanted][firsts] == ChangeType.INSERT.word
-    keys = grouping.keys.to_list()
+def _within(changes: FirstChanges, within: KeyRange) -> _Undone:
+    keys = changes.keys.to_list()
     low = bisect_left(keys, within.start)
     high = len(keys) if within.stop is None else bisect_left(keys, within.stop)
-    return _Undone(keys[low:high], np.where(inserted, -1, firsts)[low:high], rows)
+    return _Undone(keys[low:high], changes.rows.slice(low, high - low), changes.existed[low:high])
 
 
-def _replaced(
-    rows: pa.RecordBatch, keys: list[bytes], undone: _Undone, restored: pa.RecordBatch, first: int, last: int
-) -> pa.RecordBatch:
+def _replaced(rows: pa.RecordBatch, keys: list[bytes], undone: _Undone, first: int, last: int) -> pa.RecordBatch:
     """Rows with those of ``undone.keys[first:last]`` as they were then."""
     if first == last:
         return rows
     changed = set(undone.keys[first:last])
     kept = [place for place, key in enumerate(keys) if key not in changed]
-    places = undone.places[first:last]
-    back = np.flatnonzero(places >= 0)
-    merged_keys = [keys[place] for place in kept] + [undone.keys[first + i] for i in back]
+    back = first + np.flatnonzero(undone.existed[first:last])
+    merged_keys = [keys[place] for place in kept] + [undone.keys[place] for place in back]
     order = sorted(range(len(merged_keys)), key=merged_keys.__getitem__)
-    merged = pa.concat_batches([rows.take(pa.array(kept, pa.int64())), restored.take(pa.array(places[back]))])
+    merged = pa.concat_batches([rows.take(pa.array(kept, pa.int64())), undone.rows.take(pa.array(back))])
     return merged.take(pa.array(order, pa.int64()))
