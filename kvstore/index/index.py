@@ -124,6 +124,15 @@ class Index:
         self._transaction: Transaction | None = None
         self._leaf_pages = 0
         self._touched = 0
+        self._committed: tuple[int, IndexState] | None = None
+
+    def committed_state(self) -> IndexState:
+        """How far what is committed is; it costs next to nothing if nothing was committed since it was asked last."""
+        known = self._committed
+        if known is None or known[0] != self._environment.last_committed():
+            with self._environment.read() as transaction:
+                self._committed = known = transaction.id(), View(transaction).state()
+        return known[1]
 
     @contextmanager
     def view(self) -> Iterator[View]:

@@ -11,20 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.arguments import column_names, integer, integer_within, refuse_later
-from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.arguments import column_names, integer, integer_within, shown
+from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
+from kvstore.table.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.table.bucket import Bucket
-from kvstore.table.changelog import (
-    End,
-    Start,
-    changelog_schema,
-    changes_between,
-    inserts_of,
-    offset_of,
-    one_offset,
-)
+from kvstore.table.changelog import End, Start, changelog_schema
+from kvstore.table.follow import ChangeReader, range_between
 from kvstore.table.layout import layout_of
 from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.rules import engine_of_table
@@ -32,6 +26,7 @@ from kvstore.table.scan import (
     KeyRange,
     check_filter,
     first_rows,
+    offset_as_of,
     rows_as_of,
     rows_now,
     rows_where,
@@ -40,6 +35,7 @@ from kvstore.table.scan import (
 )
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import schema_given, targets_of
+from kvstore.table.undo import check_undoable, first_changes
 from logformat import intake
 from logformat.changes import Changes
 from logformat.checksum import key_sums
@@ -240,14 +236,14 @@ class Table:
             columns: Those wanted, in this order; all if None.
             filter: Only rows for which it is true, such as ``pc.field("n") > 1``; it may use any column.
             limit: The first so many.
-            as_of: As they were after all changes before this offset; its reading needs the log since then. A time is
-                not supported by this version.
+            as_of: As they were after all changes before this offset, or before the first commit at or after this time;
+                its reading needs the log since then.
 
         Raises:
             InvalidRequest: An argument is not possible; a filter that fails for a row is raised by the reader.
             SchemaMismatch: There is no such column.
             OffsetOutOfRange: The log does not reach back to ``as_of``, or has not come to it.
-            CorruptData: A row is damaged; the reader raises it.
+            CorruptData: A row or a change is damaged; the reader may raise it.
         """
         definition = self._keyed()
         names = _names(columns)
@@ -256,15 +252,14 @@ class Table:
             check_filter(filter, definition.schema)
         if limit is not None:
             limit = integer_within("limit", limit, 0, OFFSET_MAX)
-        if isinstance(as_of, dt.datetime):
-            refuse_later(as_of=as_of)
-        then = None if as_of is None else one_offset("as_of", as_of)
+        log = self._tablet.log
         needed = names if filter is None else None  # what columns an expression uses, pyarrow does not tell
 
         def read(view: View) -> Iterator[pa.RecordBatch]:
-            if then is None:
+            if as_of is None:
                 return rows_now(view, definition, needed)
-            return rows_as_of(view, self._tablet.log, definition, then, needed)
+            then = offset_as_of(as_of, log, view.state().applied_offset)
+            return rows_as_of(view, log, definition, then, needed)
 
         rows = self._held(read)
         if filter is not None:
@@ -301,15 +296,19 @@ class Table:
         """Changes in the order they were made.
 
         Args:
-            start: ``full`` (the current rows as inserts), ``earliest``, ``latest``, an offset, an offset for each
-                bucket, or a time: the first commit at or after it.
+            start: ``full`` (the current rows as inserts, then the changes after them), ``earliest``, ``latest``, an
+                offset, an offset for each bucket, or a time: the first commit at or after it.
             end: Exclusive: ``latest``, an offset, one for each bucket, or a time: the first commit at or after it.
             bucket: Only this bucket's.
             columns: Those wanted, in this order; all if None.
-            follow: Not supported by this version.
+            follow: Wait for changes to come, of this process or another, until ``end`` is reached. An offset or a time
+                may be to come; ``latest`` is never reached. A change comes as soon as other processes see it, so in
+                the process that writes nothing is committed for it; :meth:`flush` hastens it.
 
         Returns:
-            Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and the row.
+            Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and the row,
+            none of them empty. Waiting, it raises StoreClosed or NoSuchTable once the store is closed, or the table
+            dropped.
 
         Raises:
             InvalidRequest: An argument is not possible, or ``end`` comes before ``start``.
@@ -317,30 +316,60 @@ class Table:
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
-        definition = self._current()
-        if bucket is not None:
-            self.bucket(bucket)
-        refuse_later(follow=follow)
-        names = _names(columns)
-        changelog_schema(definition, names)
+        return self._changes(self.changelog_schema(columns).names, start, end, bucket, follow)
+
+    def binlog(
+        self,
+        start: Start = "earliest",
+        end: End = "latest",
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """Changes in the order they were made, each in one row: an update with the row before and the row after.
+
+        Args:
+            start, end, bucket, follow: See :meth:`changelog`. Where a range of offsets divides an update, it belongs to
+                the one that has its second half.
+            columns: Those wanted of the rows before and after, in this order; all if None.
+
+        Returns:
+            Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and two
+            structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has offset and type
+            of its second half, ``update_postimage``. In a log table every row is an ``append``. A WAL image has no
+            row before an update.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange, SchemaMismatch, CorruptBatch: See :meth:`changelog`.
+        """
+        schema = binlog_schema(self._current(), _names(columns))
+        changes = self._changes(changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
+        return binlog_of(changes, schema)
+
+    def undo(self, start: Start) -> Changes:
+        """What makes the rows again what they were at ``start``, whatever was changed since.
+
+        Nothing is written: apply it before anything else is, ``overwrite`` if the table's engine is not ``last_row``;
+        see :meth:`Bucket.apply`. Each key that changed is in it once, in key order: deleted if it had no row, else with
+        its row. So it may be applied in parts, if it is very long.
+
+        Args:
+            start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
+                time, ``earliest`` or ``latest``; what comes before it stays.
+
+        Raises:
+            InvalidRequest: It is nothing of these.
+            UnsupportedOperation: The table's changelog is a WAL image.
+            OffsetOutOfRange: The log does not hold ``start``.
+            CorruptBatch: The log is damaged.
+        """
+        definition = self._keyed()
+        check_undoable(definition)
         if isinstance(start, str) and start == "full":
-            self._keyed()
-
-            def read(view: View) -> Iterator[pa.RecordBatch]:
-                state = view.state()
-                if offset_of("end", end, self._tablet.log, state.applied_offset) < state.applied_offset:
-                    raise InvalidRequest(
-                        "From `full` a changelog has the rows of now, which is after this end; leave it out.",
-                        end=end,
-                        log_end=state.applied_offset,
-                    )
-                rows = rows_now(view, definition, definition.schema.names)
-                return inserts_of(rows, definition, BucketId(0), state.applied_offset, state.last_timestamp, names)
-
-            return self._held(read)
-        ((first, last),) = self.offset_ranges(start, end).values()
-        found = self._tablet.log.batches(first, last)
-        return self._while_current(changes_between(found, definition, BucketId(0), first, last, names))
+            raise InvalidRequest("Undo begins at an offset, a time, `earliest` or `latest`.", start=start)
+        names = ["_change_type", *definition.schema.names]
+        changes = self._changes(names, start, "latest", whole_updates=True)
+        return first_changes(changes, definition).undo()
 
     # For readers in other processes, which share the work
 
@@ -369,10 +398,7 @@ class Table:
         self._current()
         with self._tablet.snapshot() as view:
             now = view.state().applied_offset
-        first, last = offset_of("start", start, self._tablet.log, now), offset_of("end", end, self._tablet.log, now)
-        if first > last:
-            raise InvalidRequest("The end of a changelog does not come before its start.", start=first, end=last)
-        return {BucketId(0): (first, last)}
+        return {BucketId(0): range_between(start, end, self._tablet.log, now)}
 
     def split_changes(
         self, bucket: int, start: Offset, end: Offset, parts: int, bytes_min: int
@@ -402,6 +428,25 @@ class Table:
         if definition.primary_key is None:
             raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
         return definition
+
+    def _changes(
+        self,
+        names: Sequence[str],
+        start: Start,
+        end: End,
+        bucket: int | None = None,
+        follow: bool = False,
+        *,
+        whole_updates: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        if bucket is not None:
+            self.bucket(bucket)
+        if not isinstance(follow, (bool, np.bool_)):
+            raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
+        if isinstance(start, str) and start == "full":
+            self._keyed()
+        reader = ChangeReader(self._tablet, self._current, names, whole_updates)
+        return self._while_current(reader.read(start, end, follow=bool(follow)))
 
     def _targets(self, definition: TableDefinition, columns: Any) -> frozenset[str] | None:
         if columns is None:
@@ -437,9 +482,13 @@ class Table:
     def _while_current(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same, as long as there is the table, and the store is open here."""
         self._current()
-        for batch in batches:
-            yield batch
-            self._current()
+        try:
+            for batch in batches:
+                yield batch
+                self._current()
+        except (StoreError, OSError):
+            self._current()  # if it is not, that is why
+            raise
 
 
 def _names(columns: Any) -> list[str] | None:

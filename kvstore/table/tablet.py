@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData
+from kvstore.errors import CorruptData, StoreClosed
 from kvstore.files import Files, refusals
 from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
@@ -58,7 +58,8 @@ class Tablet:
         self._lock = threading.Lock()
         self._index: Index | None = None
         self._committer: Committer | None = None
-        self._recover_next = 0.0
+        self._recover_next = self._look_next = 0.0
+        self._closed = False
 
     @property
     def log(self) -> LogFiles:
@@ -103,6 +104,20 @@ class Tablet:
                 return committer.state
         with self._reader().view() as view:
             return view.state()
+
+    def committed(self) -> IndexState:
+        """How far every process sees the bucket now, for those who ask often: nothing is committed for it.
+
+        Whether a writer died, or the index was built anew, is looked after every ``RECOVER_SECONDS``.
+        """
+        with self._opening:
+            if self._committer is not None:
+                self._committer.check()
+                return self._committer.index.committed_state()
+            if self._index is None or self._clock.monotonic() >= self._look_next:
+                self._look_next = self._clock.monotonic() + RECOVER_SECONDS
+                return self._reading().committed_state()
+            return self._index.committed_state()
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:
@@ -173,8 +188,9 @@ class Tablet:
                 self._process_lock.release()
 
     def close(self) -> None:
-        """Commit everything and give the files up."""
+        """Commit everything and give the files up, for good."""
         with self._opening:
+            self._closed = True
             try:
                 self._stop()
             finally:
@@ -196,6 +212,7 @@ class Tablet:
         if committer is not None:
             return committer
         with self._opening:
+            self._check_open()
             if self._committer is None:
                 self._committer = self._begin_writing()
             return self._committer
@@ -214,15 +231,24 @@ class Tablet:
 
     def _reader(self) -> Index:
         with self._opening:
-            if not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next):
-                self._recover()
-                self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
-            if self._index is not None and self._index.is_stale():
-                self._index.close()  # it was built anew
-                self._index = None
-            if self._index is None:
-                self._index = self._opened_index()
-            return self._index
+            return self._reading()
+
+    def _reading(self) -> Index:
+        self._check_open()
+        if not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next):
+            self._recover()
+            self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
+        if self._index is not None and self._index.is_stale():
+            self._index.close()  # it was built anew
+            self._index = None
+        if self._index is None:
+            self._index = self._opened_index()
+        return self._index
+
+    def _check_open(self) -> None:
+        # Who comes from another thread a moment after close() would open files that nobody closes again.
+        if self._closed:
+            raise StoreClosed("The store was closed; open it again.", path=self.place.directory)
 
     def _recover(self) -> None:
         """Bring back what a dead writer had acknowledged, so that it can be read."""
@@ -231,7 +257,7 @@ class Tablet:
         else:
             with self._index.view() as view:
                 complete = is_at_end(self.place, view.state())
-        if complete or not self._process_lock.try_acquire():
+        if complete or self._process_lock.held or not self._process_lock.try_acquire():
             return
         try:
             self._recovered().close()

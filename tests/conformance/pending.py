@@ -17,5 +17,4 @@ PENDING: dict[str, tuple[str, ...]] = {
         "bucket_2bb87d68-baf_mod_16",
         "bucket_The quick br_mod_8",
     ),
-    "undo": ("undo_update_after_does_not_mark",),
 }

@@ -148,6 +148,36 @@ BAD_CALLS: dict[str, tuple[type[StoreError], Call]] = {
     "changelog from behind its end": (InvalidRequest, lambda t: t.changelog(1, 0)),
     "changelog from the rows of now to before them": (InvalidRequest, lambda t: t.changelog("full", 0)),
     "changelog from the rows of now to nowhere": (InvalidRequest, lambda t: t.changelog("full", None)),
+    "as of a time without a zone": (InvalidRequest, lambda t: t.scan(as_of=dt.datetime(2020, 1, 1))),
+    "as of a day": (InvalidRequest, lambda t: t.scan(as_of=dt.date(2020, 1, 1))),
+    "follow as a word": (InvalidRequest, lambda t: t.changelog(follow="no")),
+    "follow as a number": (InvalidRequest, lambda t: t.binlog(follow=1)),
+    "following from an offset to come": (OffsetOutOfRange, lambda t: t.changelog(2, follow=True)),
+    "following from an unknown word": (InvalidRequest, lambda t: t.changelog("newest", follow=True)),
+    "following to an unknown word": (InvalidRequest, lambda t: t.changelog(0, "earliest", follow=True)),
+    "following to nowhere": (InvalidRequest, lambda t: t.changelog(0, None, follow=True)),
+    "following to a float": (InvalidRequest, lambda t: t.changelog(0, 1.5, follow=True)),
+    "following to before the start": (InvalidRequest, lambda t: t.changelog(1, 0, follow=True)),
+    "following to a negative offset": (InvalidRequest, lambda t: t.changelog(0, -1, follow=True)),
+    "following to a time without a zone": (
+        InvalidRequest,
+        lambda t: t.changelog(0, dt.datetime(2020, 1, 1), follow=True),
+    ),
+    "following the rows of now to before them": (InvalidRequest, lambda t: t.changelog("full", 0, follow=True)),
+    "following the rows of now to a time before them": (
+        InvalidRequest,
+        lambda t: t.changelog("full", dt.datetime(2020, 1, 1, tzinfo=dt.UTC), follow=True),
+    ),
+    "binlog from an offset to come": (OffsetOutOfRange, lambda t: t.binlog(2)),
+    "binlog of an unknown column": (SchemaMismatch, lambda t: t.binlog(columns=["zzz"])),
+    "binlog of a column that is always there": (SchemaMismatch, lambda t: t.binlog(columns=["_log_offset"])),
+    "binlog of no column": (SchemaMismatch, lambda t: t.binlog(columns=[])),
+    "binlog of an unknown bucket": (InvalidRequest, lambda t: t.binlog(bucket=1)),
+    "undo from the rows of now": (InvalidRequest, lambda t: t.undo("full")),
+    "undo from nowhere": (InvalidRequest, lambda t: t.undo(None)),
+    "undo from a float": (InvalidRequest, lambda t: t.undo(0.0)),
+    "undo from an offset to come": (OffsetOutOfRange, lambda t: t.undo(2)),
+    "undo from a time without a zone": (InvalidRequest, lambda t: t.undo(dt.datetime(2020, 1, 1))),
     "key that is a table of others": (SchemaMismatch, lambda t: t.delete(pa.table({"n": [1]}))),
     "keys that are a column of another type": (SchemaMismatch, lambda t: t.lookup(pa.array([1]))),
     "whether a key of another type is there": (SchemaMismatch, lambda t: 1 in t),
@@ -177,23 +207,12 @@ def test_errors_say_which_end_is_wrong(table: kvstore.Table) -> None:
         table.scan(as_of=-1)
 
 
-LATER: dict[str, Call] = {
-    "scan as of a time": lambda t: t.scan(as_of=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)),
-    "endless changelog": lambda t: t.changelog(follow=True),
-}
-
-
-@pytest.mark.parametrize("what", LATER)
-def test_what_a_later_version_can(what: str, table: kvstore.Table) -> None:
-    with pytest.raises(UnsupportedOperation, match="this version"):
-        LATER[what](table)
-    assert changes_of(table) == [(0, "insert", ROW, 0)]
-
-
 def test_arguments_come_in_the_order_of_the_contract() -> None:
     expected = {
         kvstore.Table.scan: "columns filter limit as_of",
         kvstore.Table.changelog: "start end bucket columns follow",
+        kvstore.Table.binlog: "start end bucket columns follow",
+        kvstore.Table.undo: "start",
         kvstore.Table.upsert: "data columns",
         kvstore.Table.delete: "keys columns",
         kvstore.Bucket.apply: "changes writer_id sequence writer_epoch columns overwrite schema_id",
@@ -294,6 +313,9 @@ def test_log_table_has_no_keys(store: kvstore.Store) -> None:
         lambda: table.lookup(["a"]),
         lambda: table.scan(),
         lambda: table.changelog("full"),
+        lambda: table.changelog("full", follow=True),
+        lambda: table.binlog("full"),
+        lambda: table.undo(0),
         lambda: table.apply(delete),
     ]
     for call in calls:
@@ -439,6 +461,9 @@ def test_use_after_close(store: kvstore.Store) -> None:
         lambda: table.get("a"),
         lambda: table.scan(),
         lambda: table.changelog(),
+        lambda: table.changelog(follow=True),
+        lambda: table.binlog(),
+        lambda: table.undo(0),
         lambda: bucket.apply(nothing()),
         table.count,
         table.offsets,

@@ -210,6 +210,8 @@ def in_child(check: Callable[[], None]) -> None:
 class TestFork:
     def test_every_use_in_the_child_is_refused(self, store: kvstore.Store, table: kvstore.Table) -> None:
         table.upsert({"k": 1, "v": 1})
+        following = table.changelog(follow=True)
+        next(following)
 
         def check() -> None:
             for call in (
@@ -217,6 +219,8 @@ class TestFork:
                 lambda: table.get(1),
                 lambda: table.scan(),
                 lambda: table.changelog(),
+                lambda: table.changelog(follow=True),
+                lambda: next(following),
                 table.count,
                 store.check,
                 lambda: store.table("t"),

@@ -80,6 +80,20 @@ class Model:
         self.log.append((self.end, kind, row, version))
         self.end += 1
 
+    def binlog(self, start: int, end: int) -> list[tuple[int, str, Row | None, Row | None, int]]:
+        """``(offset, change type, row before, row after, first offset of its batch)``."""
+        found = []
+        before = None
+        for at, kind, row, version in self.log:
+            if kind == "update_preimage":
+                before = row
+                continue
+            after = None if kind == "delete" else row
+            if start <= at < end:
+                found.append((at, kind, row if after is None else before, after, version))
+            before = None
+        return found
+
     def as_of(self, offset: int) -> dict[tuple[Any, ...], Row]:
         """Rows after all changes before an offset; between the halves of an update, the row is still the old one."""
         rows: dict[tuple[Any, ...], Row] = {}

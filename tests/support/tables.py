@@ -29,6 +29,18 @@ def changes_of(
     ]
 
 
+def binlog_of(
+    table: kvstore.Table, start: object = "earliest", end: object = "latest"
+) -> list[tuple[int, str, Row | None, Row | None, int]]:
+    names = ("_log_offset", "_change_type", "before", "after", "_commit_version")
+    return [tuple(change[name] for name in names) for batch in table.binlog(start, end) for change in batch.to_pylist()]
+
+
+def operations_of(changes: kvstore.Changes) -> list[tuple[str, Row]]:
+    words = ["delete" if is_delete else "upsert" for is_delete in changes.is_delete.to_pylist()]
+    return list(zip(words, changes.rows.to_pylist(), strict=True))
+
+
 def assert_equals_model(table: kvstore.Table, model: Model) -> None:
     keys = sorted(model.rows)
     assert rows_of(table) == [model.rows[key] for key in keys]

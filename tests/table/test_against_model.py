@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import kvstore
 from kvstore.errors import OutOfOrderSequence
 from tests.support.model import Answer, Model, Operation, Refused
-from tests.support.tables import assert_equals_model
+from tests.support.tables import assert_equals_model, binlog_of, operations_of
 
 WRITERS = (0, 1, 7)
 
@@ -95,6 +95,22 @@ class TableMachine(RuleBasedStateMachine):
         offset = data.draw(st.integers(0, self.model.end))
         rows = self.table.scan(as_of=offset).read_all().to_pylist()
         assert {tuple(row[name] for name in self.key): row for row in rows} == self.model.as_of(offset)
+
+    @precondition(lambda self: self.model.end)
+    @rule(data=st.data())
+    def undo(self, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(0, self.model.end))
+        then, changes = self.model.as_of(offset), self.table.undo(offset)
+        result = self.table.apply(changes)
+        expected = self.model.apply(operations_of(changes))
+        assert (result.first_offset, result.last_offset) == (expected.first_offset, expected.last_offset)
+        assert self.model.rows == then
+
+    @rule(data=st.data())
+    def read_the_binlog(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, self.model.end))
+        end = data.draw(st.integers(start, self.model.end))
+        assert binlog_of(self.table, start, end) == self.model.binlog(start, end)
 
     @invariant()
     def equals_the_model(self) -> None:

@@ -1,0 +1,113 @@
+"""Following what other processes write: all of it, whatever happens to them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.errors import NoSuchTable
+from tests.conftest import OpenStore
+from tests.store.helpers import Program, run
+from tests.support.tables import changes_of
+from tests.table.test_follow import Following, changes, wait_until
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+
+WRITER = """
+import random, time
+store = kvstore.open(path, segment_bytes_max=8000)
+table = store.table("t")
+choose = random.Random(7)
+print("ready")
+sys.stdin.readline()
+for step in range(200):
+    table.upsert([{"k": key, "v": step} for key in choose.sample(range(20), 4)])
+    if step % 3 == 0:
+        table.delete(choose.sample(range(20), 2))
+    if step % 20 == 0:
+        time.sleep(choose.random() / 10)
+print(table.offsets()[0][1])
+sys.stdin.readline()
+"""
+
+LAZY = """
+store = kvstore.open(path, commit_wait_ms=60_000, commit_idle_ms=60_000)
+table = store.table("t")
+table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
+print("written")
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def table(store: kvstore.Store) -> kvstore.Table:
+    return store.create_table("t", SCHEMA, primary_key="k")
+
+
+def test_everything_another_process_writes_comes_once_and_in_order(store: kvstore.Store, table: kvstore.Table) -> None:
+    with Program(store.path, WRITER) as other:
+        assert other.line() == "ready"
+        reading = kvstore.open(store.path, read_only=True)
+        whole = Following(table.changelog(follow=True))
+        late = Following(reading.table("t").changelog("latest", follow=True, columns=["_log_offset"]))
+        full = Following(table.binlog("full", follow=True))
+        other.go_on()
+        end = int(other.line())
+        wait_until(lambda: table.offsets()[0][1] == end)
+        expected, binlog = changes(table.changelog()), changes(table.binlog())
+        for follower, count in ((whole, len(expected)), (late, len(expected)), (full, len(binlog))):
+            follower.wait_for(count)
+        assert whole.taken == expected
+        assert [change["_log_offset"] for change in late.taken] == [change["_log_offset"] for change in expected]
+        assert full.taken == binlog
+        reading.close()
+
+
+def test_what_a_killed_writer_had_acknowledged_comes_and_then_what_the_next_one_writes(
+    store: kvstore.Store, table: kvstore.Table
+) -> None:
+    with Program(store.path, LAZY) as other:
+        following = Following(table.changelog(follow=True, end=3))
+        assert other.line() == "written"
+        time.sleep(0.05)
+        assert following.taken == []
+        other.kill()
+    following.wait_for(2)
+    run(store.path, "kvstore.open(path).table('t').upsert({'k': 3, 'v': 3})")
+    assert following.ended() == changes(table.changelog())
+
+
+def test_an_index_that_is_built_anew_is_noticed(open_store: OpenStore, store_path: Path) -> None:
+    store = open_store()
+    table = store.create_table("t", SCHEMA, "k")
+    run(store_path, "kvstore.open(path).table('t').upsert({'k': 1, 'v': 1})")
+    following = Following(table.changelog(follow=True, end=2))
+    following.wait_for(1)
+    table._tablet._look_next = math.inf  # for a moment there is none
+    shutil.rmtree(store_path / "tables/1/0/index")
+    run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
+    time.sleep(0.05)
+    assert len(following.taken) == 1
+    table._tablet._look_next = 0.0
+    assert following.ended() == changes(table.changelog())
+    assert [offset for offset, *_ in changes_of(table)] == [0, 1]
+
+
+def test_a_table_dropped_by_another_process_ends_it(store: kvstore.Store) -> None:
+    program = """
+    store = kvstore.open(path)
+    for name in ("a", "b", "c", "d"):
+        store.drop_table(name)
+    """
+    tables = [store.create_table(name, SCHEMA, "k") for name in ("a", "b", "c", "d")]
+    following = [Following(table.changelog(start, follow=True)) for table in tables for start in ("latest", "full")]
+    run(store.path, program)
+    for follower in following:
+        with pytest.raises(NoSuchTable):
+            follower.ended()
