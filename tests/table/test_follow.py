@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.environment import Environment
 from kvstore.errors import LogFailed, NoSuchTable, OffsetOutOfRange, StoreClosed
 from kvstore.options import StoreOptions
 from kvstore.store import Store
@@ -325,3 +326,18 @@ def test_columns_stay_the_same_if_the_table_gets_more(store_path: Path) -> None:
     assert next(binlog).schema.equals(kind)
     assert next(iter(table.changelog())).column("w").to_pylist() == [None, None, "x"]
     store.close()
+
+
+def test_a_commit_is_seen_by_who_asked_while_it_was_being_synced(
+    table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB tells the number of a transaction a moment before anyone reads what is in it."""
+    last_committed = Environment.last_committed
+    table.upsert({"k": 1, "v": 1})
+    table.flush()
+    with monkeypatch.context() as early:
+        early.setattr(Environment, "last_committed", lambda self: last_committed(self) + 1)
+        assert table._tablet.committed().applied_offset == 1
+    table.upsert({"k": 2, "v": 1})
+    table.flush()
+    assert table._tablet.committed().applied_offset == 2
