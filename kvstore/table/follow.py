@@ -99,7 +99,7 @@ def span_from(start: Start, end: End, log: LogFiles, now: Offset) -> Span:
 def _check_order(first: Offset, last: Offset) -> None:
     if last < first:
         raise InvalidRequest(
-            "A changelog does not end before its start; that of `full` is the log's end.", start=first, end=last
+            "The end of a changelog does not come before its start, which for `full` is now.", start=first, end=last
         )
 
 
