@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import OffsetOutOfRange
+from kvstore.errors import OffsetOutOfRange, UnsupportedOperation
 from kvstore.log.segments import LogFiles
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from kvstore.table import undo
 from tests.support.clocks import SetClock
-from tests.support.tables import operations_of, rows_of
+from tests.support.tables import binlog_of, operations_of, rows_of
 
 SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field("k", pa.string(), False)])
 
@@ -113,3 +113,26 @@ def test_a_time_the_log_does_not_reach_back_to_is_refused(
     monkeypatch.setattr(LogFiles, "first_at_or_after", lambda *_: 1)
     with pytest.raises(OffsetOutOfRange, match="reach back"):
         table.scan(as_of=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+
+
+def test_with_an_engine_that_merges_it_is_applied_overwriting(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", merge_engine=kvstore.Aggregate({"v": "sum"}))
+    table.upsert([{"k": key, "v": 1} for key in "abc"])
+    then = rows_of(table)
+    table.upsert([{"k": key, "v": 5} for key in "bcd"])
+    table.upsert([{"k": key, "v": 7} for key in "de"])
+    table.bucket(0).apply(table.undo(3), overwrite=True)
+    assert rows_of(table) == then
+
+
+def test_a_wal_image_can_not_be_undone_and_its_binlog_has_no_rows_before_updates(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", changelog_image="wal")
+    table.upsert({"k": "a", "v": 1})
+    table.upsert({"k": "a", "v": 2})
+    with pytest.raises(UnsupportedOperation, match="WAL image"):
+        table.undo(1)
+    with pytest.raises(UnsupportedOperation, match="WAL image"):
+        table.scan(as_of=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    assert binlog_of(table) == [
+        (0, "update_postimage", None, {"v": 1, "k": "a"}, 0), (1, "update_postimage", None, {"v": 2, "k": "a"}, 1)
+    ]  # fmt: skip
