@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from kvstore.arguments import column_names, integer, refuse_later, shown
+from kvstore.arguments import column_names, integer_within, refuse_later, shown
 from kvstore.check import CheckReport, check_tablet
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES
@@ -38,7 +38,7 @@ from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
-from kvstore.table.creation import added_fields, options_of
+from kvstore.table.creation import added_fields, bucket_key_of, options_of
 from kvstore.table.recovery import BucketPlace
 from kvstore.table.table import Table
 from kvstore.table.tablet import Tablet
@@ -58,7 +58,7 @@ from logformat.segment import HEAD_BYTES
 from logformat.store_file import StoreFile
 from merge_engines.engine import MergeEngine
 
-ONLY_BUCKET = BucketId(0)
+BUCKETS_MAX = 1024
 SCHEMAS_MAX = 2**15 - 1
 TABLE_NAME_BYTES_MAX = 255
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
@@ -147,7 +147,9 @@ class Store:
             name: Up to 255 bytes of printable text without ``$``.
             schema: Columns; what types there may be stands in docs/types.md.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
-            buckets: Only 1 so far.
+            buckets: Parts of the table, 1 to 1,024, each with a log of its own; they are written and read in parallel.
+            bucket_key: Columns whose values say which bucket a row goes to; the primary key if None. Of a table with a
+                primary key, some of its columns. Rows of a log table without one go to any.
             merge_engine: What becomes of a stored row when another comes: ``last_row``, ``first_row``,
                 ``kvstore.Versioned(column)`` or ``kvstore.Aggregate({column: function})``.
             changelog_image: ``full``, or ``wal``: updates without the row before, which is faster; then there is no row
@@ -156,7 +158,7 @@ class Store:
             auto_increment: An integer column that the table fills: 1, 2, … for each new row.
             skip_identical_updates: Whether an update that changes nothing leaves no change.
             compression: Of the changelog: ``lz4``, ``zstd`` or None.
-            bucket_key, retention: Not supported by this version.
+            retention: Not supported by this version.
 
         Raises:
             TableExists: There is one of that name. Nothing was written.
@@ -164,9 +166,8 @@ class Store:
         """
         self._check_writable()
         name = _table_name(name)
-        refuse_later(bucket_key=bucket_key, retention=retention)
-        if integer("buckets", buckets) != 1:
-            raise UnsupportedOperation("So far a table has one bucket.", buckets=buckets)
+        refuse_later(retention=retention)
+        buckets = integer_within("buckets", buckets, 1, BUCKETS_MAX)
         key = None if primary_key is None else column_names("primary_key", primary_key)
         columns = schemas.normalise(schema, key or ())
         options = options_of(
@@ -179,7 +180,8 @@ class Store:
             auto_increment=auto_increment,
             skip_identical_updates=skip_identical_updates,
         )
-        self._core.create_table(name, schemas.to_json(columns), key, options)
+        placed_by = bucket_key_of(columns, key, bucket_key)
+        self._core.create_table(name, schemas.to_json(columns), key, placed_by, buckets, options)
         return self.table(name)
 
     def add_columns(self, name: str, fields: Sequence[pa.Field] | pa.Schema) -> None:
@@ -209,7 +211,7 @@ class Store:
             self._check_open()
             return core.current(definition)
 
-        return Table(core.tablet(definition), current, self._check_writable, core.options.batch_rows_max)
+        return Table(core.tablets(definition), current, self._check_writable, core.options.batch_rows_max)
 
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
@@ -245,7 +247,11 @@ class Store:
         core.verify_catalog()
         catalog = core.catalog()
         tables = sorted(catalog.tables.values(), key=lambda table: table.name)
-        buckets = [check_tablet(core.tablet(table), table, ONLY_BUCKET) for table in tables]
+        buckets = [
+            check_tablet(tablet, table, BucketId(bucket))
+            for table in tables
+            for bucket, tablet in enumerate(core.tablets(table))
+        ]
         return CheckReport(buckets, [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)])
 
     def flush(self) -> None:
@@ -295,7 +301,7 @@ class _Core:
         self._files = files
         self._clock = clock
         self._mutex = threading.Lock()
-        self._tablets: dict[TableId, Tablet] = {}
+        self._tablets: dict[TableId, list[Tablet]] = {}
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         self._journal = Journal(path, files, clock)
 
@@ -320,29 +326,44 @@ class _Core:
             raise NoSuchTable("The table was dropped.", table=definition.name)
         return now
 
-    def tablet(self, definition: TableDefinition) -> Tablet:
+    def tablets(self, definition: TableDefinition) -> list[Tablet]:
+        """One for each bucket, in order."""
         with self._mutex:
             if definition.id not in self._tablets:
-                self._tablets[definition.id] = self._opened(definition)
+                self._tablets[definition.id] = self._opened(definition, lambda: self.current(definition))
             return self._tablets[definition.id]
 
     def create_table(
-        self, name: str, columns: list[dict[str, object]], key: list[str] | None, options: TableOptions
+        self,
+        name: str,
+        columns: list[dict[str, object]],
+        key: list[str] | None,
+        bucket_key: list[str] | None,
+        buckets: int,
+        options: TableOptions,
     ) -> None:
         def decide(state: CatalogState) -> CreateTable:
             if state.table(name) is not None:
                 raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
             self._remove_orphans(state)
             edit = CreateTable(
-                table_id=state.next_table_id, name=name, columns=columns, primary_key=key, buckets=1, options=options
+                table_id=state.next_table_id,
+                name=name,
+                columns=columns,
+                primary_key=key,
+                buckets=buckets,
+                bucket_key=bucket_key,
+                options=options,
             )
             # Its files first: what the catalog names is always there.
             definition = TableDefinition.of(edit)
-            tablet = self._opened(definition, lambda: definition)
             with refusals(self.path):
-                for directory in reversed([tablet.place.directory, *tablet.place.directory.parents[:2]]):
-                    self._files.make_directory(directory)
-            tablet.create()
+                self._files.make_directory(self.path / paths.TABLES)
+                self._files.make_directory(self.path / paths.TABLES / str(definition.id))
+            for tablet in self._opened(definition, lambda: definition):
+                with refusals(self.path):
+                    self._files.make_directory(tablet.place.directory)
+                tablet.create()
             return edit
 
         self._journal.append(decide)
@@ -365,12 +386,19 @@ class _Core:
 
     def drop_table(self, name: str) -> None:
         definition = self.definition(name)
-        tablet = self.tablet(definition)
-        tablet.claim()
+        tablets = self.tablets(definition)
+        try:
+            for tablet in tablets:
+                tablet.claim()
+        except StoreError:
+            for tablet in tablets:
+                tablet.close()
+            raise
         self._journal.append(lambda _: DropTable(table_id=definition.id))
         with self._mutex:
             self._tablets.pop(definition.id, None)
-        tablet.close()
+        for tablet in tablets:
+            tablet.close()
         self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
 
     def new_writer_id(self) -> WriterId:
@@ -378,7 +406,7 @@ class _Core:
         return WriterId(state.next_writer_id - 1)
 
     def flush(self) -> None:
-        for tablet in list(self._tablets.values()):
+        for tablet in self._all_tablets():
             tablet.flush()
 
     def release(self, read_only: bool) -> None:
@@ -393,27 +421,35 @@ class _Core:
                 self._close()
             elif not self.writers:
                 with ExitStack() as stack:
-                    for tablet in self._tablets.values():
+                    for tablet in self._all_tablets():
                         stack.callback(tablet.stop_writing)
 
     def _close(self) -> None:
         with ExitStack() as stack:  # each of them, whatever the others raise
             stack.callback(self._journal.close)
-            for tablet in self._tablets.values():
+            for tablet in self._all_tablets():
                 stack.callback(tablet.close)
             self._tablets.clear()
 
-    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition] | None = None) -> Tablet:
-        directory = paths.bucket_directory(self.path, definition.id, ONLY_BUCKET)
-        identity = LogIdentity(self._identity.store_id, definition.id, ONLY_BUCKET)
-        return Tablet(
-            BucketPlace(directory, identity),
-            current or (lambda: self.current(definition)),
-            self.options,
-            self._files,
-            self._clock,
-            read_only=lambda: not self.writers,
-        )
+    def _all_tablets(self) -> list[Tablet]:
+        with self._mutex:
+            return [tablet for tablets in self._tablets.values() for tablet in tablets]
+
+    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition]) -> list[Tablet]:
+        return [
+            Tablet(
+                BucketPlace(
+                    paths.bucket_directory(self.path, definition.id, bucket),
+                    LogIdentity(self._identity.store_id, definition.id, bucket),
+                ),
+                current,
+                self.options,
+                self._files,
+                self._clock,
+                read_only=lambda: not self.writers,
+            )
+            for bucket in map(BucketId, range(definition.buckets))
+        ]
 
     def _remove_orphans(self, state: CatalogState) -> None:
         """Remove what is left of tables that were dropped, or never quite created, when a process died."""
@@ -435,8 +471,8 @@ class _Core:
         return {TableId(int(path.name)) for path in tables.glob("*") if path.is_dir() and path.name.isdecimal()}
 
     def _has_changes(self, table_id: TableId) -> bool:
-        log = paths.bucket_directory(self.path, table_id, ONLY_BUCKET) / paths.LOG
-        segments = [path for path in log.glob("*") if paths.segment_base(path.name) is not None]
+        logs = (self.path / paths.TABLES / str(table_id)).glob(f"*/{paths.LOG}/*")
+        segments = [path for path in logs if paths.segment_base(path.name) is not None]
         return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
 
 

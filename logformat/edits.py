@@ -49,6 +49,7 @@ class CreateTable(Payload, frozen=True, kw_only=True):
     columns: list[dict[str, Any]]
     primary_key: list[str] | None
     buckets: int
+    bucket_key: list[str] | None = None
     options: TableOptions
 
 

@@ -25,7 +25,7 @@ class IndexState:
         row_count: Rows; for a log table, records appended.
         digest: Sum modulo 2^64 of the hashes of all rows.
         last_timestamp: Commit timestamp (ms) of the last batch applied.
-        next_id: The id the next new row gets in an auto-increment column; 1 more than the highest there ever was.
+        next_count: Which new row the next one is that gets an id in an auto-increment column, from 1.
     """
 
     table_id: TableId
@@ -37,7 +37,7 @@ class IndexState:
     row_count: int = 0
     digest: int = 0
     last_timestamp: int = 0
-    next_id: int = 1
+    next_count: int = 1
 
 
 def encode(state: IndexState) -> bytes:
@@ -46,7 +46,7 @@ def encode(state: IndexState) -> bytes:
         _FORMAT[0] + _FORMAT[2:],
         *(VERSION, 0, state.table_id, state.bucket_id, 0, state.applied_offset, state.synced_base),
         *(state.synced_position, state.synced_offset, state.row_count, state.digest, state.last_timestamp),
-        state.next_id,
+        state.next_count,
     )
     return struct.pack("<I", crc32c(body)) + body
 
@@ -60,8 +60,8 @@ def decode(data: bytes) -> IndexState:
     """
     if len(data) != struct.calcsize(_FORMAT) or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
         raise CorruptData("The state of an index fails its checksum; run `kvstore check`.")
-    _, version, _, table, bucket, _, applied, base, position, synced, rows, digest, timestamp, next_id = struct.unpack(
-        _FORMAT, data
+    _, version, _, table, bucket, _, applied, base, position, synced, rows, digest, timestamp, next_count = (
+        struct.unpack(_FORMAT, data)
     )
     if version != VERSION:
         raise UnsupportedVersion("This index was written by a newer kvstore; upgrade.", version=version)
@@ -75,5 +75,5 @@ def decode(data: bytes) -> IndexState:
         row_count=rows,
         digest=digest,
         last_timestamp=timestamp,
-        next_id=next_id,
+        next_count=next_count,
     )

@@ -29,7 +29,6 @@ from kvstore.lock import ProcessLock
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
-from kvstore.store import ONLY_BUCKET
 from logformat import (
     batch,
     checksum,
@@ -471,7 +470,6 @@ SAID = [
     (FORMAT, r"2\^31-1, then (\d+) again", next_sequence(SEQUENCE_MAX)),
     (FORMAT, r"2\^31-1 \| a sequence; (\d+) follows", next_sequence(SEQUENCE_MAX)),
     (FORMAT, r"Nth edit of the catalog, from (\d+)", CatalogState().txid + 1),
-    (FORMAT, r"So far a table has one, bucket (\d+)", ONLY_BUCKET),
     (FORMAT, r"`<base>` is a base offset, (\d+) decimal digits", DIGITS),
     (FORMAT, r"segment before it, (-?\d+) if there is none", segment.NO_OFFSET),
     (FORMAT, r"that segment's batches end, (\d+) if there is none", segment.START),

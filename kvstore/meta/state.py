@@ -24,6 +24,7 @@ class TableDefinition:
     Attributes:
         schemas: Columns by schema id; the last is the current one.
         primary_key: Key columns in key order; None for a log table.
+        bucket_key: Columns whose values say which bucket a row goes to; None for a log table whose rows go anywhere.
     """
 
     id: TableId
@@ -32,10 +33,12 @@ class TableDefinition:
     primary_key: tuple[str, ...] | None
     buckets: int
     options: TableOptions
+    bucket_key: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, create: CreateTable) -> TableDefinition:
         """The table that an edit creates."""
+        bucket_key = create.primary_key if create.bucket_key is None else create.bucket_key
         return cls(
             create.table_id,
             create.name,
@@ -43,6 +46,7 @@ class TableDefinition:
             tuple(create.primary_key) if create.primary_key is not None else None,
             create.buckets,
             create.options,
+            tuple(bucket_key) if bucket_key is not None else None,
         )
 
     @cached_property

@@ -23,7 +23,7 @@ from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
 from kvstore.table import cdc
-from kvstore.table.automatic import next_id_after, numbered
+from kvstore.table.automatic import Ids, next_count_after, numbered
 from kvstore.table.layout import layout_of
 from kvstore.table.pick import pick
 from kvstore.table.request import Request, group
@@ -229,7 +229,7 @@ class WritePath:
         operations = self._operations(request, there, old_rows, incoming)
         merged = engine.merge(operations)
         if options.auto_increment is not None:
-            merged = numbered(merged, operations, options.auto_increment, self._state.next_id)
+            merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
         if options.skip_identical_updates:
             merged = self._without_identical(merged, operations)
         change_types, rows = self._records(request, merged)
@@ -368,14 +368,18 @@ class WritePath:
             last_timestamp=header.commit_timestamp,
             row_count=self._state.row_count + effect.added_rows,
             digest=(self._state.digest + effect.digest) % 2**64,
-            next_id=self._next_id(header),
+            next_count=self._next_count(header),
         )
 
-    def _next_id(self, batch: LogBatch) -> int:
+    @property
+    def _ids(self) -> Ids:
+        return Ids(self._state.bucket_id, self.definition.buckets)
+
+    def _next_count(self, batch: LogBatch) -> int:
         column = self.definition.options.auto_increment
         if column is None or not batch.record_count:
-            return self._state.next_id
-        return next_id_after(batch.rows, column, self._state.next_id)
+            return self._state.next_count
+        return next_count_after(batch.rows, column, self._ids, self._state.next_count)
 
     def _load(self) -> None:
         with self.index.view() as view:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Several
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 from kvstore.arguments import integer
@@ -15,12 +16,14 @@ from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
 from kvstore.table.rules import engine_of_table
+from kvstore.table.spread import buckets_of_rows
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import filled, schema_given, selected, targets_of
 from logformat.arrow_message import RAW_BYTES_MAX
 from logformat.changes import Changes
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
 
+NO_EPOCH = Epoch(0)
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
 
 
@@ -75,21 +78,13 @@ class Bucket:
             LogFailed: The disk refused. Whether it was written shows after the store is opened again.
         """
         self._check_writable()
-        if not isinstance(changes, Changes):
-            raise SchemaMismatch(
-                "Changes are a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
-                given=type(changes).__name__,
-            )
         numbers = _numbers(writer_id, sequence, writer_epoch)
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
-        schema, key = definition.schema_of(id), definition.primary_key
-        if key is None and (columns is not None or overwrite):
-            raise UnsupportedOperation("A log table takes whole rows, and never replaces one.")
-        targets = None if key is None else targets_of(definition, schema, engine_of_table(definition), columns)
-        wanted = schema_given(definition, schema, targets, overwrite=overwrite)
-        chosen = selected(changes, schema, wanted, definition.options.auto_increment).conform(wanted, key or ())
-        return self._submit(chosen, definition, *numbers, targets=targets, overwrite=overwrite)
+        fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
+        self._check_own(fitting, definition)
+        request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
+        return self._tablet.submit(request).result()
 
     def last_sequence(self, writer_id: int) -> int | None:
         """Sequence of a writer's last batch; None if there is none.
@@ -118,37 +113,67 @@ class Bucket:
         self._current()
         return self._tablet.log
 
-    def apply_fitting(
-        self, changes: Changes, definition: TableDefinition, targets: frozenset[str] | None = None
-    ) -> AppendResult:
-        """Like :meth:`apply`, for changes whose columns fit and are checked, from nobody in particular."""
-        return self._submit(changes, definition, NO_WRITER, NO_SEQUENCE, Epoch(0), targets=targets)
+    def _check_own(self, changes: Changes, definition: TableDefinition) -> None:
+        if definition.buckets > 1 and definition.bucket_key is not None:
+            own = self._tablet.place.identity.bucket_id
+            strange = int(np.count_nonzero(buckets_of_rows(definition, changes.rows) != own))
+            if strange:
+                raise InvalidRequest(
+                    "Rows belong to other buckets; Table.buckets_of() says to which.", bucket=own, rows=strange
+                )
 
-    def _submit(
-        self,
-        changes: Changes,
-        definition: TableDefinition,
-        writer_id: WriterId,
-        sequence: Sequence,
-        epoch: Epoch,
-        *,
-        targets: frozenset[str] | None,
-        overwrite: bool = False,
-    ) -> AppendResult:
-        if changes.rows.nbytes > ROWS_BYTES_MAX:
-            raise InvalidRequest(
-                f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=changes.rows.nbytes
-            )
-        if not overwrite:
-            changes = _deletes_allowed(changes, definition)
-        changes = Changes(filled(changes.rows, definition.schema), changes.is_delete)
-        if definition.primary_key is None:
-            if changes.is_delete.true_count:
-                raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
-            grouping = None
-        else:
-            grouping = group(layout_of(definition).encode_keys(changes.rows))
-        return self._tablet.apply(Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite))
+
+def fitted(
+    changes: Any, definition: TableDefinition, schema_id: SchemaId, columns: Any, *, overwrite: bool
+) -> tuple[Changes, frozenset[str] | None]:
+    """Changes made by hand with the columns they are about, and which these are if they are not all.
+
+    Raises:
+        InvalidRequest: They are refused; see :meth:`Bucket.apply`.
+    """
+    if not isinstance(changes, Changes):
+        raise SchemaMismatch(
+            "Changes are a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
+            given=type(changes).__name__,
+        )
+    schema, key = definition.schema_of(schema_id), definition.primary_key
+    if key is None and (columns is not None or overwrite):
+        raise UnsupportedOperation("A log table takes whole rows, and never replaces one.")
+    targets = None if key is None else targets_of(definition, schema, engine_of_table(definition), columns)
+    wanted = schema_given(definition, schema, targets, overwrite=overwrite)
+    chosen = selected(changes, schema, wanted, definition.options.auto_increment)
+    return chosen.conform(wanted, key or ()), targets
+
+
+def request_of(
+    changes: Changes,
+    definition: TableDefinition,
+    writer_id: WriterId = NO_WRITER,
+    sequence: Sequence = NO_SEQUENCE,
+    epoch: Epoch = NO_EPOCH,
+    *,
+    targets: frozenset[str] | None = None,
+    overwrite: bool = False,
+) -> Request:
+    """A batch of changes that fit, on its way to one bucket.
+
+    Raises:
+        InvalidRequest: They are too large, or the table takes no deletes.
+    """
+    if changes.rows.nbytes > ROWS_BYTES_MAX:
+        raise InvalidRequest(
+            f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=changes.rows.nbytes
+        )
+    if not overwrite:
+        changes = _deletes_allowed(changes, definition)
+    changes = Changes(filled(changes.rows, definition.schema), changes.is_delete)
+    if definition.primary_key is None:
+        if changes.is_delete.true_count:
+            raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
+        grouping = None
+    else:
+        grouping = group(layout_of(definition).encode_keys(changes.rows))
+    return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite)
 
 
 def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:

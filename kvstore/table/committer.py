@@ -101,14 +101,10 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, request: Request) -> AppendResult:
-        """Have a request applied, and wait for its answer.
-
-        Raises:
-            StoreError: It was refused or failed; nothing of it was written.
-        """
+    def submit(self, request: Request) -> Future[AppendResult]:
+        """Have a request applied. Its answer comes; if it is an error, nothing of it was written."""
         self._enqueue(request)
-        return request.answer.result()
+        return request.answer
 
     def flush(self) -> None:
         """Return once everything acknowledged before is committed, and so seen by every process."""

@@ -7,8 +7,9 @@ from typing import Any, get_args
 
 import pyarrow as pa
 
-from kvstore.arguments import shown
+from kvstore.arguments import column_names, shown
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from logformat import schema as schemas
 from logformat.edits import ChangelogImage, DeleteBehavior, TableOptions
 from merge_engines.aggregate import Aggregate
 from merge_engines.engine import MergeEngine
@@ -71,6 +72,29 @@ def options_of(
         auto_increment=auto_increment,
         skip_identical_updates=skip_identical_updates,
     )
+
+
+def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> list[str] | None:
+    """The columns whose values say which bucket a row goes to; None for the primary key, or for none.
+
+    Args:
+        schema: The table's columns, as they are stored.
+        key: Names of the primary key's columns; None for a log table.
+
+    Raises:
+        InvalidRequest: There is no such column, it is no part of the primary key, or could not be one.
+    """
+    if given is None:
+        return None
+    names = column_names("bucket_key", given)
+    if key is not None and not set(names) <= set(key):
+        raise InvalidRequest(
+            "Columns of the bucket key are some of the primary key's.", bucket_key=names, key=list(key)
+        )
+    schemas.normalise(schema, names)
+    if key is None and (strict := [name for name in names if schema.field(name).nullable]):
+        raise InvalidRequest("Columns of the bucket key take no nulls; declare them so.", columns=strict)
+    return names
 
 
 def added_fields(fields: Any) -> list[pa.Field]:

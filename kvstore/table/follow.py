@@ -38,8 +38,6 @@ from logformat.index_state import IndexState
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 0.02
 """How long to wait before looking again: twice as long each time nothing was found."""
 
-_BEGUN = pa.record_batch([], names=[])
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -111,17 +109,15 @@ class ChangeReader:
         current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
         columns: Those of the changelog that are wanted, in this order; they stay the same if the table gets more.
         whole_updates: See :func:`kvstore.table.changelog.changes_between`.
-        sleep: Waits so many seconds.
     """
 
     tablet: Tablet
     current: Callable[[], TableDefinition]
     columns: Sequence[str]
     whole_updates: bool = False
-    sleep: Callable[[float], None] = time.sleep
 
-    def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch]:
-        """Changes from ``start`` to ``end``, as these are at the moment of the call.
+    def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
+        """Changes from ``start`` to ``end``, as these are at the moment of the call; None where there are no more yet.
 
         Args:
             follow: Whether to wait for changes to come.
@@ -133,7 +129,7 @@ class ChangeReader:
         next(batches)  # places are known, and the rows if they are wanted
         return batches
 
-    def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch]:
+    def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch | None]:
         full = isinstance(start, str) and start == "full"
         with self.tablet.snapshot() as view:
             state = view.state()
@@ -141,17 +137,17 @@ class ChangeReader:
             first = now if full else start
             span = span_from(first, end, log, now) if follow else Span(*range_between(first, end, log, now))
             if full:
-                yield _BEGUN
+                yield None
                 definition = self.current()
                 names = [name for name in self.columns if name in definition.schema.names] or definition.primary_key
                 rows = rows_now(view, definition, names)
                 yield from inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, self.columns)
         if not full:
-            yield _BEGUN
+            yield None
         yield from self._changes(span, state)
 
-    def _changes(self, span: Span, state: IndexState) -> Iterator[pa.RecordBatch]:
-        place, pause = span.start, PAUSE_SECONDS_MIN
+    def _changes(self, span: Span, state: IndexState) -> Iterator[pa.RecordBatch | None]:
+        place = span.start
         while True:
             now = state.applied_offset
             end = now if span.end is None else min(now, span.end)
@@ -163,11 +159,8 @@ class ChangeReader:
                 )
             if end == span.end or (span.until is not None and state.last_timestamp >= span.until):
                 return
-            if place < end:
-                place, pause = end, PAUSE_SECONDS_MIN
-            else:
-                self.sleep(pause)
-                pause = min(2 * pause, PAUSE_SECONDS_MAX)
+            place = end
+            yield None  # others may have their turn
             state = self.tablet.committed()
             if state.applied_offset < place:
                 raise OffsetOutOfRange(
@@ -175,3 +168,27 @@ class ChangeReader:
                     offset=place,
                     log_end=state.applied_offset,
                 )
+
+
+def together(
+    readers: Sequence[Iterator[pa.RecordBatch | None]], sleep: Callable[[float], None] = time.sleep
+) -> Iterator[pa.RecordBatch]:
+    """What several readers find, one after the other; those that wait are asked again in turns.
+
+    Args:
+        sleep: Waits so many seconds.
+    """
+    asked, pause = list(readers), PAUSE_SECONDS_MIN
+    while asked:
+        found = False
+        for reader in list(asked):
+            for batch in reader:
+                if batch is None:
+                    break
+                found = True
+                yield batch
+            else:
+                asked.remove(reader)
+        if asked and not found:
+            sleep(pause)
+        pause = PAUSE_SECONDS_MIN if found else min(2 * pause, PAUSE_SECONDS_MAX)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from itertools import chain, count
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +18,11 @@ from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.table.binlog import binlog_of, binlog_schema, changelog_columns
-from kvstore.table.bucket import Bucket
+from kvstore.table.bucket import Bucket, fitted, request_of
 from kvstore.table.changelog import End, Start, changelog_schema
-from kvstore.table.follow import ChangeReader, range_between
+from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
+from kvstore.table.lookup import FOUND, prefix_row, rows_of_keys, rows_of_prefix
 from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.rules import engine_of_table
 from kvstore.table.scan import (
@@ -33,20 +36,16 @@ from kvstore.table.scan import (
     scan_schema,
     split_keys,
 )
+from kvstore.table.sizes import of_size
+from kvstore.table.spread import buckets_of_rows, place_in, spread
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import schema_given, targets_of
 from kvstore.table.undo import check_undoable, first_changes
 from logformat import intake
 from logformat.changes import Changes
-from logformat.checksum import key_sums
 from logformat.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset
 from logformat.intake import Data, Keys
-from logformat.octets import Octets
-
-FOUND = "_found"
-BATCH_BYTES = 64 << 20
-"""Rows of more bytes are applied in several batches; with the rows they replace, one still fits into the log."""
 
 
 class Table:
@@ -55,21 +54,23 @@ class Table:
     Made by :meth:`kvstore.Store.table` and :meth:`kvstore.Store.create_table`; it may be used from any thread.
 
     Args:
+        tablets: One for each bucket, in order.
         current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
         check_writable: Raises if the store was opened read-only.
     """
 
     def __init__(
         self,
-        tablet: Tablet,
+        tablets: Sequence[Tablet],
         current: Callable[[], TableDefinition],
         check_writable: Callable[[], None],
         batch_rows_max: int,
     ) -> None:
-        self._tablet = tablet
+        self._tablets = tablets
         self._current = current
         self._check_writable = check_writable
         self._batch_rows_max = batch_rows_max
+        self._turn = count()
 
     @property
     def name(self) -> str:
@@ -79,7 +80,7 @@ class Table:
     @property
     def identity(self) -> tuple[UUID, int]:
         """Ids of the store and of the table: a name may be given anew, they never are."""
-        identity = self._tablet.place.identity
+        identity = self._tablets[0].place.identity
         return identity.store_id, identity.table_id
 
     @property
@@ -121,7 +122,7 @@ class Table:
         definition = self._current()
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
-        batches = _of_size(intake.record_batches(data, given), self._batch_rows_max)
+        batches = of_size(intake.record_batches(data, given), self._batch_rows_max)
         return self._apply_all((Changes.upserts(rows) for rows in batches), definition, targets)
 
     def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:
@@ -141,12 +142,15 @@ class Table:
         definition = self._keyed()
         targets = self._targets(definition, columns)
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
-        batches = _of_size(iter([key_rows]), self._batch_rows_max)
+        batches = of_size(iter([key_rows]), self._batch_rows_max)
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
     def apply(self, changes: Changes) -> WriteResult:
-        """Apply upserts and deletes in order, as one batch; see :meth:`Bucket.apply`."""
-        return WriteResult({BucketId(0): self.bucket(0).apply(changes)})
+        """Apply upserts and deletes in order; for each bucket they are one batch, see :meth:`Bucket.apply`."""
+        self._check_writable()
+        definition = self._current()
+        fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
+        return self._apply_all(iter([fitting]), definition, targets)
 
     def bucket(self, bucket: int) -> Bucket:
         """A bucket of the table, for numbered batches.
@@ -154,15 +158,13 @@ class Table:
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        definition = self._current()
-        if integer("bucket", bucket) != 0:
-            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=definition.buckets)
-        return Bucket(self._tablet, self._current, self._check_writable)
+        return Bucket(self._tablet(bucket), self._current, self._check_writable)
 
     def flush(self) -> None:
         """Return once everything acknowledged is seen by every process, and is on the disk."""
         self._current()
-        self._tablet.flush()
+        for tablet in self._tablets:
+            tablet.flush()
 
     # Rows
 
@@ -205,23 +207,37 @@ class Table:
             CorruptData: A row is damaged.
         """
         definition = self._keyed()
-        layout = layout_of(definition)
-        key_rows = intake.key_rows(keys, layout.key_schema)
-        encoded = layout.encode_keys(key_rows)
-        with self._tablet.latest() as view:
-            values = view.get(encoded.to_list())
-        there = np.fromiter(map(bool, values), bool, len(values))
-        rows, _ = layout.decode(
-            Octets.from_list(list(filter(None, values))), key_sums(encoded)[there], key_rows.filter(pa.array(there))
-        )
-        places = pa.array(np.cumsum(there) - 1, mask=~there)
-        columns = [
-            key_rows.column(field.name) if field.name in layout.key_names else rows.column(field.name).take(places)
-            for field in definition.schema
-        ]
-        fields = [field.with_nullable(field.name not in layout.key_names) for field in definition.schema]
-        found = pa.field(FOUND, pa.bool_(), False)
-        return pa.Table.from_arrays([*columns, pa.array(there)], schema=pa.schema([*fields, found]))
+        key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
+        return rows_of_keys(self._tablets, self._keyed, key_rows)
+
+    def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
+        """The rows whose keys begin with some values, in key order; with several buckets, one bucket after the other.
+
+        Only one bucket is read if the prefix has all columns of the bucket key.
+
+        Args:
+            prefix: Values of the first columns of the key: a dict, or a tuple in key order.
+
+        Raises:
+            SchemaMismatch: It is no beginning of a key, or a value does not fit.
+            CorruptData: A row is damaged.
+        """
+        definition = self._keyed()
+        values = prefix_row(prefix, layout_of(definition).key_schema)
+        return rows_of_prefix(self._tablets, self._keyed, values)
+
+    def buckets_of(self, keys: Keys) -> list[int]:
+        """For each key the bucket its row is in.
+
+        Args:
+            keys: See :meth:`lookup`.
+
+        Raises:
+            SchemaMismatch: A key does not fit.
+        """
+        definition = self._keyed()
+        found: list[int] = buckets_of_rows(definition, intake.key_rows(keys, layout_of(definition).key_schema)).tolist()
+        return found
 
     def scan(
         self,
@@ -252,16 +268,20 @@ class Table:
             check_filter(filter, definition.schema)
         if limit is not None:
             limit = integer_within("limit", limit, 0, OFFSET_MAX)
-        log = self._tablet.log
-        needed = names if filter is None else None  # what columns an expression uses, pyarrow does not tell
+        needed = names if filter is None else definition.schema.names  # pyarrow does not tell what a filter uses
+        wanted = schema.names if needed is None else needed
+        buckets = self._bucket_ids()
+        places = {bucket: place_in("as_of", as_of, bucket, buckets) for bucket in buckets}
 
-        def read(view: View) -> Iterator[pa.RecordBatch]:
-            if as_of is None:
-                return rows_now(view, definition, needed)
-            then = offset_as_of(as_of, log, view.state().applied_offset)
-            return rows_as_of(view, log, definition, then, needed)
+        def read(tablet: Tablet, view: View) -> Iterator[pa.RecordBatch]:
+            # Of now, so that it has the schemas of all rows.
+            current, place = self._keyed(), places[tablet.place.identity.bucket_id]
+            if place is None:
+                return rows_now(view, current, wanted)
+            then = offset_as_of(place, tablet.log, view.state().applied_offset)
+            return rows_as_of(view, tablet.log, current, then, wanted)
 
-        rows = self._held(read)
+        rows: Iterator[pa.RecordBatch] = chain.from_iterable([self._held(tablet, read) for tablet in self._tablets])
         if filter is not None:
             rows = (batch.select(schema.names) for batch in rows_where(rows, filter))
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
@@ -276,14 +296,16 @@ class Table:
             raise UnsupportedOperation(
                 "Row count is disabled for this table: its changelog is a WAL image; use scan()."
             )
-        return self._tablet.state().row_count
+        return sum(tablet.state().row_count for tablet in self._tablets)
 
     # Changes
 
     def offsets(self) -> dict[int, tuple[int, int]]:
         """For each bucket the first offset the log holds, and the one after its last."""
         self._current()
-        return {0: (self._tablet.log.start(), self._tablet.state().applied_offset)}
+        return {
+            bucket: (tablet.log.start(), tablet.state().applied_offset) for bucket, tablet in enumerate(self._tablets)
+        }
 
     def changelog(
         self,
@@ -293,7 +315,7 @@ class Table:
         columns: Sequence[str] | None = None,
         follow: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Changes in the order they were made.
+        """Changes in the order they were made; with several buckets one bucket after the other, or as they come.
 
         Args:
             start: ``full`` (the current rows as inserts, then the changes after them), ``earliest``, ``latest``, an
@@ -396,32 +418,35 @@ class Table:
             InvalidRequest, OffsetOutOfRange: See :meth:`changelog`.
         """
         self._current()
-        with self._tablet.snapshot() as view:
-            now = view.state().applied_offset
-        return {BucketId(0): range_between(start, end, self._tablet.log, now)}
+        ranges, buckets = {}, self._bucket_ids()
+        for bucket, tablet in zip(buckets, self._tablets, strict=True):
+            with tablet.snapshot() as view:
+                now = view.state().applied_offset
+            first, last = place_in("start", start, bucket, buckets), place_in("end", end, bucket, buckets)
+            ranges[bucket] = range_between(first, last, tablet.log, now)
+        return ranges
 
     def split_changes(
         self, bucket: int, start: Offset, end: Offset, parts: int, bytes_min: int
     ) -> list[tuple[Offset, Offset]]:
         """A range of offsets cut between batches, into ``parts`` of about one size, or fewer of ``bytes_min`` each."""
-        self.bucket(bucket)
-        return self._tablet.log.split(start, end, parts, bytes_min)
+        return self._tablet(bucket).log.split(start, end, parts, bytes_min)
 
     def split_keys(self, bucket: int, parts: int, bytes_min: int) -> list[KeyRange]:
         """All keys of a bucket cut into ``parts`` ranges, or fewer if they would be smaller than ``bytes_min``."""
-        self.bucket(bucket)
-        with self._tablet.snapshot() as view:
+        with self._tablet(bucket).snapshot() as view:
             return split_keys(view, parts, bytes_min)
 
     def rows_within(
         self, bucket: int, keys: KeyRange, columns: Sequence[str] | None = None, *, as_of: int
     ) -> Iterator[pa.RecordBatch]:
         """Like :meth:`scan`, of one bucket and a range of keys."""
-        self.bucket(bucket)
-        definition, log = self._keyed(), self._tablet.log
-        names = _names(columns)
-        scan_schema(definition, names)
-        return self._held(lambda view: rows_as_of(view, log, definition, Offset(as_of), names, keys))
+        tablet, names = self._tablet(bucket), self.scan_schema(columns).names
+
+        def read(tablet: Tablet, view: View) -> Iterator[pa.RecordBatch]:
+            return rows_as_of(view, tablet.log, self._keyed(), Offset(as_of), names, keys)
+
+        return self._held(tablet, read)
 
     def _keyed(self) -> TableDefinition:
         definition = self._current()
@@ -439,14 +464,17 @@ class Table:
         *,
         whole_updates: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        if bucket is not None:
-            self.bucket(bucket)
+        buckets = self._bucket_ids() if bucket is None else [self._tablet(bucket).place.identity.bucket_id]
         if not isinstance(follow, (bool, np.bool_)):
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
         if isinstance(start, str) and start == "full":
             self._keyed()
-        reader = ChangeReader(self._tablet, self._current, names, whole_updates)
-        return self._while_current(reader.read(start, end, follow=bool(follow)))
+        readers = []
+        for each in buckets:
+            reader = ChangeReader(self._tablets[each], self._current, names, whole_updates)
+            first, last = place_in("start", start, each, buckets), place_in("end", end, each, buckets)
+            readers.append(reader.read(first, last, follow=bool(follow)))
+        return self._while_current(together(readers))
 
     def _targets(self, definition: TableDefinition, columns: Any) -> frozenset[str] | None:
         if columns is None:
@@ -458,20 +486,48 @@ class Table:
     def _apply_all(
         self, batches: Iterator[Changes], definition: TableDefinition, targets: frozenset[str] | None
     ) -> WriteResult:
-        bucket = self.bucket(0)
-        results = [bucket.apply_fitting(changes, definition, targets) for changes in batches]
-        if not results:
-            results = [bucket.apply_fitting(Changes.upserts(intake.empty(definition.schema)), definition)]
-        first, last = results[0], results[-1]
-        whole = AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)
-        return WriteResult({BucketId(0): whole})
+        found: dict[BucketId, list[AppendResult]] = {}
+        for changes in batches:
+            self._apply_one(changes, definition, targets, found)
+        if not found and len(self._tablets) == 1:
+            self._apply_one(Changes.upserts(intake.empty(definition.schema)), definition, targets, found)
+        return WriteResult({bucket: _whole(results) for bucket, results in sorted(found.items())})
 
-    def _held(self, read: Callable[[View], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    def _apply_one(
+        self,
+        changes: Changes,
+        definition: TableDefinition,
+        targets: frozenset[str] | None,
+        found: dict[BucketId, list[AppendResult]],
+    ) -> None:
+        """Apply changes to the buckets they belong to, all at once."""
+        other = BucketId(next(self._turn) % len(self._tablets))
+        requests = [
+            (bucket, request_of(part, definition, targets=targets))
+            for bucket, part in spread(definition, changes, other)
+        ]
+        answers = [(bucket, self._tablets[bucket].submit(request)) for bucket, request in requests]
+        wait([answer for _, answer in answers])
+        for bucket, answer in answers:
+            found.setdefault(bucket, []).append(answer.result())
+
+    def _bucket_ids(self) -> list[BucketId]:
+        return [BucketId(bucket) for bucket in range(len(self._tablets))]
+
+    def _tablet(self, bucket: int) -> Tablet:
+        self._current()
+        if not 0 <= integer("bucket", bucket) < len(self._tablets):
+            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=len(self._tablets))
+        return self._tablets[bucket]
+
+    def _held(
+        self, tablet: Tablet, read: Callable[[Tablet, View], Iterator[pa.RecordBatch]]
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over what ``read`` makes of a view, which is taken now and given up with the iterator."""
 
         def run() -> Iterator[pa.RecordBatch]:
-            with self._tablet.snapshot() as view:
-                batches = read(view)
+            with tablet.snapshot() as view:
+                batches = read(tablet, view)
                 yield pa.record_batch([], names=[])  # for the caller below: the view is taken
                 yield from self._while_current(batches)
 
@@ -495,24 +551,6 @@ def _names(columns: Any) -> list[str] | None:
     return None if columns is None else column_names("columns", columns)
 
 
-def _of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``rows_max``, or of fewer that have about ``BATCH_BYTES``; the last one shorter."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        while batch.num_rows:
-            part = batch.slice(0, rows_max - rows)
-            while part.num_rows > 1 and part.nbytes > BATCH_BYTES:
-                part = part.slice(0, part.num_rows // 2)
-            if waiting and size + part.nbytes > BATCH_BYTES:
-                yield pa.concat_batches(waiting)
-                waiting, rows, size = [], 0, 0
-            batch = batch.slice(part.num_rows)
-            waiting.append(part)
-            rows += part.num_rows
-            size += part.nbytes
-            if rows == rows_max:
-                yield pa.concat_batches(waiting)
-                waiting, rows, size = [], 0, 0
-    if waiting:
-        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+def _whole(results: Sequence[AppendResult]) -> AppendResult:
+    first, last = results[0], results[-1]
+    return AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from kvstore.clock import Clock
@@ -66,12 +67,11 @@ class Tablet:
         """The log, for reading up to the ``applied_offset`` of a view."""
         return LogFiles(self.place.log, self.place.identity)
 
-    def apply(self, request: Request) -> AppendResult:
-        """Apply one batch, as the bucket's writer.
+    def submit(self, request: Request) -> Future[AppendResult]:
+        """Have one batch applied, as the bucket's writer; see :class:`kvstore.table.apply.WritePath` for what may fail.
 
         Raises:
             StoreLocked: Another process is.
-            StoreError: See :class:`kvstore.table.apply.WritePath`.
         """
         return self._writer().submit(request)
 

@@ -45,6 +45,7 @@ def test_who_reads_no_further_ends_it(tmp_path: Path) -> None:
             table.flush()
             assert following.wait(30) == 0
             assert following.stderr is not None
-            assert following.stderr.read() == ""
+            with following.stderr as errors:
+                assert errors.read() == ""
         finally:
             following.kill()

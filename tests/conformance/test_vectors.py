@@ -19,7 +19,14 @@ from kvstore.errors import (
     UnsupportedOperation,
 )
 from logformat.batch import LAYOUTS, LogBatch, decode_batch, encode_batch
-from tests.conformance import test_log_recovery, test_recovery_point, test_segment, test_undo, test_writer_state
+from tests.conformance import (
+    test_log_recovery,
+    test_recovery_point,
+    test_segment,
+    test_small_kinds,
+    test_undo,
+    test_writer_state,
+)
 from tests.conformance.vectors import VECTORS, WAITING, running
 from tests.conftest import OpenStore
 
@@ -55,7 +62,7 @@ ERRORS: dict[str, type[StoreError]] = {
 
 
 def test_every_vector_runs_or_waits_by_name() -> None:
-    runners = (test_log_recovery, test_recovery_point, test_segment, test_undo, test_writer_state)
+    runners = (test_log_recovery, test_recovery_point, test_segment, test_undo, test_writer_state, test_small_kinds)
     kinds = KINDS + FORMAT_KINDS + tuple(kind for runner in runners for kind in runner.KINDS)
     assert set(running(*kinds)) | WAITING == set(VECTORS)
 

@@ -1,0 +1,67 @@
+"""Rows of a table over its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.arguments import integer, shown
+from kvstore.errors import InvalidRequest
+from kvstore.meta.state import TableDefinition
+from logformat.bucketing import buckets_of
+from logformat.changes import Changes
+from logformat.ids import BucketId
+from logformat.keys import ROW, KeyCodec
+
+
+def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.ndarray:
+    """The bucket of each row, int64 ``(n,)``.
+
+    Args:
+        rows: With the columns of the bucket key, of a table that has one.
+    """
+    if definition.buckets == 1:
+        return np.zeros(rows.num_rows, np.int64)
+    assert definition.bucket_key is not None
+    keys = KeyCodec([]).encode_prefix([rows.column(name) for name in definition.bucket_key])
+    return buckets_of(keys, definition.buckets, len(ROW))
+
+
+def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> Iterator[tuple[BucketId, Changes]]:
+    """Changes by bucket; those of one bucket stay in the order they came.
+
+    Args:
+        other: Where all go if the table has no bucket key.
+    """
+    if definition.buckets == 1 or definition.bucket_key is None:
+        yield BucketId(0) if definition.buckets == 1 else other, changes
+        return
+    buckets = buckets_of_rows(definition, changes.rows)
+    order = np.argsort(buckets, kind="stable")
+    cuts = np.flatnonzero(np.diff(buckets[order])) + 1
+    for places in np.split(order, cuts):
+        if len(places):
+            taken = pa.array(places)
+            yield BucketId(int(buckets[places[0]])), Changes(changes.rows.take(taken), changes.is_delete.take(taken))
+
+
+def place_in(name: str, place: Any, bucket: BucketId, buckets: Sequence[BucketId]) -> Any:
+    """A place of changelogs in one bucket: where offsets are given for each bucket, the one of this.
+
+    Args:
+        name: What the place is called.
+        buckets: All that are asked for.
+
+    Raises:
+        InvalidRequest: There is not one offset for each bucket.
+    """
+    if isinstance(place, Mapping):
+        if set(place) != set(buckets):
+            raise InvalidRequest("Give an offset for each bucket.", buckets=list(buckets), **{name: shown(place)})
+        return integer(name, place[bucket])
+    if isinstance(place, SupportsIndex) and not isinstance(place, bool) and len(buckets) > 1:
+        raise InvalidRequest("Of several buckets each has offsets of its own; give one for each.", **{name: place})
+    return place
