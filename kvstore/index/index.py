@@ -98,6 +98,11 @@ class View:
             cursor.last()
             return first, cursor.key()
 
+    def first_from(self, key: bytes) -> bytes | None:
+        """The first key from ``key`` on, itself included."""
+        with self._transaction.cursor() as cursor:
+            return cursor.key() if cursor.set_range(key) else None
+
     def leaf_bytes(self) -> int:
         """About how many bytes rows take."""
         return PAGE_BYTES * int(self._transaction.stat()["leaf_pages"])

@@ -44,12 +44,16 @@ def split_keys(view: View, parts: int, bytes_min: int) -> list[KeyRange]:
     parts = min(parts, view.leaf_bytes() // bytes_min)
     if bounds is None or parts < 2:
         return [KeyRange()]
-    first, last = bounds
+    inner = evenly_between(*bounds, parts)
+    return [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
+
+
+def evenly_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
+    """Byte strings, in order, that cut what lies between two keys into parts, or into fewer if they are close."""
     shared = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
     low, high = (int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big") for key in (first, last))
     cuts = {low + (high - low) * part // parts for part in range(1, parts)} - {low}
-    inner = [first[:shared] + cut.to_bytes(_WORD, "big") for cut in sorted(cuts)]
-    return [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
+    return [first[:shared] + cut.to_bytes(_WORD, "big") for cut in sorted(cuts)]
 
 
 def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:

@@ -23,6 +23,7 @@ from kvstore.table.changelog import End, Start, changelog_schema
 from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
 from kvstore.table.lookup import FOUND, prefix_row, rows_of_keys, rows_of_prefix
+from kvstore.table.pushdown import ranges_where
 from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.rules import engine_of_table
 from kvstore.table.scan import (
@@ -277,7 +278,8 @@ class Table:
             # Of now, so that it has the schemas of all rows.
             current, place = self._keyed(), places[tablet.place.identity.bucket_id]
             if place is None:
-                return rows_now(view, current, wanted)
+                ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
+                return chain.from_iterable(rows_now(view, current, wanted, keys) for keys in ranges)
             then = offset_as_of(place, tablet.log, view.state().applied_offset)
             return rows_as_of(view, tablet.log, current, then, wanted)
 
