@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -145,6 +146,24 @@ def test_offsets(spark: SparkSession, store: kvstore.Store) -> None:
             assert [row["_log_offset"] for row in found.orderBy("_log_offset").collect()] == list(range(start, end))
     assert load(spark, store, "t$changelog", startingOffsets="latest").count() == 0
     assert load(spark, store, "t$changelog", startingOffsets="earliest").count() == table.offsets()[0][1]
+
+
+def test_several_buckets_and_added_columns(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=3)
+    table.upsert([{"k": k, "s": "a", "v": 0.0} for k in range(100)])
+    store.add_columns("t", [pa.field("n", pa.int32())])
+    table.upsert([{"k": k, "s": "b", "v": 1.0, "n": k} for k in range(50, 150)])
+    table.flush()
+    rows = load(spark, store, "t")
+    assert rows.rdd.getNumPartitions() == 3
+    assert listed(rows, "k") == sorted(table.scan().read_all().to_pylist(), key=lambda row: row["k"])
+    changes = listed(load(spark, store, "t$changelog"), "_bucket", "_log_offset")
+    assert changes == python_changes(table)
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    starts = {bucket: end // 2 for bucket, end in ends.items()}
+    options = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+    found = listed(load(spark, store, "t$changelog", **options), "_bucket", "_log_offset")
+    assert found == python_changes(table, starts, ends)
 
 
 def test_empty_tables_and_log_tables(spark: SparkSession, store: kvstore.Store) -> None:
