@@ -37,6 +37,7 @@ test-long: setup lint
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.engines
 
 bench-growth: .venv/bench
 	$(BIN)/python -m benchmarks.growth

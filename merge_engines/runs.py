@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from merge_engines.columns import validity_of
 
+_WINDOW = 32
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -125,7 +127,30 @@ def choose(replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs)
     chosen[later] = np.where(replaces(later, later - 1), later, later - 1)
     while len(later := later[runs.positions[later] >= 2 * distance]):
         distance *= 2
+        if distance == _WINDOW:
+            return _chosen_of_long(replaces, runs, chosen, later)
         # Each has the best of the last `distance` elements, and takes over the best of as many before those.
         own, earlier = chosen[later], chosen[later - distance]
         chosen[later] = np.where(replaces(own, earlier), own, earlier)
+    return chosen
+
+
+def _chosen_of_long(
+    replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs, chosen: np.ndarray, later: np.ndarray
+) -> np.ndarray:
+    """The rest of :func:`choose`, once each element has the best of the last ``_WINDOW``.
+
+    Args:
+        chosen: Changed.
+        later: The elements that have more than those before them.
+    """
+    # Every so many elements, one has the best of all since the one before it: these are shorter runs of their own.
+    ends = np.flatnonzero(runs.positions % _WINDOW == _WINDOW - 1)
+    numbers = runs.positions[ends] // _WINDOW
+    blocks = Runs(ends, np.arange(len(ends)) - numbers)
+    best = ends[choose(lambda own, earlier: replaces(chosen[ends[own]], chosen[ends[earlier]]), blocks)]
+    through = chosen[best]
+    block_of = np.cumsum(runs.positions % _WINDOW == _WINDOW - 1) - 1
+    own, earlier = chosen[later], through[block_of[later]]
+    chosen[later] = np.where(replaces(own, earlier), own, earlier)
     return chosen

@@ -17,7 +17,7 @@ from merge_engines.columns import numbers_of, validity_of
 from merge_engines.engine import DeleteBehavior, Merged, Operations
 from merge_engines.history import history_of
 from merge_engines.refusals import refuse_deletes, refuse_targets
-from merge_engines.runs import choose
+from merge_engines.runs import Runs, accumulate, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,20 @@ class Versioned:
             exists, no_deletes = np.ones(len(after), bool), np.zeros(len(after), bool)
             exists[operations.starts] = operations.stored >= 0
             history = history_of(operations, ~operations.is_single, no_deletes, exists)
-            places = history.runs.places
-            chosen = choose(lambda own, earlier: _not_older(column, places[own], places[earlier]), history.runs)
-            after[history.operations] = places[chosen[history.elements]]
+            chosen = _newest(column, history.runs)
+            after[history.operations] = history.runs.places[chosen[history.elements]]
         return Merged(operations.pool, operations.before(after), after)
+
+
+def _newest(column: pa.Array, runs: Runs) -> np.ndarray:
+    """The element with the highest version, of equal ones the last, at every element of a run."""
+    places = runs.places
+    if column.null_count:
+        return choose(lambda own, earlier: _not_older(column, places[own], places[earlier]), runs)
+    versions = numbers_of(column)[places]
+    is_newest = versions == accumulate(np.maximum, versions, runs)
+    # The first of a run is one, so none takes over from the run before.
+    return np.maximum.accumulate(np.where(is_newest, np.arange(len(places)), 0))
 
 
 def _not_older(column: pa.Array, places: np.ndarray, than: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merge_engines.columns import at, halves_of, is_fixed_number, numbers_of, take
-from merge_engines.runs import Runs, choose
+from merge_engines.columns import at, column_of, halves_of, is_fixed_number, numbers_of, take
+from merge_engines.runs import Runs, accumulate, choose
 
 _Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -39,6 +39,8 @@ def first_not_null(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array
 def largest(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
     """The largest value that is not null; of equal ones the first."""
     there, results = runs.not_null(column, wanted)
+    if _is_integral(column.type):
+        return _of_numbers(np.maximum, column, there, results)
     is_larger = _larger(column, there.places)
     return _taken(column, there.places[choose(is_larger, there)], results)
 
@@ -46,8 +48,20 @@ def largest(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
 def smallest(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
     """The smallest value that is not null; of equal ones the first."""
     there, results = runs.not_null(column, wanted)
+    if _is_integral(column.type):
+        return _of_numbers(np.minimum, column, there, results)
     is_larger = _larger(column, there.places)
     return _taken(column, there.places[choose(lambda own, earlier: is_larger(earlier, own), there)], results)
+
+
+def _is_integral(kind: pa.DataType) -> bool:
+    """Whether equal values of a type are the same, and compare as integers do."""
+    return is_fixed_number(kind) and not pa.types.is_floating(kind)
+
+
+def _of_numbers(function: np.ufunc, column: pa.Array, runs: Runs, results: np.ndarray) -> pa.Array:
+    best = accumulate(function, numbers_of(column)[runs.places], runs)
+    return column_of(at(best, results), results >= 0, column.type)
 
 
 def _taken(column: pa.Array, places: np.ndarray, results: np.ndarray) -> pa.Array:
