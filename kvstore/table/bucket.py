@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from kvstore.arguments import integer
+from kvstore.arguments import integer, shown
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
-from kvstore.table.rules import engine_of_table
+from kvstore.table.rules import OVERWRITE, engine_of_table
 from kvstore.table.spread import buckets_of_rows
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import filled, schema_given, selected, targets_of
@@ -79,6 +79,8 @@ class Bucket:
         """
         self._check_writable()
         numbers = _numbers(writer_id, sequence, writer_epoch)
+        if not isinstance(overwrite, bool):
+            raise InvalidRequest("`overwrite` is True or False.", overwrite=shown(overwrite))
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
@@ -139,8 +141,9 @@ def fitted(
     schema, key = definition.schema_of(schema_id), definition.primary_key
     if key is None and (columns is not None or overwrite):
         raise UnsupportedOperation("A log table takes whole rows, and never replaces one.")
-    targets = None if key is None else targets_of(definition, schema, engine_of_table(definition), columns)
-    wanted = schema_given(definition, schema, targets, overwrite=overwrite)
+    engine = OVERWRITE if overwrite or key is None else engine_of_table(definition)
+    targets = targets_of(definition, schema, engine, columns)
+    wanted = schema_given(definition, schema, targets, overwrite=overwrite and columns is None)
     chosen = selected(changes, schema, wanted, definition.options.auto_increment)
     return chosen.conform(wanted, key or ()), targets
 

@@ -50,8 +50,8 @@ def options_of(
         given = (
             engine != LastRow(),
             changelog_image != "full",
-            delete_behavior,
-            auto_increment,
+            delete_behavior is not None,
+            auto_increment is not None,
             skip_identical_updates,
         )
         if any(given):

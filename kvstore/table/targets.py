@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.arguments import column_names
 from kvstore.errors import InvalidTargetColumns, UnsupportedOperation
@@ -16,10 +17,11 @@ from merge_engines.engine import MergeEngine
 def targets_of(
     definition: TableDefinition, schema: pa.Schema, engine: MergeEngine, columns: Any
 ) -> frozenset[str] | None:
-    """The columns a write names, checked; None if it is about all of them.
+    """The columns a write names, checked; None if it is about all of them but for the one the table fills.
 
     Args:
-        schema: That of the write.
+        schema: That of the write. If it is an older one, the write is not about the columns that came later.
+        engine: What merges the write.
         columns: Names of columns, or None.
 
     Raises:
@@ -38,14 +40,13 @@ def targets_of(
         )
     if automatic in names:
         raise InvalidTargetColumns("The table fills the auto-increment column; leave it out.", column=automatic)
-    others = set(schema.names) - set(names) - {automatic}
-    if not others:
-        return frozenset(names) if automatic else None
+    if not set(definition.schema.names) - set(names) - {automatic}:
+        return None
     if not engine.takes_targets:
         raise UnsupportedOperation(
             "The table's merge engine takes whole rows; leave `columns` out.", engine=type(engine).__name__
         )
-    for field in schema:
+    for field in definition.schema:
         if field.name not in key and field.name != automatic and not field.nullable:
             raise InvalidTargetColumns(
                 "Partial Update requires all columns except primary key to be nullable, but column"
@@ -57,10 +58,16 @@ def targets_of(
 def schema_given(
     definition: TableDefinition, schema: pa.Schema, targets: frozenset[str] | None, *, overwrite: bool = False
 ) -> pa.Schema:
-    """Columns that the rows of a write have: the targets, or all but the one the table fills."""
+    """Columns that the rows of a write have: the targets, or all but the one the table fills.
+
+    Args:
+        overwrite: Whether they may bring values of that one too; where it is null, the table fills it.
+    """
     automatic = definition.options.auto_increment
-    if targets is None and (automatic is None or overwrite):
+    if targets is None and automatic is None:
         return schema
+    if targets is None and overwrite:
+        return pa.schema([field.with_nullable(field.nullable or field.name == automatic) for field in schema])
     return pa.schema(
         [field for field in schema if (field.name != automatic if targets is None else field.name in targets)]
     )
@@ -70,19 +77,21 @@ def selected(changes: Changes, schema: pa.Schema, wanted: pa.Schema, automatic: 
     """Changes made by hand with the columns wanted only; those that have others of the table too are taken.
 
     Raises:
-        InvalidTargetColumns: The column that the table fills holds values.
+        InvalidTargetColumns: An upsert holds a value in the column that the table fills.
     """
     names = changes.rows.schema.names
-    if automatic in names and automatic not in wanted.names and changes.rows[automatic].null_count < len(changes):
-        raise InvalidTargetColumns("The table fills the auto-increment column; leave it null.", column=automatic)
-    if len(names) == len(set(names)) and set(wanted.names) < set(names) <= set(schema.names):
-        return Changes(changes.rows.select(wanted.names), changes.is_delete)
-    return changes
+    if len(names) > len(set(names)) or not set(wanted.names) < set(names) <= set(schema.names):
+        return changes
+    if automatic in names and automatic not in wanted.names:
+        is_given = pc.and_not(changes.rows.column(automatic).is_valid(), changes.is_delete)
+        if pc.any(is_given).as_py():
+            raise InvalidTargetColumns("The table fills the auto-increment column; leave it null.", column=automatic)
+    return Changes(changes.rows.select(wanted.names), changes.is_delete)
 
 
 def filled(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows with every column of a schema: those they lack are null."""
-    if rows.schema.names == schema.names:
+    if rows.schema.equals(schema):
         return rows
     there = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(rows.num_rows, f.type) for f in schema]
