@@ -286,7 +286,7 @@ class WritePath:
                                        self.definition.schema_id)[0].to_arrow()
             for places in (merged.before, merged.after)
         )  # fmt: skip
-        identical = np.zeros(len(merged.after), bool)
+        identical = merged.before == merged.after  # what did nothing leaves what is left out of those before it
         identical[updates] = pc.equal(before, after).to_numpy(zero_copy_only=False)
         kept = operations.kept(merged.after, identical)
         return Merged(merged.pool, operations.before(kept), kept)

@@ -327,3 +327,19 @@ class TestTargets:
         table.upsert(own(ROW))
         send(table, ("delete", ROW))
         assert table.count() == 0
+
+
+class TestIdenticalUpdates:
+    def test_what_does_nothing_behind_one_does_nothing_either(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k", skip_identical_updates=True)
+        table.upsert(ROW)
+        delete, touch = ("delete", {"k": "a"}), ("upsert", {"k": "a"})
+        # A partial delete of no column changes nothing, nor does an upsert of the key alone.
+        assert send(table, delete, touch, touch, schema=pa.schema([SCHEMA.field("k")]), columns=["k"]) == [1, 1]
+        assert kinds_of(table) == ["insert"]
+
+    def test_there_and_back_is_two_updates(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k", skip_identical_updates=True)
+        table.upsert(ROW)
+        assert send(table, *(("upsert", {**ROW, "n": n}) for n in (1, 2, 2, 1, 1))) == [1, 4]
+        assert rows_of(table) == [ROW]
