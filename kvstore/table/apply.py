@@ -183,7 +183,7 @@ class WritePath:
     def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
         options = self.definition.options
         incoming = filled(request.changes.rows, self.definition.schema)
-        engine = OVERWRITE if request.overwrite else engine_of_table(self.definition)
+        engine = self._engine_of(request)
         whole = isinstance(engine, LastRow) and request.targets is None and options.auto_increment is None
         if whole and not options.skip_identical_updates:
             return self._replace(request, incoming, timestamp)
@@ -248,6 +248,9 @@ class WritePath:
         self._note(batch, _Effect(added, digest))
         return encoded
 
+    def _engine_of(self, request: Request) -> MergeEngine:
+        return OVERWRITE if request.overwrite else engine_of_table(self.definition)
+
     @property
     def _has_preimages(self) -> bool:
         return self.definition.options.changelog_image == "full"
@@ -273,7 +276,7 @@ class WritePath:
         options = self.definition.options
         # Without preimages and without a look at the row before, there is nothing to tell an insert by.
         looks = options.auto_increment is not None or request.targets is not None
-        looks = looks or not isinstance(engine_of_table(self.definition), LastRow)
+        looks = looks or not isinstance(self._engine_of(request), LastRow)
         return cdc.records_of(
             merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
         )

@@ -343,3 +343,24 @@ class TestIdenticalUpdates:
         table.upsert(ROW)
         assert send(table, *(("upsert", {**ROW, "n": n}) for n in (1, 2, 2, 1, 1))) == [1, 4]
         assert rows_of(table) == [ROW]
+
+
+class TestWalImage:
+    @pytest.mark.parametrize("options", [LAST, FIRST, NEWEST, LAST | {"skip_identical_updates": True}])
+    def test_an_overwriting_upsert_is_an_update(self, options: dict[str, Any], store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k", changelog_image="wal", **options)
+        send(table, ("upsert", ROW), ("upsert", {**ROW, "k": "b"}), overwrite=True)
+        # Whether there are deletes in a batch changes nothing for its upserts.
+        send(table, ("upsert", {**ROW, "k": "c"}), ("delete", {"k": "b"}), ("delete", {"k": "z"}), overwrite=True)
+        update = "update_postimage"
+        assert [change[1:3] for change in changes_of(table)] == [
+            *((update, {**ROW, "k": key}) for key in "abc"),
+            ("delete", {**ROW, "k": "b"}),
+        ]
+
+    def test_inserts_are_told_by_who_looks(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k", changelog_image="wal", merge_engine="first_row")
+        send(table, ("upsert", ROW), ("upsert", {**ROW, "n": 5}), ("upsert", {**ROW, "k": "b"}))
+        assert kinds_of(table) == ["insert", "insert"]
+        send(table, UPSERT, ("upsert", {"k": "c", "n": 5}), schema=PART, columns=["k", "n"], overwrite=True)
+        assert kinds_of(table)[2:] == ["update_postimage", "insert"]
