@@ -10,7 +10,7 @@ from logformat.errors import CorruptData, UnsupportedVersion
 from logformat.ids import BucketId, Offset, Position, TableId
 
 VERSION = 1
-_FORMAT = "<IHHqIIqqqqqQqq"
+_FORMAT = "<IHHqIIqqqqqQqQ"
 
 
 @dataclass(frozen=True, slots=True)

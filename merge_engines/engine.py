@@ -30,6 +30,7 @@ class Operations:
         targets: Columns that upserts set and deletes make null, all key columns among them. Incoming rows have nulls
             in the other columns. None: every column, and a delete removes the row.
         key_names: Key columns. May be left out if ``targets`` is None.
+        automatic: A column that the table fills itself, no target: it alone is nothing that is left of a row.
     """
 
     pool: pa.RecordBatch
@@ -40,6 +41,7 @@ class Operations:
     is_delete: np.ndarray
     targets: frozenset[str] | None = None
     key_names: tuple[str, ...] = ()
+    automatic: str | None = None
 
     @property
     def first_incoming(self) -> int:

@@ -77,7 +77,7 @@ def _removable(operations: Operations) -> np.ndarray:
     if operations.is_partial:
         assert operations.targets is not None
         for name, column in zip(operations.pool.schema.names, operations.pool.columns, strict=True):
-            if name not in operations.targets:
+            if name not in operations.targets and name != operations.automatic:
                 removable &= (operations.stored < 0) | ~validity_of(column)[operations.stored]
     return removable
 

@@ -269,6 +269,7 @@ class WritePath:
             is_delete=request.changes.is_delete.to_numpy(zero_copy_only=False),
             targets=request.targets,
             key_names=self._layout.key_names,
+            automatic=self.definition.options.auto_increment,
         )
 
     def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch]:

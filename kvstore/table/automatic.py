@@ -28,22 +28,27 @@ class Ids:
     buckets: int
 
     def of(self, counts: np.ndarray) -> np.ndarray:
-        """The id of each new row."""
+        """The id of each new row: int64, and so must be the highest."""
         segments, places = np.divmod(counts - 1, SEGMENT_IDS)
         return (segments * self.buckets + self.bucket) * SEGMENT_IDS + places + 1
 
-    def next_count(self, ids: np.ndarray) -> int:
-        """The count after the highest of these ids that is the bucket's own; 1 if none is."""
+    def highest(self, count: int) -> int:
+        """The id of one new row, of any size."""
+        segment, place = divmod(count - 1, SEGMENT_IDS)
+        return (segment * self.buckets + self.bucket) * SEGMENT_IDS + place + 1
+
+    def counts(self, ids: np.ndarray) -> np.ndarray:
+        """The counts of new rows with these ids; 0 for ids of other buckets, and such as are never given."""
         segments, places = np.divmod(ids - 1, SEGMENT_IDS)
-        own = (segments % self.buckets == self.bucket) & (ids > 0)
-        return int((segments[own] // self.buckets * SEGMENT_IDS + places[own] + 2).max(initial=1))
+        is_own = (ids > 0) & (segments % self.buckets == self.bucket)
+        return np.where(is_own, segments // self.buckets * SEGMENT_IDS + places + 1, 0)
 
 
 def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, next_count: int) -> Merged:
     """Fill an auto-increment column: of rows that are new in the order they came, of others from the row before.
 
     Args:
-        next_count: That of the first new row.
+        next_count: That of the first new row, unless an overwriting write brings a higher id before it.
 
     Raises:
         InvalidRequest: The ids leave the column's type. Nothing was changed.
@@ -52,24 +57,26 @@ def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, n
     place = merged.pool.schema.get_field_index(column)
     values = merged.pool.column(place)
     changed = (merged.before != merged.after) & (merged.after >= 0)
-    is_new = changed & (merged.before < 0)
     if not changed.any():
         return merged
-    given = values.is_valid().to_numpy(zero_copy_only=False)
-    is_new &= ~given[merged.after]  # only a write that overwrites brings one of its own
+    is_given = values.is_valid().to_numpy(zero_copy_only=False)[merged.after]
     ids = pc.fill_null(values, 0).cast(pa.int64()).to_numpy().copy()
-    news = np.flatnonzero(is_new)
-    given_out = ids_of.of(next_count + np.arange(len(news)))
-    _check(values.type, column, given_out)
-    new_ids = np.zeros(len(order), np.int64)
-    new_ids[news[np.argsort(order[news])]] = given_out
-    # Of one key, a row has the id of the operation that made it new, else that of the stored row.
+    is_new = changed & (merged.before < 0) & ~is_given
+    # Only a write that overwrites brings ids of its own; rows computed have those of the rows before.
+    is_own = changed & is_given & (merged.after >= operations.first_incoming)
+    is_own &= merged.after < operations.pool.num_rows
+    own = np.where(is_own, ids[merged.after], 0)
+    counts = _new_counts(is_new, np.where(is_own, ids_of.counts(own), 0), order, next_count)
+    limit = 2 ** (values.type.bit_width - 1) - 1
+    if ids_of.highest(int(counts.max(initial=1))) > limit:
+        raise InvalidRequest(
+            f'Reached maximum value of sequence "{column}" ({limit}); make a table with a wider column.', column=column
+        )
+    own[is_new] = ids_of.of(counts)
+    # Of one key, a row has the id of the operation that made it new or brought one, else that of the stored row.
     starts = operations.by_key(operations.starts)
     stored = operations.by_key(operations.stored)
-    overwritten = changed & ~is_new & given[merged.after] & (merged.after >= operations.first_incoming)
-    overwritten &= merged.after < operations.pool.num_rows
-    source = np.maximum.accumulate(np.where(is_new | overwritten, np.arange(len(order)), starts - 1))
-    own = np.where(overwritten, ids[merged.after], new_ids)
+    source = np.maximum.accumulate(np.where(is_new | is_own, np.arange(len(order)), starts - 1))
     filled = np.where(source < starts, ids[np.maximum(stored, 0)], own[source])
     ids[merged.after[changed]] = filled[changed]
     pool = merged.pool.set_column(place, merged.pool.schema.field(place), pa.array(ids).cast(values.type))
@@ -79,13 +86,25 @@ def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, n
 def next_count_after(rows: pa.RecordBatch, column: str, ids_of: Ids, next_count: int) -> int:
     """The count of the next new row once these rows are in the log."""
     ids = rows.column(column).drop_null().cast(pa.int64()).to_numpy()
-    return max(next_count, ids_of.next_count(ids))
+    return max(next_count, int(ids_of.counts(ids).max(initial=0)) + 1)
 
 
-def _check(kind: pa.DataType, column: str, ids: np.ndarray) -> None:
-    highest = 2 ** (kind.bit_width - 1) - 1
-    if ids.max(initial=0) > highest:
-        raise InvalidRequest(
-            f'Reached maximum value of sequence "{column}" ({highest}); make a table with a wider column.',
-            column=column,
-        )
+def _new_counts(is_new: np.ndarray, brought: np.ndarray, order: np.ndarray, next_count: int) -> np.ndarray:
+    """Counts of new rows: each one more than the highest there was when its operation came.
+
+    Args:
+        brought: For each operation the count of the id it brings, 0 for none.
+    """
+    arrived = np.empty(len(order), np.int64)
+    arrived[order] = is_new
+    given = np.cumsum(arrived)
+    # Less as many as were given out up to then, the highest count only changes where a write brings a higher one.
+    highest = np.full(len(order), next_count - 1)
+    brings = brought > 0
+    if brings.any():
+        highest[order[brings]] = np.maximum(brought[brings] - given[order[brings]], next_count - 1)
+        highest = np.maximum.accumulate(highest)
+    news = order[is_new]
+    # In two parts, because their sum may be more than a number holds: then it is the most there can be, and refused.
+    room = np.iinfo(np.int64).max - highest[news]
+    return np.where(given[news] > room, np.iinfo(np.int64).max, highest[news] + np.minimum(given[news], room))

@@ -364,3 +364,78 @@ class TestWalImage:
         assert kinds_of(table) == ["insert", "insert"]
         send(table, UPSERT, ("upsert", {"k": "c", "n": 5}), schema=PART, columns=["k", "n"], overwrite=True)
         assert kinds_of(table)[2:] == ["update_postimage", "insert"]
+
+
+class TestIds:
+    def test_are_given_in_the_order_of_the_operations(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k", auto_increment="id")
+        upserts = [("upsert", own({**ROW, "k": key})) for key in "cabc"]
+        send(table, *upserts, ("delete", {"k": "c"}), upserts[0], schema=GIVEN)
+        assert [(row["k"], row["id"]) for row in rows_of(table)] == [("a", 2), ("b", 3), ("c", 4)]
+
+    def test_a_batch_that_brings_some_is_like_its_operations_one_by_one(self, store: kvstore.Store) -> None:
+        operations = [
+            ("upsert", {**ROW, "k": key, "id": id})
+            for key, id in zip("fbdace", [None, 9, 2, None, 3, None], strict=True)
+        ]
+        at_once, one_by_one = (store.create_table(name, SCHEMA, "k", auto_increment="id") for name in "ab")
+        send(at_once, *operations, overwrite=True)
+        for operation in operations:
+            send(one_by_one, operation, overwrite=True)
+        assert rows_of(at_once) == rows_of(one_by_one)
+        assert {row["k"]: row["id"] for row in rows_of(at_once)} == {"a": 10, "b": 9, "c": 3, "d": 2, "e": 11, "f": 1}
+        assert send(at_once, ("upsert", own({**ROW, "k": "z"})), schema=GIVEN) == [6, 6]
+        assert at_once["z"]["id"] == 12
+
+    @pytest.mark.parametrize(("kind", "last"), [(pa.int32(), INT_MAX), (pa.int64(), LONG_MAX)])
+    @pytest.mark.parametrize("writer", [{}, {"writer_id": 3, "sequence": 0}])
+    def test_come_to_an_end(self, kind: pa.DataType, last: int, writer: dict[str, int], open_store: OpenStore) -> None:
+        store = open_store()
+        schema = SCHEMA.set(4, pa.field("id", kind, False))
+        table = store.create_table("t", schema, "k", auto_increment="id")
+        send(table, ("upsert", {**ROW, "id": last - 1}), overwrite=True)
+        more = [("upsert", own({**ROW, "k": key})) for key in ("b", "a", "c")]
+        with pytest.raises(InvalidRequest, match="used up") as raised:
+            send(table, *more, schema=GIVEN, **writer)
+        assert raised.value.where == {"column": "id", "highest": last}
+        assert (rows_of(table), table.offsets()) == ([{**ROW, "id": last - 1}], {0: (0, 1)})
+        assert send(table, *more[:2], schema=GIVEN, **writer) == [1, 3]
+        assert table["b"]["id"] == last
+        store.close()
+        table = open_store().table("t")
+        with pytest.raises(InvalidRequest, match="used up"):
+            send(table, more[2], schema=GIVEN)
+        send(table, more[0], schema=GIVEN)  # it has one
+
+    def test_the_last_one_may_be_brought(self, open_store: OpenStore) -> None:
+        store = open_store()
+        table = store.create_table("t", SCHEMA, "k", auto_increment="id")
+        lowest = ("upsert", {**ROW, "k": "b", "id": -(2**63)})
+        send(
+            table,
+            lowest,
+            ("upsert", {**ROW, "k": "c", "id": None}),
+            ("upsert", {**ROW, "id": LONG_MAX}),
+            overwrite=True,
+        )
+        table.flush()
+        store.close()
+        table = open_store().table("t")
+        assert [row["id"] for row in rows_of(table)] == [LONG_MAX, -(2**63), 1]
+        table.upsert(own(ROW))
+
+    def test_one_that_is_null_is_filled_though_the_column_takes_no_null(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA.set(4, pa.field("id", pa.int64(), False)), "k", auto_increment="id")
+        rows = kvstore.Changes.of([("upsert", {**ROW, "id": None})], SCHEMA)
+        table.bucket(0).apply(rows, overwrite=True)
+        table.bucket(0).apply(rows, overwrite=True)
+        assert rows_of(table) == [ROW]
+
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_an_id_alone_is_nothing_that_is_left_of_a_row(self, at_once: bool, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k", auto_increment="id")
+        operations = [UPSERT, DELETE, UPSERT]
+        for batch in [operations] if at_once else [[each] for each in operations]:
+            send(table, *batch, schema=PART, columns=["k", "n"])
+        assert kinds_of(table) == ["insert", "delete", "insert"]
+        assert rows_of(table) == [{**HALF, "s": None, "d": None, "id": 2}]
