@@ -144,6 +144,8 @@ class _Fold:
     @property
     def _sums_up(self) -> bool:
         """Whether the log tells the row before each change, and as it was stored: then sums are enough."""
+        if self._definition.primary_key is None:
+            return True
         return self._definition.options.changelog_image == "full" and len(self._definition.schemas) == 1
 
     def _fold_rows(self, batch: LogBatch) -> None:

@@ -439,3 +439,12 @@ class TestIds:
             send(table, *batch, schema=PART, columns=["k", "n"])
         assert kinds_of(table) == ["insert", "delete", "insert"]
         assert rows_of(table) == [{**HALF, "s": None, "d": None, "id": 2}]
+
+
+def test_a_log_table_with_added_columns_passes_its_check(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA)
+    table.upsert([ROW, ROW])
+    store.add_columns("t", [pa.field("x", pa.int8())])
+    table.upsert({**ROW, "x": 1})
+    assert store.check().findings == []
+    assert table.count() == 3
