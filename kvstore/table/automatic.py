@@ -66,9 +66,9 @@ def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, n
     is_own = changed & is_given & (merged.after >= operations.first_incoming)
     is_own &= merged.after < operations.pool.num_rows
     own = np.where(is_own, ids[merged.after], 0)
-    counts = _new_counts(is_new, np.where(is_own, ids_of.counts(own), 0), order, next_count)
+    counts, last = _new_counts(is_new, np.where(is_own, ids_of.counts(own), 0), order, next_count)
     limit = 2 ** (values.type.bit_width - 1) - 1
-    if ids_of.highest(int(counts.max(initial=1))) > limit:
+    if len(counts) and ids_of.highest(last) > limit:
         raise InvalidRequest(
             f'Reached maximum value of sequence "{column}" ({limit}); make a table with a wider column.', column=column
         )
@@ -89,11 +89,14 @@ def next_count_after(rows: pa.RecordBatch, column: str, ids_of: Ids, next_count:
     return max(next_count, int(ids_of.counts(ids).max(initial=0)) + 1)
 
 
-def _new_counts(is_new: np.ndarray, brought: np.ndarray, order: np.ndarray, next_count: int) -> np.ndarray:
+def _new_counts(is_new: np.ndarray, brought: np.ndarray, order: np.ndarray, next_count: int) -> tuple[np.ndarray, int]:
     """Counts of new rows: each one more than the highest there was when its operation came.
 
     Args:
         brought: For each operation the count of the id it brings, 0 for none.
+
+    Returns:
+        The counts, and the last of them; if it is more than an int64 holds, only it is right.
     """
     arrived = np.empty(len(order), np.int64)
     arrived[order] = is_new
@@ -105,6 +108,5 @@ def _new_counts(is_new: np.ndarray, brought: np.ndarray, order: np.ndarray, next
         highest[order[brings]] = np.maximum(brought[brings] - given[order[brings]], next_count - 1)
         highest = np.maximum.accumulate(highest)
     news = order[is_new]
-    # In two parts, because their sum may be more than a number holds: then it is the most there can be, and refused.
-    room = np.iinfo(np.int64).max - highest[news]
-    return np.where(given[news] > room, np.iinfo(np.int64).max, highest[news] + np.minimum(given[news], room))
+    latest = int(news.max(initial=0))
+    return highest[news] + given[news], int(highest[latest]) + int(given[latest])

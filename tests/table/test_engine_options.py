@@ -395,15 +395,15 @@ class TestIds:
         table = store.create_table("t", schema, "k", auto_increment="id")
         send(table, ("upsert", {**ROW, "id": last - 1}), overwrite=True)
         more = [("upsert", own({**ROW, "k": key})) for key in ("b", "a", "c")]
-        with pytest.raises(InvalidRequest, match="used up") as raised:
+        with pytest.raises(InvalidRequest, match="Reached maximum value") as raised:
             send(table, *more, schema=GIVEN, **writer)
-        assert raised.value.where == {"column": "id", "highest": last}
+        assert str(last) in str(raised.value)
         assert (rows_of(table), table.offsets()) == ([{**ROW, "id": last - 1}], {0: (0, 1)})
         assert send(table, *more[:2], schema=GIVEN, **writer) == [1, 3]
         assert table["b"]["id"] == last
         store.close()
         table = open_store().table("t")
-        with pytest.raises(InvalidRequest, match="used up"):
+        with pytest.raises(InvalidRequest, match="Reached maximum value"):
             send(table, more[2], schema=GIVEN)
         send(table, more[0], schema=GIVEN)  # it has one
 
