@@ -105,7 +105,7 @@ def _replay_merges_again() -> Patches:
             batch = batches.decode_batch(found.data, schema, validate=False)
             changes = Changes(batch.rows, pa.array(batch.change_types == ChangeType.DELETE))
             keys = group(self._layout.encode_keys(batch.rows))
-            request = Request(changes, batch.schema_id, NO_WRITER, NO_SEQUENCE, Epoch(0), keys)
+            request = Request(changes, NO_WRITER, NO_SEQUENCE, Epoch(0), keys)
             self._state = replace(self._state, applied_offset=self.log.end.offset)
             self.log.append([self._merge(request, batch.commit_timestamp)])
 

@@ -5,6 +5,7 @@ The same hunts without a bug are those other tests; while they fail, what is fou
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,6 +89,8 @@ HUNTS: dict[str, Hunt] = {
 def test_planted_bug_is_found(bug: str, work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
     bad = HUNTS[bug](bug, work, recorder, judges)
     assert bad, f"{bug} was not found"
+    # The bug, not a plant that fits the code no more.
+    assert not re.search(r": (Attribute|Type|Name|Import)Error", str(bad[0])), str(bad[0])
     tell(str(bad[0])[:200])
 
 
