@@ -17,6 +17,7 @@ RANGES = {
     "sync_interval_ms": (1, _MS_MAX),
     # A segment ends before 4 GiB, and a group of batches is written in one piece: half is left for the last.
     "segment_bytes_max": (1, 2 << 30),
+    "log_bytes_max": (1, OFFSET_MAX),
     "commit_bytes_max": (1, OFFSET_MAX),
     "commit_wait_ms": (1, _MS_MAX),
     "commit_idle_ms": (1, _MS_MAX),
@@ -36,6 +37,8 @@ class StoreOptions:
             Whatever it is, a crash leaves a prefix of what was acknowledged.
         sync_interval_ms: See ``durability``.
         segment_bytes_max: A segment of the log is followed by a new one once it is larger.
+        log_bytes_max: The oldest segments of a log go as long as those behind them have this many bytes; never what
+            recovery or a registered consumer needs. A table's ``retention`` is by age, and holds beside it.
         commit_bytes_max: The index is committed once this many bytes wait in it,
         commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit
             took,
@@ -47,6 +50,7 @@ class StoreOptions:
     durability: Durability = "sync"
     sync_interval_ms: int = 100
     segment_bytes_max: int = 256 << 20
+    log_bytes_max: int = OFFSET_MAX
     commit_bytes_max: int = 256 << 20
     commit_wait_ms: int = 200
     commit_idle_ms: int = 20

@@ -158,7 +158,9 @@ class Store:
             auto_increment: An integer column that the table fills: 1, 2, … for each new row.
             skip_identical_updates: Whether an update that changes nothing leaves no change.
             compression: Of the changelog: ``lz4``, ``zstd`` or None.
-            retention: Not supported by this version.
+            retention: Segments of the changelog go once all their changes are older than this; rows stay, and so does
+                what recovery or a registered consumer needs. All of it is kept if None. See also the setting
+                ``log_bytes_max``.
 
         Raises:
             TableExists: There is one of that name. Nothing was written.
@@ -166,7 +168,6 @@ class Store:
         """
         self._check_writable()
         name = _table_name(name)
-        refuse_later(retention=retention)
         buckets = integer_within("buckets", buckets, 1, BUCKETS_MAX)
         key = None if primary_key is None else column_names("primary_key", primary_key)
         columns = schemas.normalise(schema, key or ())
@@ -179,6 +180,7 @@ class Store:
             delete_behavior=delete_behavior,
             auto_increment=auto_increment,
             skip_identical_updates=skip_identical_updates,
+            retention=retention,
         )
         placed_by = bucket_key_of(columns, key, bucket_key)
         self._core.create_table(name, schemas.to_json(columns), key, placed_by, buckets, options)
@@ -392,7 +394,7 @@ class _Core:
                 tablet.claim()
         except StoreError:
             for tablet in tablets:
-                tablet.close()
+                tablet.stop_writing()
             raise
         self._journal.append(lambda _: DropTable(table_id=definition.id))
         with self._mutex:

@@ -38,6 +38,7 @@ class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     delete_behavior: DeleteBehavior = "allow"
     auto_increment: str | None = None
     skip_identical_updates: bool = False
+    retention_ms: int | None = None
 
 
 class CreateTable(Payload, frozen=True, kw_only=True):

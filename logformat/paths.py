@@ -14,11 +14,17 @@ LOCK_FILE = "LOCK"
 LOG = "log"
 INDEX = "index"
 REBUILT_INDEX = "index.rebuilt"
+SNAPSHOTS = "snapshots"
+SNAPSHOT_ROWS = "rows.parquet"
+SNAPSHOT_WRITERS = "writers.json"
+SNAPSHOT_MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
-"""Suffix of a file that is not finished; whoever holds the lock may remove it."""
+"""Suffix of a file or directory that is not finished; whoever holds the lock may remove it."""
 
 _LOG_FILE = re.compile(r"(\d{20})\.log")
+_SPARSE_INDEX_FILE = re.compile(r"(\d{20})\.index")
 _WRITERS_FILE = re.compile(r"(\d{20})\.writers")
+_SNAPSHOT = re.compile(r"(\d{20})")
 
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
@@ -41,14 +47,29 @@ def writers_file(log: Path, base: Offset) -> Path:
     return log / f"{base:020d}.writers"
 
 
+def snapshot_directory(bucket: Path, offset: Offset) -> Path:
+    """Snapshot of a bucket as of an offset."""
+    return bucket / SNAPSHOTS / f"{offset:020d}"
+
+
 def segment_base(name: str) -> Offset | None:
     """Base offset in the name of a segment file; None for any other name."""
     return _offset_in(_LOG_FILE, name)
 
 
+def sparse_index_base(name: str) -> Offset | None:
+    """Base offset in the name of a sparse index; None for any other name."""
+    return _offset_in(_SPARSE_INDEX_FILE, name)
+
+
 def writers_base(name: str) -> Offset | None:
     """Offset in the name of a file of :func:`writers_file`; None for any other name."""
     return _offset_in(_WRITERS_FILE, name)
+
+
+def snapshot_offset(name: str) -> Offset | None:
+    """Offset in the name of a snapshot; None for any other name."""
+    return _offset_in(_SNAPSHOT, name)
 
 
 def _offset_in(pattern: re.Pattern[str], name: str) -> Offset | None:

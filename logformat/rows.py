@@ -84,7 +84,7 @@ class RowCodec:
         starts, ends = values.offsets[:-1], values.offsets[1:]
         if not len(values):
             return [pa.array([], self._schemas[schema_id].field(name).type) for name in names], hashes
-        written = values.flat[: ends[-1]].view("<u2")[starts // 2 + 2]
+        written = schema_ids(values)
         if (written == written[0]).all():
             return self._decode_one(values.flat, starts, ends, int(written[0]), schema_id, names), hashes
         parts, order = [], []
@@ -116,6 +116,12 @@ class RowCodec:
         found = dict(zip(there, columns, strict=True))
         schema = self._schemas[wanted]
         return [found[name] if name in found else pa.nulls(len(starts), schema.field(name).type) for name in names]
+
+
+def schema_ids(values: Octets) -> np.ndarray:
+    """Schema ids (uint16) that values were written with; to be believed once the values are verified."""
+    starts, end = values.offsets[:-1], values.offsets[-1]
+    return values.flat[:end].view("<u2")[starts // 2 + 2]
 
 
 def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ NESTING_MAX = 8
 RESERVED_NAMES = frozenset(
     (
         *("_bucket", "_log_offset", "_change_type", "_commit_timestamp", "_commit_version", "_found"),
+        "_schema_id",
         *("__offset", "__timestamp", "__bucket"),  # Fluss's, so that a table can go there and back
     )
 )

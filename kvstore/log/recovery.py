@@ -83,7 +83,7 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     """Make a log ready to be appended to: cut it at its end.
 
     Afterwards everything up to the end is durable, snapshots of writers stand only at the beginning of a segment and at
-    the end, and sparse indexes agree with the log.
+    the end, sparse indexes beside segments only, and they agree with the log.
 
     Raises:
         CorruptBatch: Something that was durable is damaged or missing. Nothing was cut.
@@ -107,7 +107,7 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     finally:
         files.close(descriptor)
     log = LogFiles(directory, identity)
-    _remove_stray_snapshots(directory, {*log.bases(), end.offset}, files)
+    _remove_strays(directory, log.bases(), end.offset, files)
     _mend_sparse_indexes(directory, log, end, files)
     return end
 
@@ -143,11 +143,14 @@ def _was_durable_beyond(rest: memoryview, identity: LogIdentity, offset: Offset)
     return False
 
 
-def _remove_stray_snapshots(directory: Path, places: Collection[Offset], files: Files) -> None:
-    """Remove what is told of writers at any other place: a roll went no further, or what it told of was cut off."""
+def _remove_strays(directory: Path, bases: Collection[Offset], end: Offset, files: Files) -> None:
+    """Remove what is told of segments that are not there, but for writers at the end, where the next one begins.
+
+    A roll went no further, what it told of was cut off, or the segment was removed.
+    """
     for path in directory.iterdir():
-        base = paths.writers_base(path.name)
-        if base is not None and base not in places:
+        writers, sparse = paths.writers_base(path.name), paths.sparse_index_base(path.name)
+        if (writers is not None and writers not in {*bases, end}) or (sparse is not None and sparse not in bases):
             files.remove(path)
 
 

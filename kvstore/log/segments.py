@@ -121,7 +121,12 @@ class Segment:
             return []
 
     def _extend(self) -> None:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if not self._map:
+                raise
+            return  # removed meanwhile; what is mapped stays, and a segment that can be removed is whole
         try:
             size = os.fstat(descriptor).st_size
             if size != len(self._map):
@@ -163,19 +168,36 @@ class LogFiles:
         return self.bases()[0]
 
     def segment(self, base: Offset) -> Segment:
-        """A segment by its base offset."""
-        found = self._open.pop(base, None) or Segment(self._directory, base, self._identity)
+        """A segment by its base offset.
+
+        Raises:
+            OffsetOutOfRange: It was removed.
+            CorruptBatch: It is missing, or its head is damaged.
+        """
+        found = self._open.pop(base, None) or self._opened(base)
         self._open[base] = found
         if len(self._open) > _OPEN_MAX:
             # A map has a descriptor; it goes with the last batch that is a view of it.
             del self._open[next(iter(self._open))]
         return found
 
+    def _opened(self, base: Offset) -> Segment:
+        try:
+            return Segment(self._directory, base, self._identity)
+        except FileNotFoundError as error:
+            if base < self.start():
+                raise self._out_of_range(base) from error
+            raise CorruptBatch(
+                "A segment of the log is missing; run `kvstore check`.",
+                path=paths.segment_file(self._directory, base),
+                offset=base,
+            ) from error
+
     def batches(self, start: Offset, end: Offset) -> Iterator[FoundBatch]:
         """Batches that hold offsets from ``start`` to ``end`` (exclusive), in order; the first may begin before it.
 
         Raises:
-            OffsetOutOfRange: The log begins after ``start``.
+            OffsetOutOfRange: The log begins after ``start``, or does by the time it is read on.
             CorruptBatch: A batch, or the chain of segments, is damaged.
         """
         if start >= end:
@@ -250,12 +272,13 @@ class LogFiles:
     def _base_of(self, offset: Offset) -> Offset:
         place = bisect_right(self.bases(), offset)
         if not place:
-            raise OffsetOutOfRange(
-                "The log does not hold this offset any more; start at `earliest`.",
-                offset=offset,
-                log_start=self._bases[0],
-            )
+            raise self._out_of_range(offset)
         return self._bases[place - 1]
+
+    def _out_of_range(self, offset: Offset) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            "The log does not hold this offset any more; start at `earliest`.", offset=offset, log_start=self._bases[0]
+        )
 
     def _near(self, base: Offset, offset: Offset) -> tuple[Offset, Position]:
         """A batch at or before an offset, as near as the sparse index knows."""

@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -56,6 +56,10 @@ class Committer:
         log: The same log, for replays.
         lock: The bucket's lock.
         current: The table as the catalog has it now, other processes' edits included; raises if it was dropped.
+
+    Attributes:
+        rolled: Called when the log goes on in a new segment.
+        growing: Held while the index grows: nobody of this process may read it meanwhile.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Committer:
         self._options = options
         self._clock = clock
         self._current = current
+        self.rolled: Callable[[], None] = lambda: None
+        self.growing: Callable[[], AbstractContextManager[None]] = nullcontext
         self._queue: queue.SimpleQueue[Request | _Flush] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
@@ -241,7 +247,8 @@ class Committer:
         failure = None
         self._path.index.abort()
         try:
-            self._path.index.grow()
+            with self.growing():
+                self._path.index.grow()
         except StoreFull as error:
             failure = error
         self._restore()
@@ -253,6 +260,7 @@ class Committer:
             self._path.use(definition)
         if self._path.log.is_full:
             self._path.roll()
+            self.rolled()
 
     def _apply(self, group: Sequence[Request]) -> Outcomes:
         is_first = not self._path.index.writing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from merge_engines.engine import MergeEngine
 from merge_engines.last_row import LastRow
 from merge_engines.spec import engine_given, spec_of
 
+_MILLISECOND = dt.timedelta(milliseconds=1)
 _ID_TYPES = (pa.int32(), pa.int64())
 _NULLABLE_KINDS = "An added column is null in the rows that are there; it must be nullable."
 
@@ -30,6 +32,7 @@ def options_of(
     delete_behavior: Any,
     auto_increment: Any,
     skip_identical_updates: Any,
+    retention: Any,
 ) -> TableOptions:
     """The options of a new table.
 
@@ -41,6 +44,7 @@ def options_of(
         InvalidRequest: One is not possible, or not with another.
     """
     engine = engine_given(merge_engine)
+    retention_ms = _milliseconds(retention)
     _one_of("changelog_image", changelog_image, get_args(ChangelogImage))
     _one_of("compression", compression, (None, "lz4", "zstd"))
     _one_of("delete_behavior", delete_behavior, (None, *get_args(DeleteBehavior)))
@@ -59,7 +63,7 @@ def options_of(
                 "A log table has no key, and so no merge engine, changelog image, delete behaviour, auto-increment"
                 " column or identical updates; leave them out."
             )
-        return TableOptions(compression=compression)
+        return TableOptions(compression=compression, retention_ms=retention_ms)
     engine.check(schema, key)
     if changelog_image == "wal" and isinstance(engine, Aggregate):
         raise UnsupportedOperation("The changelog of an aggregate needs the row before; use changelog_image='full'.")
@@ -71,6 +75,7 @@ def options_of(
         delete_behavior=_delete_behavior(delete_behavior, engine),
         auto_increment=auto_increment,
         skip_identical_updates=skip_identical_updates,
+        retention_ms=retention_ms,
     )
 
 
@@ -111,6 +116,14 @@ def added_fields(fields: Any) -> list[pa.Field]:
     if strict := [field.name for field in listed if not field.nullable]:
         raise SchemaMismatch(_NULLABLE_KINDS, columns=strict)
     return listed
+
+
+def _milliseconds(retention: Any) -> int | None:
+    if retention is None:
+        return None
+    if not isinstance(retention, dt.timedelta) or retention < _MILLISECOND:
+        raise InvalidRequest("retention is a datetime.timedelta of a millisecond or more.", given=shown(retention))
+    return retention // _MILLISECOND
 
 
 def _one_of(name: str, given: Any, allowed: tuple[Any, ...]) -> None:

@@ -1,7 +1,8 @@
 """Opening a bucket for writing: what was acknowledged is brought back, whatever happened to its last writer.
 
 The log is the truth. The index is taken as it is if it can be read and is not ahead of the log, and what it has not
-seen is replayed; otherwise it is built anew from the log.
+seen is replayed; otherwise it is built anew from the newest snapshot that is right and the log behind it, or from the
+log alone if that has everything.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from kvstore.log.log import Log, LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
-from kvstore.table.apply import WritePath
+from kvstore.table import snapshot
+from kvstore.table.apply import REPLAY_BYTES_MAX, WritePath
+from kvstore.table.snapshot import Snapshot
 from logformat import paths
 from logformat.index_state import IndexState
 
@@ -58,9 +61,9 @@ def open_for_writing(
     """
     index = usable_index(place, options, files)
     try:
+        snapshot.sweep(place.directory, files)
         state = _state_of(index) if index is not None else None
-        synced = synced_end(state) if state is not None else None
-        end = log_recovery.prepare(place.log, place.identity, synced, files)
+        end = log_recovery.prepare(place.log, place.identity, _durable_end(place, state), files)
     except BaseException:
         if index is not None:
             index.close()
@@ -132,6 +135,21 @@ def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Ind
     return None
 
 
+def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
+    """Up to where the log is known to be durable: the index knows, and so does every snapshot.
+
+    Raises:
+        CorruptData: Nothing is known, and the log does not begin at its beginning.
+    """
+    of_index = synced_end(state) if state is not None else None
+    taken = next(snapshot.readable(place.directory, place.identity), None)
+    if taken is not None and (of_index is None or taken.offset > of_index.offset):
+        return taken.log_end
+    if of_index is None and LogFiles(place.log, place.identity).start():
+        raise _nothing_left(place)
+    return of_index
+
+
 def _build(
     place: BucketPlace,
     definition: TableDefinition,
@@ -140,19 +158,81 @@ def _build(
     files: Files,
     clock: Clock,
 ) -> None:
-    """Make the index from the log, beside the place where it belongs, and move it there once it is whole."""
-    unfinished = place.directory / paths.REBUILT_INDEX
-    files.remove_tree(unfinished)
-    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
+    """Make the index anew, beside the place where it belongs, and move it there once it is whole.
+
+    Raises:
+        CorruptData: No snapshot is right from which the log goes on, and the log alone does not have everything.
+    """
+    log_start = LogFiles(place.log, place.identity).start()
+    index = None
+    for source in snapshot.readable(place.directory, place.identity):
+        if source.offset >= log_start:
+            index = _unfinished_index(place, options, files)
+            try:
+                _load(index, source, definition)
+                break
+            except CorruptData:
+                index.close()  # the one before it may be right
+                index = None
+            except BaseException:
+                index.close()
+                raise
+    if index is None:
+        if log_start:
+            raise _nothing_left(place)
+        index = _unfinished_index(place, options, files)
     try:
-        index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
         path = WritePath(definition, index, log, clock)
         _replay(path, place, log)
     finally:
         index.close()
     files.remove_tree(place.index)
-    files.rename(unfinished, place.index)
+    files.rename(place.directory / paths.REBUILT_INDEX, place.index)
     files.sync_directory(place.directory)
+
+
+def _unfinished_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index:
+    unfinished = place.directory / paths.REBUILT_INDEX
+    files.remove_tree(unfinished)
+    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
+    try:
+        index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def _load(index: Index, source: Snapshot, definition: TableDefinition) -> None:
+    """Put everything a snapshot holds into a new index.
+
+    Raises:
+        CorruptData: It is damaged.
+        StoreFull: The index can't grow.
+    """
+    source.verify()
+    while True:
+        try:
+            for rows in source.rows(definition):
+                index.put(rows.keys.to_list(), rows.values.to_list())
+                if index.dirty_bytes() >= REPLAY_BYTES_MAX:
+                    index.commit(IndexState(source.manifest.table_id, source.manifest.bucket_id))
+            for writer_id, entry in source.writers().items():
+                index.put_writer(writer_id, entry)
+            index.commit(source.state())
+            return
+        except lmdb.MapFullError:
+            index.abort()
+            index.grow()
+
+
+def _nothing_left(place: BucketPlace) -> CorruptData:
+    return CorruptData(
+        "The index of a bucket is lost, and so is every snapshot from which its log goes on: put index/ or snapshots/"
+        " back from a copy.",
+        path=place.directory,
+        log_start=LogFiles(place.log, place.identity).start(),
+    )
 
 
 def _replay(path: WritePath, place: BucketPlace, log: Log) -> None:

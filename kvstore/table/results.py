@@ -1,8 +1,9 @@
-"""What a write answers."""
+"""What a write, or a snapshot, answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvstore.errors import UnsupportedOperation
 from logformat.ids import BucketId, Offset
@@ -67,3 +68,37 @@ class WriteResult:
                 buckets=sorted(self.by_bucket),
             )
         return next(iter(self.by_bucket.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSnapshot:
+    """A snapshot of one bucket.
+
+    Attributes:
+        offset: Changes before it are in the snapshot, others are not.
+        path: Directory with ``rows.parquet``, ``writers.json`` and ``manifest.json`` (docs/format.md, Snapshot).
+    """
+
+    offset: Offset
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """Snapshots of all buckets of a table, each as of an offset of its own.
+
+    Attributes:
+        by_bucket: One for each bucket.
+    """
+
+    by_bucket: dict[BucketId, BucketSnapshot]
+
+    @property
+    def offsets(self) -> dict[BucketId, Offset]:
+        """The offset of each bucket."""
+        return {bucket: taken.offset for bucket, taken in self.by_bucket.items()}
+
+    @property
+    def paths(self) -> list[Path]:
+        """The directory of each bucket's snapshot, by bucket."""
+        return [taken.path for _, taken in sorted(self.by_bucket.items())]

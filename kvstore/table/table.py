@@ -24,7 +24,7 @@ from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
 from kvstore.table.lookup import FOUND, prefix_row, rows_of_keys, rows_of_prefix
 from kvstore.table.pushdown import ranges_where
-from kvstore.table.results import AppendResult, WriteResult
+from kvstore.table.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
 from kvstore.table.rules import engine_of_table
 from kvstore.table.scan import (
     KeyRange,
@@ -166,6 +166,27 @@ class Table:
         self._current()
         for tablet in self._tablets:
             tablet.flush()
+
+    def snapshot(self) -> TableSnapshot:
+        """Write everything acknowledged into files that anything can read; writing goes on meanwhile.
+
+        Recovery begins with the newest one if the index is lost, so a log may be cut below it. The newest two are kept.
+
+        Returns:
+            Once it is durable: which offsets it is of, and where it is.
+
+        Raises:
+            StoreLocked: Another process writes the table.
+            StoreFull, LogFailed: The disk refused. Nothing is left of it, and writing goes on.
+            CorruptData: A stored row is damaged.
+        """
+        self._check_writable()
+        self._current()
+        found = {}
+        for bucket, tablet in zip(self._bucket_ids(), self._tablets, strict=True):
+            taken = tablet.take_snapshot()
+            found[bucket] = BucketSnapshot(taken.offset, taken.directory)
+        return TableSnapshot(found)
 
     # Rows
 

@@ -22,6 +22,8 @@ from kvstore.table.committer import Committer
 from kvstore.table.recovery import BucketPlace, is_at_end, is_complete, open_for_writing, usable_index
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
+from kvstore.table.snapshot import Snapshot
+from kvstore.table.upkeep import Upkeep
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.index_state import IndexState
@@ -61,6 +63,7 @@ class Tablet:
         self._committer: Committer | None = None
         self._recover_next = self._look_next = 0.0
         self._closed = False
+        self._upkeep: Upkeep | None = None
 
     @property
     def log(self) -> LogFiles:
@@ -145,6 +148,14 @@ class Tablet:
     def _now_ms(self, view: View) -> int:
         return max(view.state().last_timestamp, self._clock.now_ms())
 
+    def take_snapshot(self) -> Snapshot:
+        """Take a snapshot of everything acknowledged, as the bucket's writer; see :meth:`Upkeep.snapshot`."""
+        return self._kept().snapshot()
+
+    def retain(self) -> None:
+        """Let go what has expired of the log, as the bucket's writer; see :meth:`Upkeep.retain`."""
+        self._kept().retain()
+
     def verify_pages(self) -> None:
         """Verify the pages of what is committed of the index.
 
@@ -179,6 +190,7 @@ class Tablet:
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; who reads here goes on."""
         with self._opening:
+            self._stop_upkeep()
             committer, self._committer = self._committer, None
             try:
                 if committer is not None:
@@ -196,7 +208,20 @@ class Tablet:
             finally:
                 self._process_lock.release()
 
+    def _stop_upkeep(self) -> None:
+        upkeep, self._upkeep = self._upkeep, None
+        if upkeep is not None:
+            upkeep.close()
+
+    def _kept(self) -> Upkeep:
+        self._writer()
+        upkeep = self._upkeep
+        if upkeep is None:
+            raise StoreClosed("The store was closed; open it again.")
+        return upkeep
+
     def _stop(self) -> None:
+        self._stop_upkeep()
         committer, self._committer = self._committer, None
         try:
             if committer is not None:
@@ -215,6 +240,7 @@ class Tablet:
             self._check_open()
             if self._committer is None:
                 self._committer = self._begin_writing()
+                self._upkeep = self._begin_upkeep(self._committer)
             return self._committer
 
     def _begin_writing(self) -> Committer:
@@ -228,6 +254,14 @@ class Tablet:
             self._index.close()
             self._index = None
         return Committer(path, self.log, self._lock, self._options, self._clock, self._current)
+
+    def _begin_upkeep(self, committer: Committer) -> Upkeep:
+        upkeep = Upkeep(
+            self.place, committer.index, committer.flush, self._current, self._options, self._files, self._clock
+        )
+        committer.rolled, committer.growing = upkeep.look, upkeep.growing
+        upkeep.look()
+        return upkeep
 
     def _reader(self) -> Index:
         with self._opening:

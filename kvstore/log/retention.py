@@ -1,0 +1,83 @@
+"""Which segments of a log are of no use any more, and how they go.
+
+* Whole segments, the oldest first, never the last one; each is gone for good before the next goes, so that after any
+  crash the log has no hole.
+* Nothing goes that a recovery would read, or that somebody has yet to read: :func:`needed_from`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from kvstore.files import Files
+from kvstore.log.log import LogEnd
+from kvstore.log.segments import LogFiles
+from logformat import paths
+from logformat.ids import OFFSET_MAX, Offset
+
+UNLIMITED = OFFSET_MAX
+"""Bytes that no log has."""
+
+
+def expired_before(log: LogFiles, *, older_than_ms: int | None, bytes_max: int = UNLIMITED) -> Offset:
+    """The offset up to which a log has expired; all that is there begins at it, if nothing has.
+
+    Args:
+        older_than_ms: A segment has expired if its last commit timestamp is before this; None if age does not count,
+        bytes_max: or if those behind it still have this many bytes.
+
+    Raises:
+        CorruptBatch: A segment is damaged where its last commit timestamp stands.
+    """
+    bases = log.bases()
+    left = sum(log.segment(base).size for base in bases) if bytes_max < UNLIMITED else 0
+    start = bases[0]
+    for base, following in pairwise(bases):
+        left -= log.segment(base).size
+        too_many = bytes_max < UNLIMITED and left >= bytes_max
+        if not too_many and (older_than_ms is None or _last_timestamp(log, base, following) >= older_than_ms):
+            break
+        start = following
+    return start
+
+
+def needed_from(snapshot: LogEnd, index: LogEnd, positions: Iterable[Offset]) -> Offset:
+    """The first offset that must stay; the segment it is in stays as a whole.
+
+    Args:
+        snapshot: Where the log had the offset of the newest snapshot that is right: an index that is lost is made of
+            it and of what comes after.
+        index: The synced end that the index remembers: recovery begins there.
+        positions: Where those stand who read the log and said so.
+    """
+    return min(snapshot.base, index.base, *positions)
+
+
+def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files) -> Offset:
+    """Remove every segment that holds nothing from ``offset`` on; returns where the log begins now.
+
+    Raises:
+        OSError: The disk refused; what is left has no hole.
+    """
+    bases = log.bases()
+    for base, following in pairwise(bases):
+        if following > offset:
+            return base
+        files.remove(paths.segment_file(directory, base))
+        # Or a power cut might bring this one back and not the next.
+        files.sync_directory(directory)
+        for path in (paths.sparse_index_file(directory, base), paths.writers_file(directory, base)):
+            with suppress(FileNotFoundError):
+                files.remove(path)
+    return bases[-1]
+
+
+def _last_timestamp(log: LogFiles, base: Offset, following: Offset) -> int:
+    entries = [entry.offset for entry in log.segment(base).sparse_index() if base <= entry.offset < following]
+    last = 0
+    for found in log.batches(entries[-1] if entries else base, following):
+        last = found.header.commit_timestamp
+    return last
