@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +15,12 @@ from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
+from kvstore.table import snapshot
 from kvstore.table.layout import layout_of
 from kvstore.table.scan import SCAN_ROWS
+from kvstore.table.snapshot import Snapshot
 from kvstore.table.tablet import Tablet
-from logformat.batch import LogBatch, decode_batch
+from logformat.batch import BatchHeader, LogBatch, decode_batch
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import BucketId, Epoch, Offset
@@ -75,43 +77,139 @@ class CheckReport:
 
 def check_tablet(tablet: Tablet, definition: TableDefinition, bucket: BucketId) -> BucketReport:
     """Check one bucket, up to what is committed now; whoever writes it goes on."""
-    report = BucketReport(definition.name, bucket)
-    try:
-        tablet.verify_pages()
-        with tablet.snapshot() as view:
-            state = view.state()
-            log = _Fold(definition, report)
-            for found in tablet.log.batches(tablet.log.start(), state.applied_offset):
-                log.add(found)
-            log.compare(state, view)
-            if definition.primary_key is not None:
-                _compare_rows(view, state, definition, report)
-    except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
-        report.findings.append(str(error))
-    return report
+    while True:
+        start = None
+        report = BucketReport(definition.name, bucket)
+        try:
+            start = tablet.log.start()
+            _check(tablet, definition, start, report)
+        except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
+            if start is not None and isinstance(error, OffsetOutOfRange) and tablet.log.start() != start:
+                continue  # what was being read has expired
+            report.findings.append(str(error))
+        return report
+
+
+def _check(tablet: Tablet, definition: TableDefinition, start: Offset, report: BucketReport) -> None:
+    tablet.verify_pages()
+    # Listed before the view is taken: a snapshot that comes later may be ahead of it.
+    taken = list(_right_snapshots(tablet, report))
+    with tablet.snapshot() as view:
+        state = view.state()
+        log = _Fold(definition, report, taken, start)
+        for found in tablet.log.batches(start, state.applied_offset):
+            log.add(found)
+        log.compare(state, view)
+        if definition.primary_key is not None:
+            _compare_rows(view, state, definition, report)
+
+
+def _right_snapshots(tablet: Tablet, report: BucketReport) -> Iterator[Snapshot]:
+    """Snapshots whose files are all right, the oldest first."""
+    bucket, identity = tablet.place.directory, tablet.place.identity
+    for offset in reversed(snapshot.offsets(bucket)):
+        try:
+            found = snapshot.read(bucket, identity, offset)
+            found.verify()
+            yield found
+        except CorruptData as error:
+            if offset in snapshot.offsets(bucket):  # else newer ones have taken its place
+                report.findings.append(str(error))
 
 
 class _Fold:
-    """The log folded up to what the index should say of itself."""
+    """The log folded up to what the index should say of itself.
 
-    def __init__(self, definition: TableDefinition, report: BucketReport) -> None:
+    If the log does not begin at its beginning, what came before is taken from the first snapshot on the way; until
+    there, writers are known from the beginning of the first segment on, if they were noted there.
+
+    Args:
+        taken: Snapshots that are right, the oldest first.
+        start: Where the log begins.
+    """
+
+    def __init__(
+        self, definition: TableDefinition, report: BucketReport, taken: Sequence[Snapshot], start: Offset
+    ) -> None:
         self._definition = definition
         self._report = report
-        self._writers = WriterStates({})
+        self._writers: WriterStates | None = None if start else WriterStates({})
+        self._knows_rows = not start
         self._rows = 0
         self._digest = 0
         self._timestamp = 0
         self._last_rows = _LastRows()
+        self._taken = [each for each in taken if each.offset >= start]
 
     def add(self, found: FoundBatch) -> None:
         """Verify one batch and fold it in. Its place and offsets were checked on the way to it."""
         header = found.header
+        self._meet(header.base_offset)
         if found.position == HEAD_BYTES:
             self._compare_snapshot(found.path, header.base_offset)
         batch = decode_batch(found.data, self._definition.schema_of(header.schema_id), validate=True)
         if header.commit_timestamp < self._timestamp:
             self._finding(f"the batch at offset {header.base_offset} is older than the one before it")
         self._timestamp = max(self._timestamp, header.commit_timestamp)
+        self._fold_writer(header)
+        self._report.batches += 1
+        self._report.empty_batches += batch.record_count == 0
+        self._report.changes += batch.record_count
+        if self._knows_rows:
+            self._fold_rows(batch)
+
+    def compare(self, state: IndexState, view: View) -> None:
+        """Hold the fold against what the index says of itself."""
+        self._meet(state.applied_offset)
+        if self._taken:
+            self._finding(f"the snapshot at offset {self._taken[0].offset} is ahead of the index")
+        if not self._knows_rows:
+            self._finding("the log does not begin at offset 0, and no snapshot that is right says what was before")
+        elif (found := self._count_and_digest()) != (state.row_count, state.digest):
+            self._finding(f"the log makes {found[0]} rows, the index counts {state.row_count} or has other content")
+        if self._writers is not None and self._writers.all() != view.writers():
+            self._finding("the index remembers other batches of writers than the log holds")
+        if self._timestamp != state.last_timestamp:
+            self._finding("the index has another last commit timestamp than the log")
+
+    def _meet(self, offset: Offset) -> None:
+        """Hold a snapshot of this offset against what came before; or take that from it, if it is not known."""
+        while self._taken and self._taken[0].offset < offset:
+            self._finding(f"the snapshot at offset {self._taken.pop(0).offset} is at no end of a batch of the log")
+        if not self._taken or self._taken[0].offset > offset:
+            return
+        told = self._taken.pop(0)
+        name = f"the snapshot at offset {told.offset}"
+        writers = told.writers()
+        if self._writers is None:
+            self._writers = WriterStates(writers)
+        elif self._writers.all() != writers:
+            self._finding(f"{name} remembers other batches of writers than the log before it holds")
+        if self._timestamp > told.manifest.last_timestamp or (
+            self._knows_rows and self._timestamp != told.manifest.last_timestamp
+        ):
+            self._finding(f"{name} has another last commit timestamp than the log before it")
+        self._timestamp = told.manifest.last_timestamp
+        if not self._knows_rows:
+            self._take_rows(told)
+        elif self._count_and_digest() != (told.manifest.row_count, told.digest):
+            self._finding(f"{name} has other rows than the log before it makes")
+
+    def _take_rows(self, told: Snapshot) -> None:
+        self._knows_rows = True
+        self._rows, self._digest = told.manifest.row_count, told.digest
+        if not self._sums_up:
+            for rows in told.rows(self._definition):
+                self._last_rows.add(rows.sums, rows.hashes, np.ones(len(rows.sums), bool))
+
+    def _count_and_digest(self) -> tuple[int, int]:
+        if self._sums_up or self._definition.primary_key is None:
+            return self._rows, self._digest
+        return self._last_rows.count_and_digest()
+
+    def _fold_writer(self, header: BatchHeader) -> None:
+        if self._writers is None:
+            return
         try:
             seen = self._writers.check(
                 header.writer_id,
@@ -125,21 +223,6 @@ class _Fold:
         except (OutOfOrderSequence, WriterFenced) as error:
             self._finding(str(error))
         self._writers.remember(header)
-        self._report.batches += 1
-        self._report.empty_batches += batch.record_count == 0
-        self._report.changes += batch.record_count
-        self._fold_rows(batch)
-
-    def compare(self, state: IndexState, view: View) -> None:
-        """Hold the fold against what the index says of itself."""
-        if not self._sums_up:
-            self._rows, self._digest = self._last_rows.count_and_digest()
-        if (self._rows, self._digest) != (state.row_count, state.digest):
-            self._finding(f"the log makes {self._rows} rows, the index counts {state.row_count} or has other content")
-        if self._writers.all() != view.writers():
-            self._finding("the index remembers other batches of writers than the log holds")
-        if self._timestamp != state.last_timestamp:
-            self._finding("the index has another last commit timestamp than the log")
 
     @property
     def _sums_up(self) -> bool:
@@ -164,9 +247,15 @@ class _Fold:
 
     def _compare_snapshot(self, segment: Path, base: Offset) -> None:
         """Hold what a segment was told of writers when it was begun against the batches before it."""
-        snapshot = segment.with_suffix(".writers")
-        if snapshot.exists() and decode_snapshot(read_file(snapshot)) != (base, self._writers.all()):
-            self._finding(f"{snapshot.name} does not say what the log before it does")
+        path = segment.with_suffix(".writers")
+        try:
+            offset, writers = decode_snapshot(read_file(path))
+        except FileNotFoundError:
+            return
+        if self._writers is None and not self._report.batches:
+            self._writers = WriterStates(writers)
+        if offset != base or (self._writers is not None and self._writers.all() != writers):
+            self._finding(f"{path.name} does not say what the log before it does")
 
     def _finding(self, text: str) -> None:
         self._report.findings.append(text)

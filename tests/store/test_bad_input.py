@@ -259,7 +259,9 @@ BAD_TABLES: dict[str, dict[str, Any]] = {
     "unknown behaviour of deletes": {"delete_behavior": "refuse"},
     "key that counts": {"auto_increment": "k"},
     "identical updates, as a word": {"skip_identical_updates": "yes"},
-    "retention": {"retention": dt.timedelta(days=1)},
+    "retention in days": {"retention": 7},
+    "no retention": {"retention": dt.timedelta(0)},
+    "negative retention": {"retention": dt.timedelta(days=-1)},
 }
 
 
