@@ -269,6 +269,8 @@ class Tablet:
 
     def _reading(self) -> Index:
         self._check_open()
+        if self._committer is not None:  # since the caller looked
+            return self._committer.index
         if not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next):
             self._recover()
             self._recover_next = self._clock.monotonic() + RECOVER_SECONDS

@@ -320,3 +320,14 @@ def test_a_reader_beside_a_writer_of_the_same_process_stays_one_when_that_is_clo
     assert scan.read_all().to_pylist() == [{"k": 1, "v": "a"}]
     assert reading.table("t").get(2) == {"k": 2, "v": "b"}
     reading.close()
+
+
+def test_a_reader_that_comes_while_writing_begins_leaves_the_lock_to_the_writer(store: kvstore.Store) -> None:
+    """It looked before there was a committer, and goes on once there is one with something that is not committed."""
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert({"k": 1, "v": "a"})
+    tablet = table._tablet
+    assert tablet._reader() is tablet._committer.index  # type: ignore[union-attr]
+    assert tablet._process_lock.held
+    table.upsert({"k": 2, "v": "b"})
+    assert table.count() == 2
