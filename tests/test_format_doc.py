@@ -21,6 +21,7 @@ import lmdb
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import kvstore
@@ -29,6 +30,7 @@ from kvstore.lock import ProcessLock
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
+from kvstore.table import snapshot_rows
 from logformat import (
     batch,
     checksum,
@@ -39,6 +41,7 @@ from logformat import (
     rows,
     schema as schemas,
     segment,
+    snapshot_manifest,
     sparse_index,
     store_file,
     writer_entry,
@@ -396,6 +399,10 @@ def test_the_crc_is_the_one_described() -> None:
 def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     (table,) = FORMAT.tables("Files and names")
     patterns = {}
+    (said,) = re.findall(r"\* `([^`]+)/` holds `([^`]+)`, `([^`]+)` and `([^`]+)`, see", FORMAT.prose)
+    for file in said[1:]:
+        pattern = re.escape(f"{said[0]}/{file}").replace("<offset>", r"\d{20}")
+        patterns[file] = re.compile(re.sub("<table>|<bucket>", lambda _: r"\d+", pattern))
     for name, example, _ in table:
         pattern = re.escape(plain(name)).replace("<table>", r"\d+").replace("<bucket>", r"\d+")
         patterns[plain(name)] = re.compile(pattern.replace("<base>", r"\d{20}"))
@@ -427,11 +434,14 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert f"`{paths.JOURNAL}/data.mdb`" in FORMAT.text
     assert f"`{paths.REBUILT_INDEX}/` holds the same files as `{paths.INDEX}/`" in FORMAT.text
     assert f"A name that ends in `{paths.TEMPORARY}`" in FORMAT.text
+    assert paths.snapshot_directory(Path(), Offset(103)) == Path(paths.SNAPSHOTS, f"{103:0{DIGITS}d}")
+    files = [paths.SNAPSHOT_ROWS, paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_MANIFEST]
+    assert "holds {}, {} and {}".format(*(f"`{name}`" for name in files)) in FORMAT.prose
 
 
 def amount(text: str) -> int:
     """A number as a limit is written."""
-    found = re.fullmatch(r"(?:(\d+)\^(\d+)(-1)?|([\d,]+))(?: (KiB|MiB|GiB|bytes|ms|days))?", text)
+    found = re.fullmatch(r"(?:(\d+)\^(\d+)(-1)?|([\d,]+))(?: (KiB|MiB|GiB|bytes|ms|s|days))?", text)
     assert found is not None, text
     base, exponent, less, whole, unit = found.groups()
     value = int(base) ** int(exponent) - bool(less) if base else int(whole.replace(",", ""))
@@ -528,6 +538,56 @@ def test_store() -> None:
     assert [name for name, *_ in FORMAT.tables("STORE")[0]] == list(fields)
     assert fields.pop("crc32c") == checksum.crc32c(covered_part.encode())
     assert json.loads(covered_part) == fields
+
+
+def test_manifest_of_a_snapshot() -> None:
+    (block,) = FORMAT.blocks("Manifest", "json")
+    data = block.replace("\n", "").encode() + b"\n"
+    manifest = snapshot_manifest.decode_manifest(data)
+    assert snapshot_manifest.encode_manifest(manifest) == data
+    fields = json.loads(data)
+    assert [name for name, *_ in FORMAT.tables("Manifest")[0]] == list(fields)
+    assert fields["crc32c"] == checksum.crc32c(data[: data.rindex(b',"crc32c"')] + b"}")
+    told = re.findall(r"by name, `(\w+)` and the CRC-32C of all of them, `(\w+)`", FORMAT.prose)
+    assert [tuple(file) for file in fields["files"].values()] == 2 * told
+    types = {int: "integer", str: "string", dict: "object"}
+    assert [kind for _, kind, _ in FORMAT.tables("Manifest")[0]] == [types[type(value)] for value in fields.values()]
+    for name in (b"next_id", b"digest"):
+        with pytest.raises(CorruptData):
+            snapshot_manifest.decode_manifest(data.replace(name, name.upper()))
+
+
+def test_writers_of_a_snapshot() -> None:
+    (block,) = FORMAT.blocks("Writers of a snapshot", "json")
+    data = block.replace("\n", "").encode() + b"\n"
+    writers = snapshot_manifest.decode_writers(data)
+    assert snapshot_manifest.encode_writers(writers) == data
+    assert writers == {WRITER: writer_entry.decode_entry(WRITER, FORMAT.dump("Writer entry"))}
+    (manifest,) = FORMAT.blocks("Manifest", "json")
+    told = json.loads(manifest)["files"][paths.SNAPSHOT_WRITERS]
+    assert told == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
+
+
+def test_rows_of_a_snapshot_have_the_types_in_the_table() -> None:
+    samples = {
+        "timestamp in seconds, with or without zone": [pa.timestamp("s"), pa.timestamp("s", "UTC")],
+        "time32 in seconds": [pa.time32("s")],
+        "decimal128 with a scale below 0 or above its precision": [pa.decimal128(5, -1), pa.decimal128(5, 6)],
+    }
+    (table,) = FORMAT.tables("Rows of a snapshot")
+    assert [line[0] for line in table] == list(samples)
+    for kind, written in table:
+        for sample in samples[kind]:
+            found = snapshot_rows.parquet_schema(
+                pa.schema([("c", sample), ("n", pa.list_(pa.struct([("x", sample)])))])
+            )
+            assert str(found.field("c").type).split("(")[0] == written.split(" ")[0]
+            assert found.field("n").type.value_type.field("x").type == found.field("c").type
+    others = [kind for kind in schemas._PLAIN.values() if all(kind not in given for given in samples.values())]
+    for kind in [*others, pa.decimal128(5, 0), pa.decimal128(5, 5), pa.binary(3), pa.map_(pa.int8(), pa.int8())]:
+        assert snapshot_rows.parquet_schema(pa.schema([("c", kind)])).field("c").type == kind
+    (schema_id,) = re.findall(r"then the column `(\w+)`, int16, not null", FORMAT.prose)
+    assert found.field(schema_id) == pa.field(schema_id, pa.int16(), False)
 
 
 def test_older_magics() -> None:
@@ -776,7 +836,7 @@ def test_lock(tmp_path: Path) -> None:
 
 
 def write_a_store(path: Path) -> None:
-    """A store with a table, three segments and a writer."""
+    """A store with a table, three segments, a writer and a snapshot."""
     with kvstore.open(path, segment_bytes_max=1000) as store:
         table = store.create_table("people", OTHERS, "name")
         _, writer = store.new_writer_id(), store.new_writer_id()
@@ -786,6 +846,7 @@ def write_a_store(path: Path) -> None:
             )
             table.bucket(0).apply(changes, writer, sequence)
         table.delete("n0")
+        table.snapshot()
 
 
 def pairs_of(path: Path, name: str | None = None) -> dict[bytes, bytes]:
@@ -861,6 +922,27 @@ def test_the_log_can_be_read_with_the_document(tmp_path: Path) -> None:
             changes += header["record_count"]
             position += size
     assert (expected, changes) == (10, 10)
+
+
+def test_a_snapshot_can_be_read_with_the_document(tmp_path: Path) -> None:
+    write_a_store(tmp_path / "s")
+    bucket = paths.bucket_directory(tmp_path / "s", TableId(1), BucketId(0))
+    (directory,) = (bucket / paths.SNAPSHOTS).iterdir()
+    manifest = json.loads((directory / "manifest.json").read_bytes())
+    for name, told in manifest["files"].items():
+        data = (directory / name).read_bytes()
+        assert told == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
+    index = pairs_of(bucket / paths.INDEX)
+    state = read_fields("State record", index[b"\0"])
+    for name in ("table_id", "bucket_id", "applied_offset", "row_count", "last_timestamp", "next_id"):
+        assert manifest[name] == state[name]
+    assert int(manifest["digest"], 16) == state["digest"]
+    assert (manifest["log_base"], manifest["log_position"]) == (state["synced_base"], state["synced_position"])
+    rows = pq.read_table(directory / "rows.parquet").to_pylist()
+    assert [row.pop("_schema_id") for row in rows] == [1] * state["row_count"]
+    assert rows == [{"name": f"n{n}", "age": age, "ok": None} for n, age in ((1, 6), (2, 2), (3, 3), (4, 4))]
+    (writer,) = json.loads((directory / "writers.json").read_bytes())["writers"]
+    assert [batch[0] for batch in writer["batches"]] == [2, 3, 4, 5, 6]
 
 
 # docs/types.md

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,18 +31,28 @@ _PIECE_BYTES = 1 << 20
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
     """Columns of the file for a table's: its own, and the schema id behind them."""
-    fields = [field.with_type(_written_as(field.type)) for field in schema]
+    fields = [field.with_type(_with_leaves(field.type, _written_as)) for field in schema]
     return pa.schema([*fields, pa.field(SCHEMA_ID, pa.int16(), False)])
+
+
+def _with_leaves(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with others where it has no further parts; those that are parts may be null, as they are in a null."""
+
+    def part(field: pa.Field) -> pa.Field:
+        return pa.field(field.name, _with_leaves(field.type, leaf))
+
+    types = pa.types
+    if types.is_list(kind):
+        return pa.list_(part(kind.value_field))
+    if types.is_map(kind):
+        return pa.map_(part(kind.key_field).with_nullable(False), part(kind.item_field))
+    if types.is_struct(kind):
+        return pa.struct([part(kind.field(i)) for i in range(kind.num_fields)])
+    return leaf(kind)
 
 
 def _written_as(kind: pa.DataType) -> pa.DataType:
     types = pa.types
-    if types.is_list(kind):
-        return pa.list_(_field_as(kind.value_field))
-    if types.is_map(kind):
-        return pa.map_(_field_as(kind.key_field), _field_as(kind.item_field))
-    if types.is_struct(kind):
-        return pa.struct([_field_as(kind.field(i)) for i in range(kind.num_fields)])
     if types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
         return pa.decimal128(kind.precision, 0)
     if types.is_timestamp(kind) and kind.unit == "s":
@@ -50,8 +60,8 @@ def _written_as(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if kind == pa.time32("s") else kind
 
 
-def _field_as(field: pa.Field) -> pa.Field:
-    return field.with_type(_written_as(field.type))
+def _seen_as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.view(kind)
 
 
 class FileWriter:
@@ -137,10 +147,7 @@ class RowsWriter:
         """
         stored = Octets.from_list(values)
         rows, hashes = layout_of(self._definition).decode_found(Octets.from_list(keys), stored)
-        columns = [
-            column if column.type == field.type else column.view(field.type)
-            for column, field in zip(rows.columns, self._schema, strict=False)
-        ]
+        columns = [_seen_as(column, field.type) for column, field in zip(rows.columns, self._schema, strict=False)]
         ids = pa.array(schema_ids(stored).astype(np.int16))
         self._call(self._writer.write_batch, pa.RecordBatch.from_arrays([*columns, ids], schema=self._schema))
         return hashes
@@ -218,10 +225,7 @@ def _encoded(rows: pa.RecordBatch, definition: TableDefinition) -> EncodedRows:
 
 def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns that the table has too, with its types."""
-    fields = [field for field in schema if field.name in rows.schema.names]
-    columns = [rows.column(field.name) for field in fields]
-    viewed = [
-        column if column.type == field.type else column.view(field.type)
-        for column, field in zip(columns, fields, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(viewed, schema=pa.schema(fields))
+    names = [name for name in schema.names if name in rows.schema.names]
+    kinds = [_with_leaves(schema.field(name).type, lambda kind: kind) for name in names]
+    columns = [_seen_as(rows.column(name), kind) for name, kind in zip(names, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=names)
