@@ -139,7 +139,7 @@ class _Fold:
         self._digest = 0
         self._timestamp = 0
         self._last_rows = _LastRows()
-        self._taken = [each for each in taken if each.offset >= start]
+        self._taken = [each for each in taken if each.log_end.base >= start]
 
     def add(self, found: FoundBatch) -> None:
         """Verify one batch and fold it in. Its place and offsets were checked on the way to it."""

@@ -7,6 +7,7 @@ log alone if that has everything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,12 +143,19 @@ def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
         CorruptData: Nothing is known, and the log does not begin at its beginning.
     """
     of_index = synced_end(state) if state is not None else None
-    taken = next(snapshot.readable(place.directory, place.identity), None)
+    taken = next(_snapshots(place), None)
     if taken is not None and (of_index is None or taken.offset > of_index.offset):
         return taken.log_end
     if of_index is None and LogFiles(place.log, place.identity).start():
         raise _nothing_left(place)
     return of_index
+
+
+def _snapshots(place: BucketPlace) -> Iterator[Snapshot]:
+    """Snapshots with a right manifest from which the log goes on, the newest first."""
+    log_start = LogFiles(place.log, place.identity).start()
+    found = snapshot.readable(place.directory, place.identity)
+    return (each for each in found if each.log_end.base >= log_start)
 
 
 def _build(
@@ -163,22 +171,20 @@ def _build(
     Raises:
         CorruptData: No snapshot is right from which the log goes on, and the log alone does not have everything.
     """
-    log_start = LogFiles(place.log, place.identity).start()
     index = None
-    for source in snapshot.readable(place.directory, place.identity):
-        if source.offset >= log_start:
-            index = _unfinished_index(place, options, files)
-            try:
-                _load(index, source, definition)
-                break
-            except CorruptData:
-                index.close()  # the one before it may be right
-                index = None
-            except BaseException:
-                index.close()
-                raise
+    for source in _snapshots(place):
+        index = _unfinished_index(place, options, files)
+        try:
+            _load(index, source, definition)
+            break
+        except CorruptData:
+            index.close()  # the one before it may be right
+            index = None
+        except BaseException:
+            index.close()
+            raise
     if index is None:
-        if log_start:
+        if LogFiles(place.log, place.identity).start():
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
     try:

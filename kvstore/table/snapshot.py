@@ -209,6 +209,7 @@ def take(
             try:
                 found = read(bucket, identity, offset)
                 found.verify()
+                files.sync_directory(snapshots)  # who took it may have died, or been refused, before that
                 return found
             except UnsupportedVersion:
                 raise
@@ -332,7 +333,7 @@ def _all_of(data: bytes) -> Callable[[FileWriter], FileSum]:
 
 def _remove(directory: Path, files: Files) -> None:
     """Remove a snapshot: first its name, so that no part of one ever has a name."""
-    leaving = directory.with_name(directory.name + paths.TEMPORARY)
+    leaving = directory.with_name(f"{directory.name}.old{paths.TEMPORARY}")
     files.remove_tree(leaving)
     files.rename(directory, leaving)
     files.sync_directory(directory.parent)

@@ -110,6 +110,8 @@ class Upkeep:
                 newest = self._take()
             if newest is None:
                 return
+            # Who took it may have died, or been refused, before its name was durable.
+            self._files.sync_directory(newest.directory.parent)
             with self._view() as view:
                 committed = synced_end(view.state())
             needed = retention.needed_from(newest.log_end, committed, self._positions())
