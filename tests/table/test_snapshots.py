@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +26,7 @@ from kvstore.table.upkeep import Upkeep
 from logformat import snapshot_manifest
 from logformat.ids import Offset
 from tests.conftest import OpenStore
+from tests.crash.places import workplace
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.indexes import BUCKET, contents, files_in, lose_index
@@ -458,7 +459,9 @@ class History:
             if place < deletes and not self.is_log:
                 operations.append(("delete", {"k": k}))
             else:
-                row = {"k": k, **({"n": value} if n else {}), "s": s} | dict.fromkeys(filled_columns, k * 1000)
+                row = {"k": k, **({"n": value} if n else {}), "s": s} | dict.fromkeys(
+                    filled_columns, dt.datetime(2000 + k, 1, 1)
+                )
                 operations.append(("upsert", row))
         names = [name for name in table.schema.names if n or name != "n"]
         schema = pa.schema([table.schema.field(name) for name in names])
@@ -479,39 +482,39 @@ class History:
                 assert (answer.duplicated, answer.first_offset, answer.last_offset) == (True, first, last)
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
 @settings(max_examples=25)
 @given(steps=steps_drawn, cuts=st.booleans())
 @pytest.mark.parametrize("kind", TABLES)
 def test_any_history_comes_back_from_a_snapshot_and_the_log(kind: str, steps: list[Step], cuts: bool) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        history = History(Path(name) / "store", kind, retention=cuts)
-        for step in steps:
-            history.do(step)
-        assert history.store.check().findings == []
-        start, end = history.table.offsets()[0]
-        told = changes_of(history.table)
-        assert [offset for offset, *_ in told if offset < start] == []
-        history.store.close()
-        before = contents(history.path)
-        lose_index(history.path)
-        history.open()
-        assert history.table.offsets()[0] == (start, end)
-        history.duplicates_are_answered()
-        assert changes_of(history.table) == told
-        assert history.store.check().findings == []
-        history.store.close()
-        assert contents(history.path) == before
-        # And it goes on as it would have.
-        history.open()
-        history.do(("batch", 0, [(1, 2, "z"), (9, None, "")], 0))
-        assert history.store.check().findings == []
-        history.store.close()
+    # Nothing expires but when it is told to, so that the same steps have the same outcome.
+    with workplace() as place, patch.object(Upkeep, "look"):
+        history = History(place / "store", kind, retention=cuts)
+        try:
+            comes_back(history, steps)
+        finally:
+            history.store.close()
+
+
+def comes_back(history: History, steps: list[Step]) -> None:
+    for step in steps:
+        history.do(step)
+    assert history.store.check().findings == []
+    start, end = history.table.offsets()[0]
+    told = changes_of(history.table)
+    history.store.close()
+    before = contents(history.path)
+    lose_index(history.path)
+    history.open()
+    assert history.table.offsets()[0] == (start, end)
+    history.duplicates_are_answered()
+    assert changes_of(history.table) == told
+    assert history.store.check().findings == []
+    history.store.close()
+    assert contents(history.path) == before
+    # And it goes on as it would have.
+    history.open()
+    history.do(("batch", 0, [(1, 2, "z"), (9, None, "")], 0))
+    assert history.store.check().findings == []
 
 
 def test_offsets_of_snapshots_are_listed_newest_first(tmp_path: Path) -> None:
