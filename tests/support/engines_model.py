@@ -33,7 +33,7 @@ class EngineModel:
 
     def upsert(self, old: Row | None, new: Row, targets: Collection[str] | None = None) -> Row:
         """The row after an upsert; outside the targets ``new`` has nulls."""
-        if old is None:
+        if old is None or (self.spec == "last_row" and targets is None):
             return new
         match self.spec:
             case "first_row":
