@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from kvstore.arguments import column_names, integer_within, refuse_later, shown
+from kvstore.arguments import column_names, integer_within, shown
 from kvstore.check import CheckReport, check_tablet
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES

@@ -33,7 +33,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         schema_id: Schema whose columns the rows have.
         applied_offset: Changes before it are in the snapshot, others are not.
         log_base, log_position: Where the log had that offset: in the segment of this base, at this byte.
-        row_count, last_timestamp, next_id: As in the state record.
+        row_count, last_timestamp, next_count: As in the state record.
         digest: The same, in 16 hexadecimal digits.
         files: The other files, by name.
     """
@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     row_count: int
     digest: str
     last_timestamp: int
-    next_id: int
+    next_count: int
     created_ms: int
     files: dict[str, FileSum]
 

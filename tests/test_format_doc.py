@@ -552,7 +552,7 @@ def test_manifest_of_a_snapshot() -> None:
     assert [tuple(file) for file in fields["files"].values()] == 2 * told
     types = {int: "integer", str: "string", dict: "object"}
     assert [kind for _, kind, _ in FORMAT.tables("Manifest")[0]] == [types[type(value)] for value in fields.values()]
-    for name in (b"next_id", b"digest"):
+    for name in (b"next_count", b"digest"):
         with pytest.raises(CorruptData):
             snapshot_manifest.decode_manifest(data.replace(name, name.upper()))
 
@@ -934,7 +934,7 @@ def test_a_snapshot_can_be_read_with_the_document(tmp_path: Path) -> None:
         assert told == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
     index = pairs_of(bucket / paths.INDEX)
     state = read_fields("State record", index[b"\0"])
-    for name in ("table_id", "bucket_id", "applied_offset", "row_count", "last_timestamp", "next_id"):
+    for name in ("table_id", "bucket_id", "applied_offset", "row_count", "last_timestamp", "next_count"):
         assert manifest[name] == state[name]
     assert int(manifest["digest"], 16) == state["digest"]
     assert (manifest["log_base"], manifest["log_position"]) == (state["synced_base"], state["synced_position"])

@@ -83,7 +83,7 @@ class Snapshot:
             row_count=told.row_count,
             digest=self.digest,
             last_timestamp=told.last_timestamp,
-            next_id=told.next_id,
+            next_count=told.next_count,
         )
 
     def verify(self) -> None:
@@ -276,7 +276,7 @@ def _write(
         row_count=state.row_count,
         digest=f"{state.digest:016x}",
         last_timestamp=state.last_timestamp,
-        next_id=state.next_id,
+        next_count=state.next_count,
         created_ms=now_ms,
         files=sums,
     )

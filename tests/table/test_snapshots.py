@@ -446,7 +446,7 @@ class History:
                 self.store.close()
                 self.open()
             case ("retain",):
-                self.table._tablet.retain()
+                self.table._tablets[0].retain()
             case ("time",):
                 self.clock.now += 20
 
