@@ -115,7 +115,10 @@ class TableMachine(RuleBasedStateMachine):
     @invariant()
     def equals_the_model(self) -> None:
         if hasattr(self, "table"):
-            assert_equals_model(self.table, self.model)
+            self.compare()
+
+    def compare(self) -> None:
+        assert_equals_model(self.table, self.model)
 
     def operations(self) -> st.SearchStrategy[list[Operation]]:
         values = st.fixed_dictionaries(

@@ -1,0 +1,406 @@
+"""The log of a table expires by age and by size; rows stay, and so does whatever a recovery needs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import initialize, rule
+
+import kvstore
+from kvstore.errors import CorruptData, LogFailed, OffsetOutOfRange, StoreFull
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from kvstore.table import upkeep
+from kvstore.table.upkeep import Upkeep
+from logformat.ids import Offset
+from tests.support.clocks import SetClock
+from tests.support.disks import FailingDisk, failing
+from tests.support.indexes import BUCKET, contents, files_in, lose_index
+from tests.support.tables import changes_of, rows_of
+from tests.table.test_against_model import TableMachine
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
+HOUR = dt.timedelta(hours=1)
+HOUR_MS = 3_600_000
+
+
+class Kept:
+    """A store whose clock is set and whose log is looked at only when it is told to."""
+
+    def __init__(self, path: Path, retention: dt.timedelta | None = HOUR, **options: Any) -> None:
+        self.path = path
+        self.clock = SetClock()
+        self.disk = FailingDisk()
+        self.options = StoreOptions(**{"segment_bytes_max": 1000} | options)
+        self.open()
+        self.table = self.store.create_table("t", SCHEMA, "k", retention=retention)
+
+    def open(self) -> None:
+        self.store = Store(self.path, self.options, files=self.disk, clock=self.clock)
+        if self.store.list_tables():
+            self.table = self.store.table("t")
+
+    def write(self, batches: int = 6) -> None:
+        for number in range(batches):
+            self.table.upsert([{"k": k, "v": f"{number}" * 20} for k in range(3)])
+
+    def retain(self) -> None:
+        self.table._tablet.retain()
+
+    @property
+    def start(self) -> int:
+        return self.table.offsets()[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.table.offsets()[0][1]
+
+    def last_base(self) -> int:
+        return max(int(name.split(".")[0]) for name in files_in(self.path, "log"))
+
+
+@pytest.fixture
+def opened(store_path: Path) -> Iterator[Callable[..., Kept]]:
+    every: list[Kept] = []
+
+    def make(*arguments: Any, **options: Any) -> Kept:
+        every.append(Kept(store_path, *arguments, **options))
+        return every[-1]
+
+    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+        yield make
+        for kept in every:
+            report = kept.store.check()
+            kept.store.close()
+            assert report.findings == []
+
+
+def test_what_is_older_than_the_retention_goes(opened: Callable[..., Kept]) -> None:
+    kept = opened()
+    kept.write()
+    rows, middle = rows_of(kept.table), kept.last_base()
+    kept.retain()
+    assert kept.start == 0
+    kept.clock.now += HOUR_MS + 1
+    kept.write(1)
+    told = changes_of(kept.table, kept.end - 6)
+    kept.retain()
+    assert middle <= kept.start <= kept.last_base()
+    assert changes_of(kept.table, kept.end - 6) == told
+    assert [row["k"] for row in rows_of(kept.table)] == [row["k"] for row in rows]
+    for start in (0, kept.start - 1):
+        with pytest.raises(OffsetOutOfRange, match="log_start"):
+            list(kept.table.changelog(start))
+    assert changes_of(kept.table, "earliest")[0][0] == kept.start
+    assert {int(name.split(".")[0]) for name in files_in(kept.path, "log")} >= {kept.start}
+    assert len(files_in(kept.path, "snapshots")) == 1
+
+
+def test_rows_of_former_times_can_be_read_from_the_log_start_on(opened: Callable[..., Kept]) -> None:
+    kept = opened()
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    kept.write()
+    before = {offset: rows_of(kept.table, as_of=offset) for offset in range(kept.end + 1)}
+    kept.retain()
+    assert kept.start
+    for offset, rows in before.items():
+        if offset >= kept.start:
+            assert rows_of(kept.table, as_of=offset) == rows
+        else:
+            with pytest.raises(OffsetOutOfRange):
+                rows_of(kept.table, as_of=offset)
+
+
+def test_without_a_retention_nothing_goes(opened: Callable[..., Kept]) -> None:
+    kept = opened(None)
+    kept.write()
+    kept.clock.now += 1000 * HOUR_MS
+    kept.write()
+    kept.retain()
+    assert kept.start == 0
+    assert files_in(kept.path, "snapshots") == []
+
+
+def test_a_log_has_a_size(opened: Callable[..., Kept]) -> None:
+    kept = opened(None, log_bytes_max=2500)
+    for _ in range(4):
+        kept.write()
+        kept.retain()
+        sizes = {
+            int(path.stem): path.stat().st_size for path in (kept.path / BUCKET / "log").glob("*.log")
+        }  # fmt: skip
+        assert sum(sizes.values()) - sizes[min(sizes)] < 2500 <= sum(sizes.values()) or min(sizes) == 0
+    assert kept.start > 0
+
+
+def test_one_snapshot_covers_all_there_is_at_its_time(opened: Callable[..., Kept]) -> None:
+    kept = opened()
+    kept.write()
+    kept.clock.now += HOUR_MS // 2
+    kept.write()
+    covered = kept.last_base()
+    kept.clock.now += HOUR_MS // 2 + 1
+    kept.retain()
+    first = kept.start
+    names = files_in(kept.path, "snapshots")
+    assert 0 < first < covered
+    kept.clock.now += HOUR_MS // 2
+    kept.retain()
+    assert kept.start == covered
+    assert files_in(kept.path, "snapshots") == names
+
+
+def test_snapshots_rest_in_between(opened: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = opened()
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    kept.retain()
+    start, names = kept.start, files_in(kept.path, "snapshots")
+    assert start
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    keeper = kept.table._tablet._upkeep
+    assert keeper is not None
+    keeper._rested = time.monotonic() + 100
+    kept.retain()
+    assert (kept.start, files_in(kept.path, "snapshots")) == (start, names)
+    keeper._rested = 0.0
+    kept.retain()
+    assert kept.start > start
+
+
+def test_a_snapshot_that_rotted_lets_nothing_go(opened: Callable[..., Kept]) -> None:
+    """It is found before anything is removed, and a right one is taken first."""
+    kept = opened()
+    kept.write()
+    path = kept.table.snapshot().paths[0]
+    rows = path / "rows.parquet"
+    rows.write_bytes(rows.read_bytes()[:-1] + b"?")
+    kept.write(1)
+    kept.clock.now += HOUR_MS + 1
+    keeper = kept.table._tablet._upkeep
+    assert keeper is not None
+    keeper._rested = time.monotonic() + 100
+    kept.retain()
+    assert kept.start == 0
+    keeper._rested = 0.0
+    kept.retain()
+    assert kept.start > 0
+    kept.write(1)
+    kept.table.snapshot()  # and the rotten one goes
+
+
+def test_what_somebody_has_yet_to_read_stays(opened: Callable[..., Kept]) -> None:
+    kept = opened()
+    kept.write(12)
+    kept.clock.now += HOUR_MS + 1
+    keeper = kept.table._tablet._upkeep
+    assert keeper is not None
+    bases = sorted({int(name.split(".")[0]) for name in files_in(kept.path, "log")})
+    for position in (0, bases[1] - 1, bases[1], bases[2] + 1):
+        keeper._positions = lambda position=position: [Offset(position), Offset(kept.end)]  # type: ignore[misc]
+        kept.retain()
+        assert kept.start == max(base for base in bases if base <= position)
+
+
+@pytest.mark.parametrize("call", ["write", "sync", "sync_directory", "rename"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_refuses_lets_go_what_is_not_needed_only(opened: Callable[..., Kept], call: str, code: int) -> None:
+    kept = opened()
+    for after in range(30):
+        kept.disk.fail = lambda _: 0
+        kept.write(3)
+        kept.table.flush()
+        kept.clock.now += HOUR_MS + 1
+        kept.disk.fail = failing(call, code, after=after)
+        try:
+            kept.retain()
+        except (StoreFull, LogFailed):
+            kept.disk.fail = lambda _: 0
+            assert kept.store.check().findings == []
+            if after % 4 == 0:
+                kept.store.close()
+                before = contents(kept.path)
+                lose_index(kept.path)
+                kept.open()
+                kept.table.upsert([])
+                kept.store.close()
+                assert {key: value for key, value in contents(kept.path).items() if key[:1] == b"\2"} == {
+                    key: value for key, value in before.items() if key[:1] == b"\2"
+                }
+                kept.open()
+        else:
+            break
+    else:
+        raise AssertionError("it never came to an end")
+    kept.disk.fail = lambda _: 0
+    assert after
+
+
+def test_an_index_lost_with_every_snapshot_is_named(opened: Callable[..., Kept]) -> None:
+    kept = opened()
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    kept.write()
+    kept.retain()
+    kept.store.close()
+    shutil.copytree(kept.path / BUCKET, kept.path.with_name("copy"))
+    lose_index(kept.path)
+    shutil.rmtree(kept.path / BUCKET / "snapshots")
+    kept.open()
+    with pytest.raises(CorruptData, match="put index/ or snapshots/ back"):
+        kept.table.upsert([])
+    assert not kept.store.check().ok
+    kept.store.close()
+    shutil.copytree(kept.path.with_name("copy") / "snapshots", kept.path / BUCKET / "snapshots")
+    kept.open()
+    assert kept.table.count() == 3
+
+
+def test_snapshots_lost_alone_are_found_by_the_check(opened: Callable[..., Kept]) -> None:
+    kept = opened()
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    kept.retain()
+    shutil.rmtree(kept.path / BUCKET / "snapshots")
+    (finding,) = kept.store.check().findings
+    assert "no snapshot that is right" in finding
+    kept.write(1)
+    kept.table.snapshot()
+
+
+# The thread
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_log_expires_by_itself_when_a_segment_begins(store_path: Path) -> None:
+    kept = Kept(store_path)
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    kept.write()
+    until(lambda: kept.start > 0)
+    assert kept.store.check().findings == []
+    kept.store.close()
+
+
+def test_a_log_expires_by_itself_while_nothing_is_written(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.02)
+    kept = Kept(store_path)
+    kept.write()
+    kept.clock.now += HOUR_MS + 1
+    until(lambda: kept.start > 0)
+    kept.store.close()
+
+
+def test_what_fails_is_told_and_tried_again(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.02)
+    kept = Kept(store_path)
+    kept.write()
+    keeper = kept.table._tablet._upkeep
+    assert keeper is not None
+    kept.table.flush()
+    kept.disk.fail = lambda call: errno.ENOSPC if call == "rename" else 0
+    kept.clock.now += HOUR_MS + 1
+    until(lambda: isinstance(keeper.failure, StoreFull))
+    kept.disk.fail = lambda _: 0
+    until(lambda: kept.start > 0 and keeper.failure is None)
+    kept.store.close()
+
+
+def test_a_table_that_keeps_all_has_no_thread(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert({"k": 1, "v": ""})
+    keeper = table._tablet._upkeep
+    assert keeper is not None
+    assert keeper._thread is None
+
+
+def test_retention_survives_in_the_catalog(store_path: Path) -> None:
+    for name, retention in (("a", dt.timedelta(days=7)), ("b", None), ("c", dt.timedelta(milliseconds=1))):
+        with kvstore.open(store_path) as store:
+            store.create_table(name, SCHEMA, "k", retention=retention)
+    with kvstore.open(store_path) as store:
+        kept = [store.table(name)._current().options.retention_ms for name in "abc"]
+    assert kept == [7 * 24 * HOUR_MS, None, 1]
+
+
+# Against the model
+
+
+class RetentionMachine(TableMachine):
+    """The log expires after ten milliseconds of a clock that is set; whatever goes, the rest is as the model says."""
+
+    segment_bytes_max = 700
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SetClock()
+        self._patches = [patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0)]
+        for each in self._patches:
+            each.start()
+
+    @initialize()
+    def create(self) -> None:
+        self._open()
+        retention = dt.timedelta(milliseconds=10)
+        self.table = self.store.create_table("t", self.schema, primary_key=list(self.key), retention=retention)
+
+    @rule(ms=st.sampled_from([1, 20]))
+    def time_passes(self, ms: int) -> None:
+        self.clock.now += ms
+
+    @rule()
+    def retain(self) -> None:
+        before = self.table.offsets()[0][0]
+        self.table._tablet.retain()
+        assert self.table.offsets()[0][0] >= before
+
+    @rule()
+    def snapshot(self) -> None:
+        assert self.table.snapshot().offsets == {0: self.model.end}
+
+    @rule()
+    def check(self) -> None:
+        assert self.store.check().findings == []
+
+    def look_back(self) -> None:  # type: ignore[override]
+        """See test_rows_of_former_times_can_be_read_from_the_log_start_on."""
+
+    def compare(self) -> None:
+        keys = sorted(self.model.rows)
+        assert rows_of(self.table) == [self.model.rows[key] for key in keys]
+        start, end = self.table.offsets()[0]
+        assert end == self.model.end
+        assert changes_of(self.table) == [change for change in self.model.log if change[0] >= start]
+
+    def _open(self) -> None:
+        options = StoreOptions(segment_bytes_max=self.segment_bytes_max)
+        self.store = Store(self.path, options, clock=self.clock)
+        if self.store.list_tables():
+            self.table = self.store.table("t")
+
+    def teardown(self) -> None:
+        for each in self._patches:
+            each.stop()
+        super().teardown()
+
+
+TestRetention = RetentionMachine.TestCase
+TestRetention.settings = settings(max_examples=40, stateful_step_count=25)
