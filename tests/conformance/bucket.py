@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.files import Files
-from kvstore.log import recovery as log_recovery
+from kvstore.log import recovery as log_recovery, retention
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
+from kvstore.table import snapshot
 from kvstore.table.apply import WritePath
 from kvstore.table.recovery import BucketPlace, open_for_writing
 from kvstore.table.request import Request
@@ -86,14 +87,33 @@ class Bucket:
         shutil.rmtree(self.place.index)
         self.reopen()
 
+    def expire(self, offset: int) -> None:
+        """Let the segments before an offset go, as retention does: below a snapshot of the index."""
+        self.path.commit()
+        taken = snapshot.take(
+            self.place.directory, IDENTITY, self.path.index.view, lambda: DEFINITION, Files(), now_ms=self.clock.now
+        )
+        needed = retention.needed_from(taken.log_end, self.path.log.end, [Offset(offset)])
+        retention.remove_before(self.place.log, LogFiles(self.place.log, IDENTITY), needed, Files())
+
+    def lose_index(self) -> None:
+        """Open the bucket without the index it had."""
+        self.close()
+        shutil.rmtree(self.place.index)
+        self.reopen()
+
     def files(self) -> list[int]:
         """Offsets of the ``.writers`` files."""
         bases = (paths.writers_base(path.name) for path in self.place.log.iterdir())
         return sorted(base for base in bases if base is not None)
 
     def snapshots(self) -> list[int]:
-        """Offsets at which the writers are kept; that there are none at 0 is no snapshot."""
-        return sorted({*self.files(), self.map_end()} - {0})
+        """Offsets at which the writers are kept.
+
+        What is known of them where the log starts is no snapshot: no batch of the log tells of it.
+        """
+        start = LogFiles(self.place.log, IDENTITY).start()
+        return sorted(offset for offset in {*self.files(), self.map_end()} if offset > start)
 
     def map_end(self) -> int:
         """Offset up to which the index knows the writers."""

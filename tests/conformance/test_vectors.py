@@ -27,7 +27,7 @@ from tests.conformance import (
     test_undo,
     test_writer_state,
 )
-from tests.conformance.vectors import VECTORS, WAITING, running
+from tests.conformance.vectors import VECTORS, running
 from tests.conftest import OpenStore
 
 KINDS = ("kv", "log")
@@ -61,10 +61,10 @@ ERRORS: dict[str, type[StoreError]] = {
 }
 
 
-def test_every_vector_runs_or_waits_by_name() -> None:
+def test_every_vector_runs() -> None:
     runners = (test_log_recovery, test_recovery_point, test_segment, test_undo, test_writer_state, test_small_kinds)
     kinds = KINDS + FORMAT_KINDS + tuple(kind for runner in runners for kind in runner.KINDS)
-    assert set(running(*kinds)) | WAITING == set(VECTORS)
+    assert set(running(*kinds)) == set(VECTORS)
 
 
 @pytest.mark.parametrize("name", running(*KINDS))

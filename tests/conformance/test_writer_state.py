@@ -50,11 +50,15 @@ def test_operations(name: str, bucket: Bucket) -> None:
     for number, operation in enumerate(vector["ops"]):
         run.one(operation, failures.get(number))
         if "expect_snapshots" in operation:
-            assert bucket.snapshots() == operation["expect_snapshots"]
+            assert run.snapshots() == operation["expect_snapshots"]
     expected = vector.get("expect", {})
     if "active_writers" in expected:
         assert bucket.active_writers() == expected["active_writers"]
         assert bucket.map_end() == expected["map_end_offset"]
+    if "oldest_snapshot" in expected:
+        snapshots = bucket.snapshots()
+        assert (snapshots[0], snapshots[-1]) == (expected["oldest_snapshot"], expected["latest_snapshot"])
+        assert bucket.windows() == {1: [0, 1, 2]}
     if "damaged_file" in expected:
         assert expected["damaged_file"] == "deleted"
         assert run.damaged is not None
@@ -77,6 +81,14 @@ class Run:
         self.appended: dict[int, list[int]] = {}
         self.damaged: BinaryIO | None = None
         self._epoch_ms = 0
+        self._taken: set[int] = set()
+        self._deletes = False
+
+    def snapshots(self) -> list[int]:
+        """Those there are; once some were deleted, of those that the vector took: the log had to go on a bit."""
+        if self._deletes:
+            return [offset for offset in self.bucket.files() if offset in self._taken]
+        return self.bucket.snapshots()
 
     def one(self, operation: dict[str, Any], failure: dict[str, Any] | None) -> None:
         if "append" in operation:
@@ -89,6 +101,13 @@ class Run:
             # Writers expire after seven days, so the vector's time is stretched.
             passed, expiration = (int(re.sub(r"\D", "", operation[field])) for field in ("expire_at", "expiration"))
             self._epoch_ms += EXPIRY_MS * passed // expiration
+        elif "delete_snapshots_before" in operation:
+            self._delete_before(operation["delete_snapshots_before"])
+        elif "truncate_and_reload" in operation and "reopen" not in operation:
+            start, end = operation["truncate_and_reload"]
+            self.bucket.truncate(end)
+            self.bucket.expire(start)
+            self.bucket.lose_index()
         elif "reopen" in operation:
             if "now" in operation:
                 # The vector's `now` is behind its expiration, whose length it does not tell; ours is put before it.
@@ -116,6 +135,14 @@ class Run:
         assert (result.first_offset, result.last_offset) == (batch["first_offset"], batch["last_offset"])
         self.appended.setdefault(batch["writer"], []).append(batch["seq"])
 
+    def _delete_before(self, offset: int) -> None:
+        """Snapshots go with the segments they stand before; the log must go on at least up to there."""
+        self._deletes = True
+        while self.bucket.path.log.end.base < offset:
+            self.bucket.append()
+            self.bucket.snapshot()
+        self.bucket.expire(offset)
+
     def _snapshot(self) -> None:
         bucket, log = self.bucket, self.bucket.place.log
         before = {path: path.stat().st_ino for path in log.iterdir() if path.suffix in (".writers", ".log")}
@@ -123,6 +150,7 @@ class Run:
         bucket.snapshot()
         after = {path: path.stat().st_ino for path in log.iterdir() if path.suffix in (".writers", ".log")}
         assert bucket.snapshots()[-1] == bucket.path.log.end.offset
+        self._taken.add(bucket.snapshots()[-1])
         assert (after != before) == is_new
 
 
