@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 VECTORS: dict[str, dict[str, Any]] = {
     vector["name"]: vector
     for vector in map(json.loads, Path(__file__).with_name("vectors.jsonl").read_text().splitlines())

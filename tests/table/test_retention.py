@@ -55,7 +55,7 @@ class Kept:
             self.table.upsert([{"k": k, "v": f"{number}" * 20} for k in range(3)])
 
     def retain(self) -> None:
-        self.table._tablet.retain()
+        self.table._tablets[0].retain()
 
     @property
     def start(self) -> int:
@@ -170,7 +170,7 @@ def test_snapshots_rest_in_between(opened: Callable[..., Kept], monkeypatch: pyt
     assert start
     kept.write()
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._tablet._upkeep
+    keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
     keeper._rested = time.monotonic() + 100
     kept.retain()
@@ -189,7 +189,7 @@ def test_a_snapshot_that_rotted_lets_nothing_go(opened: Callable[..., Kept]) -> 
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
     kept.write(1)
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._tablet._upkeep
+    keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
     keeper._rested = time.monotonic() + 100
     kept.retain()
@@ -205,7 +205,7 @@ def test_what_somebody_has_yet_to_read_stays(opened: Callable[..., Kept]) -> Non
     kept = opened()
     kept.write(12)
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._tablet._upkeep
+    keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
     bases = sorted({int(name.split(".")[0]) for name in files_in(kept.path, "log")})
     for position in (0, bases[1] - 1, bases[1], bases[2] + 1):
@@ -313,7 +313,7 @@ def test_what_fails_is_told_and_tried_again(store_path: Path, monkeypatch: pytes
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.02)
     kept = Kept(store_path)
     kept.write()
-    keeper = kept.table._tablet._upkeep
+    keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
     kept.table.flush()
     kept.disk.fail = lambda call: errno.ENOSPC if call == "rename" else 0
@@ -327,7 +327,7 @@ def test_what_fails_is_told_and_tried_again(store_path: Path, monkeypatch: pytes
 def test_a_table_that_keeps_all_has_no_thread(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
-    keeper = table._tablet._upkeep
+    keeper = table._tablets[0]._upkeep
     assert keeper is not None
     assert keeper._thread is None
 
@@ -369,7 +369,7 @@ class RetentionMachine(TableMachine):
     @rule()
     def retain(self) -> None:
         before = self.table.offsets()[0][0]
-        self.table._tablet.retain()
+        self.table._tablets[0].retain()
         assert self.table.offsets()[0][0] >= before
 
     @rule()
