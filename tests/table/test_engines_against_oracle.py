@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import kvstore
 from logformat import index_state
-from logformat.ids import Offset, Position
+from logformat.ids import BucketId, Offset, Position
 from merge_engines.spec import engine_of
 from tests.support.engines_model import EngineModel
 from tests.support.model import Answer, Model, Operation, Refused, Row, Rules
@@ -174,13 +174,17 @@ class Machine(RuleBasedStateMachine):
         self.schemas.append(self.table.schema)
         self.model.add_columns(self.table.schema)
 
-    @rule(what=st.sampled_from(["flush", "check", "reopen", "compare"]))
+    @rule(what=st.sampled_from(["flush", "check", "reopen", "compare", "snapshot"]))
     def meanwhile(self, what: str) -> None:
         match what:
             case "flush":
                 return self.table.flush()
             case "check":
                 return self._check()
+            case "snapshot":
+                taken = self.table.snapshot()
+                assert taken.by_bucket[BucketId(0)].offset == self.model.end
+                return None
             case "reopen":
                 self.store.close()
                 self._open()
@@ -321,4 +325,4 @@ def pairs_of(index: Path) -> tuple[dict[bytes, bytes], index_state.IndexState]:
 
 
 TestEngines = Machine.TestCase
-TestEngines.settings = settings(max_examples=max(150, settings().max_examples // 2), stateful_step_count=20)
+TestEngines.settings = settings(max_examples=max(200, settings().max_examples // 2), stateful_step_count=20)
