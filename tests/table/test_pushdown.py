@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.errors import InvalidRequest
 from kvstore.index.index import View
 
 KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -97,3 +98,12 @@ def test_it_reads_little_where_little_can_be(
         monkeypatch.setattr(View, "rows", counted)
         found = table.scan(filter=filter).read_all()
         assert found.num_rows <= read <= rows_read_max
+
+
+def test_a_filter_that_fails_for_a_key_is_refused_by_the_reader(store: kvstore.Store) -> None:
+    table = store.create_table("t", pa.schema([pa.field("k", pa.uint64(), False)]), "k")
+    table.upsert([{"k": 1}, {"k": 2**64 - 1}])
+    reader = table.scan(filter=k >= 0)  # 0 is an int64, and so must be all it is held against
+    with pytest.raises(InvalidRequest, match="can't be used on these rows"):
+        reader.read_all()
+    assert table.scan(filter=k >= pa.scalar(2, pa.uint64())).read_all().to_pylist() == [{"k": 2**64 - 1}]
