@@ -389,18 +389,17 @@ class _Core:
     def drop_table(self, name: str) -> None:
         definition = self.definition(name)
         tablets = self.tablets(definition)
-        try:
+        with ExitStack() as refused:
             for tablet in tablets:
                 tablet.claim()
-        except StoreError:
-            for tablet in tablets:
-                tablet.stop_writing()
-            raise
-        self._journal.append(lambda _: DropTable(table_id=definition.id))
+                refused.callback(tablet.give_back)
+            self._journal.append(lambda _: DropTable(table_id=definition.id))
+            refused.pop_all()
         with self._mutex:
             self._tablets.pop(definition.id, None)
         for tablet in tablets:
-            tablet.close()
+            with suppress(StoreError):  # what could not be committed goes too
+                tablet.close()
         self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
 
     def new_writer_id(self) -> WriterId:

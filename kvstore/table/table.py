@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from itertools import chain, count
 from typing import Any
 from uuid import UUID
@@ -105,7 +105,8 @@ class Table:
         """Store rows, each in place of the one its key has; for a log table, append them.
 
         Up to ``batch_rows_max`` rows, if they have no more than 64 MiB, are one batch: one commit, all or nothing.
-        More are applied in several.
+        More are applied in several. Of several buckets each has a batch of its own, and if it fails, others may have
+        taken theirs: ``buckets_written`` of the error says which.
 
         Args:
             data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column, but for
@@ -115,7 +116,7 @@ class Table:
 
         Raises:
             SchemaMismatch, KeyTooLarge, AggregateOverflow: A row does not fit. Nothing of its batch, or of those after
-                it, was written.
+                it, was written; but see above of the last.
             InvalidTargetColumns: See ``columns``. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
@@ -147,7 +148,10 @@ class Table:
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
     def apply(self, changes: Changes) -> WriteResult:
-        """Apply upserts and deletes in order; for each bucket they are one batch, see :meth:`Bucket.apply`."""
+        """Apply upserts and deletes in order; for each bucket they are one batch, see :meth:`Bucket.apply`.
+
+        If that of one bucket fails, others may have taken theirs, see :meth:`upsert`.
+        """
         self._check_writable()
         definition = self._current()
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
@@ -529,10 +533,23 @@ class Table:
             (bucket, request_of(part, definition, targets=targets))
             for bucket, part in spread(definition, changes, other)
         ]
-        answers = [(bucket, self._tablets[bucket].submit(request)) for bucket, request in requests]
-        wait([answer for _, answer in answers])
-        for bucket, answer in answers:
-            found.setdefault(bucket, []).append(answer.result())
+        # What another process writes is found before anything is written to the other buckets.
+        for bucket, _ in requests:
+            self._tablets[bucket].write()
+        answers: dict[BucketId, Future[AppendResult]] = {}
+        try:
+            for bucket, request in requests:
+                answers[bucket] = self._tablets[bucket].submit(request)
+            wait(answers.values())
+            for bucket, answer in answers.items():
+                found.setdefault(bucket, []).append(answer.result())
+        except StoreError as error:
+            wait(answers.values())
+            if len(requests) > 1:
+                error.where["buckets_written"] = [
+                    bucket for bucket, answer in answers.items() if answer.exception() is None
+                ]
+            raise
 
     def _bucket_ids(self) -> list[BucketId]:
         return [BucketId(bucket) for bucket in range(len(self._tablets))]

@@ -178,14 +178,27 @@ class Tablet:
                 self._process_lock.release()
 
     def claim(self) -> None:
-        """Let no other process write the bucket from now on, and have its files closed here.
+        """Let no other process write the bucket from now on; who writes it here goes on.
 
         Raises:
             StoreLocked: One does.
         """
         with self._opening:
             self._process_lock.acquire()
-            self._stop()
+
+    def give_back(self) -> None:
+        """Take a claim back: let other processes write, unless it is written here."""
+        with self._opening:
+            if self._committer is None:
+                self._process_lock.release()
+
+    def write(self) -> None:
+        """Become the bucket's writer, if that is nobody yet.
+
+        Raises:
+            StoreLocked: Another process is.
+        """
+        self._writer()
 
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; who reads here goes on."""

@@ -194,6 +194,56 @@ def test_a_table_being_written_is_not_dropped(store: kvstore.Store, table: kvsto
     assert table.count() == 1
 
 
+ROWS = [{"k": k, "v": 0} for k in range(20)]
+
+ONE_BUCKET = """
+table = kvstore.open(path).table("several")
+k = next(k for k in range(100) if table.buckets_of([k]) == [2])
+table.bucket(2).apply(kvstore.Changes.of([("upsert", {"k": k, "v": -1})], table.schema))
+print("written")
+sys.stdin.readline()
+"""
+
+
+class TestOneBucketOfSeveralIsWrittenElsewhere:
+    def test_a_write_that_touches_it_is_refused_whole(self, store: kvstore.Store) -> None:
+        table = store.create_table("several", SCHEMA, "k", buckets=3)
+        with Program(store.path, ONE_BUCKET) as other:
+            assert other.line() == "written"
+            for _ in range(2):
+                with pytest.raises(StoreLocked, match="tables/1/2"):
+                    table.upsert(ROWS)
+            table.flush()
+            assert [end for _, end in table.offsets().values()][:2] == [0, 0]
+            elsewhere = [row for row in ROWS if table.buckets_of([row["k"]]) != [2]]
+            assert set(table.upsert(elsewhere).by_bucket) == {0, 1}
+        table.upsert(ROWS)
+        assert table.count() == len({row["k"] for row in rows_of(table)} | {row["k"] for row in ROWS})
+
+    def test_the_table_is_not_dropped_and_stays_usable(self, store: kvstore.Store) -> None:
+        table = store.create_table("several", SCHEMA, "k", buckets=3)
+        with Program(store.path, ONE_BUCKET) as other:
+            assert other.line() == "written"
+            writes = [row for row in ROWS if table.buckets_of([row["k"]]) == [0]]
+            table.upsert(writes)
+            with pytest.raises(StoreLocked):
+                store.drop_table("several")
+            table.upsert(writes)
+            assert table.get(writes[0]["k"]) == writes[0]
+            assert store.check()
+            # What was only claimed for the drop is anybody's again.
+            run(
+                store.path,
+                """
+                table = kvstore.open(path).table("several")
+                k = next(k for k in range(100) if table.buckets_of([k]) == [1])
+                table.upsert({"k": k, "v": 1})
+            """,
+            )
+        store.drop_table("several")
+        assert store.list_tables() == []
+
+
 def in_child(check: Callable[[], None]) -> None:
     """Run a check in a forked child; what fails there fails here."""
     pid = os.fork()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.errors import InvalidRequest, SchemaMismatch
+from kvstore.errors import AggregateOverflow, InvalidRequest, SchemaMismatch
 from tests.conftest import OpenStore
 from tests.support.model import Model
 from tests.support.tables import changes_of, rows_of
@@ -180,3 +180,16 @@ def test_bad_buckets(store: kvstore.Store, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         store.create_table("t", SCHEMA, **({"primary_key": KEY} | options))
     assert store.list_tables() == []
+
+
+def test_a_write_that_one_bucket_refuses_says_who_has_it(store: kvstore.Store) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int8())])
+    table = store.create_table("t", schema, "k", buckets=3, merge_engine=kvstore.Aggregate({"n": "sum"}))
+    table.upsert([{"k": k, "n": 100} for k in range(30)])
+    full = table.buckets_of([7])[0]
+    with pytest.raises(AggregateOverflow) as refused:
+        table.upsert([{"k": k, "n": 100 if k == 7 else 1} for k in range(30)])
+    written = refused.value.where["buckets_written"]
+    assert written == [bucket for bucket in range(3) if bucket != full]
+    assert {row["n"] for row in rows_of(table) if table.buckets_of([row["k"]])[0] == full} == {100}
+    assert {row["n"] for row in rows_of(table) if table.buckets_of([row["k"]])[0] != full} == {101}
