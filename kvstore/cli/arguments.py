@@ -6,8 +6,9 @@ import csv
 import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import msgspec
 import pyarrow as pa
 import typer
 
@@ -28,6 +29,9 @@ Columns = Annotated[
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="COLUMN", help="A column of the primary key; once for each, in key order."),
+]
+BucketNumber = Annotated[
+    int | None, typer.Option("--bucket", metavar="N", help="Only this bucket, from 0.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -97,11 +101,24 @@ def end_of(given: str) -> End:
     return "latest" if given == "latest" else _place("end", given)
 
 
-def _place(name: Literal["start", "end"], given: str) -> int | dt.datetime:
+def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
+    """What rows are read as of.
+
+    Raises:
+        InvalidRequest: It is no such place.
+    """
+    return None if given is None else _place("as-of", given)
+
+
+def _place(name: Literal["start", "end", "as-of"], given: str) -> int | dict[int, int] | dt.datetime:
     try:
+        if given.startswith("{"):
+            return {int(bucket): offset for bucket, offset in msgspec.json.decode(given, type=dict[str, int]).items()}
         return int(given) if given.isascii() and given.isdigit() else dt.datetime.fromisoformat(given)
     except ValueError as error:
-        words: Any = "full, earliest, latest" if name == "start" else "latest"
+        words = {"start": "full, earliest, latest, ", "end": "latest, ", "as-of": ""}[name]
         raise InvalidRequest(
-            f"--{name} is one of {words}, an offset, or a time such as 2026-01-31T12:00:00Z.", given=repr(given)
+            f'--{name} is one of {words}an offset, one for each bucket such as {{"0": 17, "1": 4}}, or a time such as'
+            " 2026-01-31T12:00:00Z.",
+            given=repr(given),
         ) from error

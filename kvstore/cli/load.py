@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ class Loaded:
     Attributes:
         rows, batches: Applied now.
         rows_before, batches_before: In the table already.
-        first_offset, last_offset: Of the changes made now; None if there were none.
+        first_offset, last_offset: Of the changes made now; None if there were none, or the table has several buckets.
     """
 
     rows: int = 0
@@ -41,16 +41,18 @@ class Loaded:
     first_offset: int | None = None
     last_offset: int | None = None
 
-    def add(self, rows: int, result: kvstore.AppendResult | None) -> None:
-        """Note a batch, and what applying it answered; None if it had been applied before."""
-        if result is None:
+    def add(self, rows: int, results: Sequence[kvstore.AppendResult], *, buckets: int) -> None:
+        """Note a batch, and what applying it answered, bucket by bucket; nothing if it had been applied before."""
+        made = [result for result in results if not result.duplicated]
+        if not made:
             self.rows_before += rows
             self.batches_before += 1
             return
         self.rows += rows
         self.batches += 1
-        self.first_offset = result.first_offset if self.first_offset is None else self.first_offset
-        self.last_offset = result.last_offset
+        if buckets == 1:
+            self.first_offset = made[0].first_offset if self.first_offset is None else self.first_offset
+            self.last_offset = made[0].last_offset
 
 
 def load(
@@ -126,28 +128,33 @@ def _table(
 def _apply_all(
     table: kvstore.Table, source: Source, state: tuple[int, int], identity: bytes, skip: int, done: Loaded
 ) -> None:
-    bucket = table.bucket(0)
-    position = position_of(identity, bucket)
+    buckets = table.buckets
+    positions = [position_of(identity, table.bucket(bucket)) for bucket in range(buckets)]
+    none = kvstore.Changes.of([], table.schema)
     with _progress(source.path, state[0]) as progress:
         (task,) = progress.task_ids
         rows = source.batches(_given(table), lambda place: progress.update(task, completed=place))
         for batch, portion in enumerate(portions(_without_first(rows, skip))):
-            if batch < position.batch:
-                done.add(portion.num_rows, None)
+            if all(batch < position.batch for position in positions):
+                done.add(portion.num_rows, [], buckets=buckets)
                 continue
             if source.state() != state:
                 raise InvalidRequest("The file was changed while it was read; load it anew.", path=source.path)
-            result = bucket.apply(
-                kvstore.Changes.upserts(portion), writer_id=position.writer_id, sequence=batch - position.first
-            )
-            done.add(portion.num_rows, None if result.duplicated else result)
+            parts = table.by_bucket(kvstore.Changes.upserts(portion), other=batch % buckets)
+            # Each bucket gets every batch, if only an empty one, so that the nth is the nth everywhere.
+            results = [
+                table.bucket(bucket).apply(parts.get(bucket, none), position.writer_id, batch - position.first)
+                for bucket, position in enumerate(positions)
+                if batch >= position.batch
+            ]
+            done.add(portion.num_rows, results, buckets=buckets)
             progress.update(task, description=f"{done.rows_before + done.rows:,} rows")
         progress.update(task, completed=state[0])
-    if done.batches_before < position.batch:
+    if done.batches_before + done.batches < max(position.batch for position in positions):
         raise InvalidRequest(
             "The table holds more of this load than the file does; give it another --name.",
             path=source.path,
-            batches_loaded=position.batch,
+            batches_loaded=max(position.batch for position in positions),
         )
 
 
@@ -188,5 +195,5 @@ def _in_words(done: Loaded, file: Path) -> str:
         what = f"all {done.rows_before:,} rows of it were loaded before" if done.batches_before else "it has no rows"
         return f"{file}: {what}"
     earlier = f"; {done.rows_before:,} were loaded before" if done.batches_before else ""
-    places = f"offsets {done.first_offset} to {done.last_offset}"
-    return f"{file}: {done.rows:,} rows loaded, {places}{earlier}"
+    places = "" if done.first_offset is None else f", offsets {done.first_offset} to {done.last_offset}"
+    return f"{file}: {done.rows:,} rows loaded{places}{earlier}"

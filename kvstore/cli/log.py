@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, TableName, opened
+from kvstore.cli.arguments import AsJson, BucketNumber, Directory, TableName, opened
 from kvstore.cli.log_walk import headers, segments
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_table, rows_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
@@ -22,27 +22,28 @@ from logformat.ids import Offset
 _ATTRIBUTES = {APPEND_ONLY: "append_only", NAMED_WRITER: "named_writer"}
 
 
-def ls(path: Directory, name: TableName, as_json: AsJson = False) -> None:
-    """List the segments of a table's log."""
+def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: AsJson = False) -> None:
+    """List the segments of a table's log, or of the logs of its buckets."""
     with opened(path) as store:
         table = store.table(name)
-        log = table.bucket(0).log
-        end = Offset(table.offsets()[0][1])
         found = []
-        for segment, stop in segments(log, end):
-            # Times never decrease from batch to batch.
-            times = [header.commit_timestamp for _, header in headers(segment, stop)]
-            found.append(
-                {
-                    "segment": segment.path.name,
-                    "base_offset": segment.base,
-                    "end_offset": stop,
-                    "bytes": segment.size,
-                    "batches": len(times),
-                    "first_time": _time(times[0]) if times else None,
-                    "last_time": _time(times[-1]) if times else None,
-                }
-            )
+        for each in range(table.buckets) if bucket is None else [bucket]:
+            log = table.bucket(each).log
+            for segment, stop in segments(log, Offset(table.offsets()[each][1])):
+                # Times never decrease from batch to batch.
+                times = [header.commit_timestamp for _, header in headers(segment, stop)]
+                found.append(
+                    {
+                        "bucket": each,
+                        "segment": segment.path.name,
+                        "base_offset": segment.base,
+                        "end_offset": stop,
+                        "bytes": segment.size,
+                        "batches": len(times),
+                        "first_time": _time(times[0]) if times else None,
+                        "last_time": _time(times[-1]) if times else None,
+                    }
+                )
     if as_json:
         print_json(found)
     else:
@@ -59,6 +60,7 @@ def show(
         int | None, typer.Option("--from", metavar="OFFSET", help="Begin with the batch that holds it.", min=0)
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many batches.", min=0)] = None,
+    bucket: BucketNumber = None,
     records: Annotated[bool, typer.Option("--records", help="Show the records too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,14 +74,17 @@ def show(
         start, limit = offset, 1
     with opened(path) as store:
         table = store.table(name)
-        first, end = table.offsets()[0]
+        if bucket is None and table.buckets > 1:
+            raise InvalidRequest("Each bucket has a log of its own; name one with --bucket.", buckets=table.buckets)
+        log = table.bucket(bucket or 0).log
+        first, end = table.offsets()[bucket or 0]
         start = first if start is None else start
         if not first <= start <= end - (offset is not None):
             raise OffsetOutOfRange("The log does not hold this offset.", offset=start, log_start=first, log_end=end)
-        batches = islice(table.bucket(0).log.batches(Offset(start), Offset(end)), limit)
+        batches = islice(log.batches(Offset(start), Offset(end)), limit)
         if records:
             for found in batches:
-                _show_records(table, found, as_json=as_json)
+                _show_records(table, bucket or 0, found, as_json=as_json)
         elif as_json:
             for found in batches:
                 print_json(_facts(found))
@@ -95,11 +100,12 @@ def _show_headers(batches: Iterator[FoundBatch]) -> None:
         printed.add([list(_in_words(facts).values()) for facts in rows])
 
 
-def _show_records(table: kvstore.Table, found: FoundBatch, *, as_json: bool) -> None:
+def _show_records(table: kvstore.Table, bucket: int, found: FoundBatch, *, as_json: bool) -> None:
     header = found.header
     last = header.base_offset + header.record_count
     names = ["_log_offset", "_change_type", *table.schema.names]
-    changes = [row for batch in table.changelog(header.base_offset, last, columns=names) for row in rows_of(batch)]
+    found_changes = table.changelog(header.base_offset, last, bucket, names)
+    changes = [row for batch in found_changes for row in rows_of(batch)]
     if as_json:
         print_json({**_facts(found), "changes": [dict(zip(names, change, strict=True)) for change in changes]})
         return

@@ -9,9 +9,11 @@ import typer
 
 from kvstore.cli.arguments import (
     AsJson,
+    BucketNumber,
     Columns,
     Directory,
     TableName,
+    as_of,
     end_of,
     key_of,
     names_of,
@@ -53,7 +55,10 @@ def scan(
     name: TableName,
     columns: Columns = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="The first so many rows.", min=0)] = None,
-    as_of: Annotated[int | None, typer.Option(metavar="OFFSET", help="Rows as they were before this offset.")] = None,
+    place: Annotated[
+        str | None,
+        typer.Option("--as-of", metavar="PLACE", help="Rows as they were before this offset or time."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show rows in key order.
@@ -61,7 +66,7 @@ def scan(
     With --json, one object a line.
     """
     with opened(path) as store:
-        reader = store.table(name).scan(names_of(columns), limit=limit, as_of=as_of)
+        reader = store.table(name).scan(names_of(columns), limit=limit, as_of=as_of(place))
         print_batches(reader, reader.schema, as_json=as_json)
 
 
@@ -74,6 +79,7 @@ def changelog(
     end: Annotated[
         str, typer.Option(metavar="PLACE", help="Up to here, exclusive: latest, an offset or a time.")
     ] = "latest",
+    bucket: BucketNumber = None,
     columns: Columns = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for changes to come, until interrupted.")
@@ -87,5 +93,5 @@ def changelog(
     with opened(path) as store:
         table = store.table(name)
         wanted = names_of(columns)
-        changes = table.changelog(start_of(start), end_of(end), columns=wanted, follow=follow)
+        changes = table.changelog(start_of(start), end_of(end), bucket, wanted, follow)
         print_batches(changes, table.changelog_schema(wanted), as_json=as_json)

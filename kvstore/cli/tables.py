@@ -72,7 +72,7 @@ def tables(path: Directory, as_json: AsJson = False) -> None:
         print_json(found)
     else:
         rows = [[each["table"], _key_text(each["primary_key"]), *list(each.values())[2:]] for each in found]
-        print_table(["table", "key", "rows", "log_start", "log_end"], rows)
+        print_table(["table", "key", "buckets", "rows", "log_start", "log_end"], rows)
 
 
 def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
@@ -80,10 +80,14 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
     with opened(path) as store:
         table = store.table(name)
         summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
+        bucket_key = table.bucket_key
     if as_json:
-        print_json({**summary, "options": options, "columns": schemas.to_json(schema)})
+        print_json({**summary, "bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)})
         return
-    print_facts({**summary, "primary_key": _key_text(summary["primary_key"]), **options})
+    keys = {"primary_key": _key_text(summary["primary_key"])}
+    if bucket_key is not None:
+        keys["bucket_key"] = _key_text(bucket_key)
+    print_facts({**summary, **keys, **options})
     print_line("")
     print_table(
         ["column", "type", "nullable"],
@@ -92,13 +96,15 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
 
 
 def _summary(table: kvstore.Table) -> dict[str, Any]:
-    ((start, end),) = table.offsets().values()
+    starts, ends = (list(offsets) for offsets in zip(*table.offsets().values(), strict=True))
+    several = table.buckets > 1
     return {
         "table": table.name,
         "primary_key": table.primary_key,
+        "buckets": table.buckets,
         "rows": _rows(table),
-        "log_start": start,
-        "log_end": end,
+        "log_start": starts if several else starts[0],
+        "log_end": ends if several else ends[0],
     }
 
 

@@ -95,6 +95,16 @@ class Table:
         return self._current().primary_key
 
     @property
+    def buckets(self) -> int:
+        """How many there are, numbered from 0."""
+        return self._current().buckets
+
+    @property
+    def bucket_key(self) -> tuple[str, ...] | None:
+        """Names of the columns that say which bucket a row goes to; None for a log table whose rows go to any."""
+        return self._current().bucket_key
+
+    @property
     def options(self) -> TableOptions:
         """How the table behaves, as :meth:`kvstore.Store.create_table` was told."""
         return self._current().options
@@ -156,6 +166,21 @@ class Table:
         definition = self._current()
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         return self._apply_all(iter([fitting]), definition, targets)
+
+    def by_bucket(self, changes: Changes, other: int = 0) -> dict[int, Changes]:
+        """Changes by the bucket they belong to, for :meth:`Bucket.apply`; those of one stay in the order they came.
+
+        Args:
+            changes: With all columns, but for an auto-increment one.
+            other: Where all go if the table has no bucket key.
+
+        Raises:
+            SchemaMismatch, InvalidTargetColumns: They do not fit the table.
+            InvalidRequest: The table has no such bucket.
+        """
+        definition, home = self._current(), self._tablet(other).place.identity.bucket_id
+        fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=False)
+        return dict(spread(definition, fitting, home))
 
     def bucket(self, bucket: int) -> Bucket:
         """A bucket of the table, for numbered batches.

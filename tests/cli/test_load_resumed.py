@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -190,3 +191,36 @@ def test_two_loads_at_once_are_one(tmp_path: Path, file: Path, expected: dict[st
     with small_batches(10), mock.patch.object(kvstore.Bucket, "apply", overtaken):
         fine("load", store, "log", file)
     assert len(changes(store, "log")) == ROWS
+
+
+@pytest.mark.parametrize("keys", [{"primary_key": "k"}, {"bucket_key": "k"}, {}], ids=["keyed", "log by key", "log"])
+def test_a_load_into_several_buckets_may_be_stopped_in_each(tmp_path: Path, file: Path, keys: dict[str, str]) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int64())])
+    apply, buckets = kvstore.Bucket.apply, 3
+    at_once, stopped = tmp_path / "at once", tmp_path / "stopped"
+    for path in (at_once, stopped):
+        with kvstore.open(path) as store:
+            store.create_table("t", schema, buckets=buckets, **keys)
+    with small_batches(2 * BATCH):
+        told = fine("load", at_once, "t", file, "--json").lines[0]
+        assert (told["rows"], told["first_offset"]) == (ROWS, None)
+        left = 0
+
+        def stopping(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            if not left:
+                raise _StoppedError
+            left -= 1
+            return apply(*arguments, **named)
+
+        # One or two of three buckets have the last batch.
+        for left in (1, 1, 2, 3, 4):  # noqa: B007
+            with mock.patch.object(kvstore.Bucket, "apply", stopping), pytest.raises(_StoppedError):
+                run("load", stopped, "t", file)
+        fine("load", stopped, "t", file)
+        assert changes(stopped, "t") == changes(at_once, "t")
+        again = fine("load", stopped, "t", file, "--json").lines[0]
+    assert (again["rows"], again["rows_before"]) == (0, ROWS)
+    with kvstore.open(stopped, read_only=True) as store:
+        assert all(end for _, end in store.table("t").offsets().values())
+    fine("check", stopped)

@@ -130,3 +130,21 @@ def test_a_log_is_shown_while_another_process_writes_it(store: Path, tmp_path: P
         table.upsert({"k": 10, "v": "newer"})
     assert (other.returncode, err) == (0, "")
     assert json.loads(out)["changes"] == [{"_log_offset": 9, "_change_type": "insert", "k": 9, "v": "new"}]
+
+
+def test_the_logs_of_several_buckets(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", buckets=3)
+        table.upsert([{"k": k, "v": ""} for k in range(9)])
+        ends = [end for _, end in table.offsets().values()]
+    (found,) = fine("log", "ls", path, "t", "--json").lines
+    assert [(each["bucket"], each["end_offset"]) for each in found] == list(enumerate(ends))
+    (found,) = fine("log", "ls", path, "t", "--bucket", 1, "--json").lines
+    assert [each["bucket"] for each in found] == [1]
+    (batch,) = fine("log", "show", path, "t", 0, "--bucket", 2, "--records", "--json").lines
+    assert batch["last_offset"] == ends[2] - 1
+    assert len(batch["changes"]) == ends[2]
+    for arguments in (("show", path, "t"), ("show", path, "t", "--bucket", 3), ("ls", path, "t", "--bucket", -1)):
+        done = run("log", *arguments)
+        assert (done.code, "bucket" in done.err) == (2, True)

@@ -128,3 +128,21 @@ def test_reading_writes_nothing(store: Path) -> None:
         place = 2 if arguments[0] == "log" else 1
         fine(*arguments[:place], store, *arguments[place:])
     assert files() == before
+
+
+def test_places_in_several_buckets(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), "k", buckets=2)
+        table.upsert([{"k": k} for k in range(9)])
+        end = table.offsets()[0][1]
+    then = f'{{"0": {end}, "1": 0}}'
+    assert len(fine("scan", path, "t", "--as-of", then, "--json").lines) == end
+    assert len(fine("scan", path, "t", "--as-of", "2099-01-01T00:00:00Z", "--json").lines) == 9
+    assert len(fine("changelog", path, "t", "--start", then, "--json").lines) == 9 - end
+    assert len(fine("changelog", path, "t", "--bucket", 0, "--start", 1, "--json").lines) == end - 1
+    for place in ("1", '{"0": 1}', '{"0": "x", "1": 0}', "{", '{"a": 0, "1": 0}', "yesterday"):
+        for arguments in (("scan", path, "t", "--as-of", place), ("changelog", path, "t", "--start", place)):
+            done = run(*arguments)
+            assert (done.code, done.out) == (2, "")
+            assert done.err.startswith("kvstore: ")

@@ -60,9 +60,11 @@ def test_a_table_is_created_and_described(store: Path) -> None:
     assert told == {
         "table": "t",
         "primary_key": ["path", "size"],
+        "buckets": 1,
         "rows": 0,
         "log_start": 0,
         "log_end": 0,
+        "bucket_key": ["path", "size"],
         "columns": [
             {"name": "path", "type": "string", "nullable": False},
             {"name": "size", "type": "int64", "nullable": False},
@@ -83,10 +85,10 @@ def test_a_table_is_created_and_described(store: Path) -> None:
         "d       decimal128(5, 2)  yes\n"
     )
     assert fine("tables", store).out == (
-        "table  key            rows  log_start  log_end\n"
-        "-----  -------------  ----  ---------  -------\n"
-        "a log  (append-only)     0          0        0\n"
-        "t      path, size        0          0        0\n"
+        "table  key            buckets  rows  log_start  log_end\n"
+        "-----  -------------  -------  ----  ---------  -------\n"
+        "a log  (append-only)        1     0          0        0\n"
+        "t      path, size           1     0          0        0\n"
     )
 
 
@@ -167,3 +169,23 @@ def test_every_command_has_help_with_examples() -> None:
         *("init", "create", "tables", "describe", "get", "scan", "load", "changelog", "check", "demo"),
         *("log ls", "log show"),
     ]
+
+
+def test_tables_of_several_buckets(store: Path) -> None:
+    with kvstore.open(store) as opened:
+        table = opened.create_table(
+            "t", pa.schema([pa.field("k", pa.int64(), False)]), "k", buckets=3, merge_engine="first_row"
+        )
+        table.upsert([{"k": k} for k in range(9)])
+        ends = [end for _, end in table.offsets().values()]
+    (told,) = fine("tables", store, "--json").lines[0]
+    assert told == {
+        "table": "t",
+        "primary_key": ["k"],
+        "buckets": 3,
+        "rows": 9,
+        "log_start": [0, 0, 0],
+        "log_end": ends,
+    }
+    assert "[0,0,0]" in fine("tables", store).out
+    assert "bucket_key" in fine("describe", store, "t").out
