@@ -19,6 +19,7 @@ from logformat.paths import TEMPORARY
 
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
 
 
@@ -114,6 +115,11 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
     """What a disk that refused means to those who use a log."""
     if error.errno in _FULL:
         return StoreFull("No space on the disk; free some and try again.", path=path)
+    if error.errno in _TOO_MANY_OPEN:
+        return LogFailed(
+            "Too many files are open; raise the limit (`ulimit -n`) and reopen the store. Each bucket has some.",
+            path=path,
+        )
     return LogFailed("The disk refuses; mend it and reopen the store.", path=path, reason=error.strerror)
 
 

@@ -148,6 +148,7 @@ class Store:
             schema: Columns; what types there may be stands in docs/types.md.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Parts of the table, 1 to 1,024, each with a log of its own; they are written and read in parallel.
+                A process has about six files open for each it uses.
             bucket_key: Columns whose values say which bucket a row goes to; the primary key if None. Of a table with a
                 primary key, some of its columns. Rows of a log table without one go to any.
             merge_engine: What becomes of a stored row when another comes: ``last_row``, ``first_row``,

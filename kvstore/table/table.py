@@ -167,19 +167,20 @@ class Table:
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         return self._apply_all(iter([fitting]), definition, targets)
 
-    def by_bucket(self, changes: Changes, other: int = 0) -> dict[int, Changes]:
+    def by_bucket(self, changes: Changes, other: int = 0, overwrite: bool = False) -> dict[int, Changes]:
         """Changes by the bucket they belong to, for :meth:`Bucket.apply`; those of one stay in the order they came.
 
         Args:
             changes: With all columns, but for an auto-increment one.
             other: Where all go if the table has no bucket key.
+            overwrite: Whether they are to be applied so; they may then have values of an auto-increment column.
 
         Raises:
             SchemaMismatch, InvalidTargetColumns: They do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
         definition, home = self._current(), self._tablet(other).place.identity.bucket_id
-        fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=False)
+        fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=overwrite)
         return dict(spread(definition, fitting, home))
 
     def bucket(self, bucket: int) -> Bucket:
@@ -423,9 +424,10 @@ class Table:
     def undo(self, start: Start) -> Changes:
         """What makes the rows again what they were at ``start``, whatever was changed since.
 
-        Nothing is written: apply it before anything else is, ``overwrite`` if the table's engine is not ``last_row``;
-        see :meth:`Bucket.apply`. Each key that changed is in it once, in key order: deleted if it had no row, else with
-        its row. So it may be applied in parts, if it is very long.
+        Nothing is written: apply it before anything else is, ``overwrite`` if the table's engine is not ``last_row`` or
+        it fills a column; see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`. Each key that changed is
+        in it once, in key order: deleted if it had no row, else with its row. So it may be applied in parts, if it is
+        very long.
 
         Args:
             start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.errors import AggregateOverflow, InvalidRequest, SchemaMismatch
 from tests.conftest import OpenStore
+from tests.store.helpers import run
 from tests.support.model import Model
 from tests.support.tables import changes_of, rows_of
 
@@ -121,6 +122,23 @@ def test_a_numbered_batch_takes_rows_of_its_bucket_only(store: kvstore.Store) ->
     assert rows_of(table) == [row]
 
 
+@pytest.mark.parametrize("engine", ["last_row", "first_row"])
+def test_undo_of_several_buckets_whatever_the_engine(store: kvstore.Store, engine: str) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("id", pa.int64())])
+    table = store.create_table(
+        "t", schema, KEY, buckets=3, merge_engine=engine, delete_behavior="allow" if engine == "last_row" else None,
+        auto_increment="id",
+    )  # fmt: skip
+    table.upsert([{"a": a, "b": "x", "v": 1} for a in range(20)])
+    before, then = rows_of(table), {bucket: end for bucket, (_, end) in table.offsets().items()}
+    table.upsert([{"a": a, "b": b, "v": 2} for a in range(20) for b in "xy"])
+    if engine == "last_row":
+        table.delete([(a, "x") for a in range(5)])
+    for bucket, changes in table.by_bucket(table.undo(then), overwrite=True).items():
+        table.bucket(bucket).apply(changes, overwrite=True)
+    assert rows_of(table) == before
+
+
 def test_following_all_buckets(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, KEY, buckets=4)
     following = table.changelog(follow=True, columns=["_bucket", "a"])
@@ -193,3 +211,23 @@ def test_a_write_that_one_bucket_refuses_says_who_has_it(store: kvstore.Store) -
     assert written == [bucket for bucket in range(3) if bucket != full]
     assert {row["n"] for row in rows_of(table) if table.buckets_of([row["k"]])[0] == full} == {100}
     assert {row["n"] for row in rows_of(table) if table.buckets_of([row["k"]])[0] != full} == {101}
+
+
+def test_more_buckets_than_files_may_be_open(store: kvstore.Store) -> None:
+    store.create_table("t", SCHEMA, KEY, buckets=30)
+    answer = run(
+        store.path,
+        """
+        import resource
+        table = kvstore.open(path).table("t")
+        rows = [{"a": a, "b": "x", "v": 0} for a in range(1000)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 4096))
+        try:
+            table.upsert(rows)
+        except LogFailed as error:
+            print("ulimit -n" in str(error), end=" ")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 4096))
+        print(table.count(), len(table.upsert(rows).by_bucket), table.count())
+        """,
+    )
+    assert answer == "True 0 30 1000"
