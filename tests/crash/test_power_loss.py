@@ -39,7 +39,7 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell) 
     tell(*report.lines())
     assert not report.bad, "\n".join(map(str, report.bad[:5]))
     assert report.states >= QUICK_STATES_MIN
-    assert steps == set(get_args(StepKind))
+    assert steps == set(get_args(StepKind)) - {"snapshot"}  # see test_snapshots
     kinds = {kind for _, kind in report.distinct}
     assert {"kill", "durable", "names", "prefix", "random", "again prefix", "again random"} <= kinds
 

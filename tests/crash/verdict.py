@@ -5,15 +5,19 @@ Everything goes through the public interface: what is wrong there is wrong for a
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import kvstore
 from kvstore.errors import CorruptData, OutOfOrderSequence
+from kvstore.table.upkeep import Upkeep
 from tests.crash.history import CHANGES, History, Moment, Window, changes_of, copy_of, rows_of
 from tests.crash.workload import SCHEMA, TABLE
 from tests.support.model import WINDOW, Answer, Model, Operation
@@ -59,10 +63,17 @@ class Wrong(Exception):
 def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
     """Open the store, compare it, write to it, check it, open it again and compare it again.
 
+    Nothing expires meanwhile. If anything could have before, the index is lost in the end and must come back.
+
     Args:
         thorough: Ask for every batch that writers may repeat, not only the last; after the reopen read all changes, not
             only the new ones, and write once more.
     """
+    with patch.object(Upkeep, "look"):
+        return _examined(path, history, thorough=thorough)
+
+
+def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
     settings: dict[str, Any] = {**history.script.settings, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
     had_store = (path / "STORE").exists()
     fits: frozenset[int] = frozenset()
@@ -90,11 +101,20 @@ def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
         with kvstore.open(path, durability=history.script.durability, **settings) as store:
             table = store.table(TABLE)
             _equals(_rows(table), rows_of(model.rows), "rows after a reopen")
-            start = 0 if thorough else max(end, 0)
+            start = max(table.offsets()[0][0], 0 if thorough else end)
             new = [change for change in model.log if change[0] >= start]
             _equals(_changes(table, start), changes_of(new), "changes after a reopen")
             if thorough:
                 _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
+        if history.script.retention_ms is not None:
+            shutil.rmtree(path / "tables" / "1" / "0" / "index")
+            with kvstore.open(path, durability=history.script.durability, **settings) as store:
+                table = store.table(TABLE)
+                _equals(_rows(table), rows_of(model.rows), "rows after the index was lost")
+                _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
+                findings = store.check().findings
+                if findings:
+                    return Finding(fits, end, f"check finds {findings} after the index was lost", noticed=True)
     except Wrong as wrong:
         return Finding(fits, end, str(wrong), wrong.badness)
     except CorruptData as error:
@@ -127,7 +147,10 @@ def _compare(table: kvstore.Table, history: History) -> list[Moment]:
     if not fitting:
         raise Wrong(f"the log ends at {end}, which is between two batches")
     moment = fitting[-1]
-    _equals(_changes(table), history.changes.slice(0, moment.changes), "changes")
+    start, _ = table.offsets()[0]
+    changes = history.changes.slice(0, moment.changes)
+    expected = changes if not start else changes.filter(pc.field("_log_offset") >= start)
+    _equals(_changes(table, start), expected, "changes")
     _equals(_rows(table), moment.rows, "rows")
     count = table.count()
     _is_true(lambda: count == moment.rows.num_rows, lambda: f"{moment.rows.num_rows} rows are counted as {count}")
@@ -173,7 +196,7 @@ def _rows(table: kvstore.Table) -> pa.RecordBatch:
     return _together(list(table.scan()), SCHEMA)
 
 
-def _changes(table: kvstore.Table, start: int = 0) -> pa.RecordBatch:
+def _changes(table: kvstore.Table, start: int) -> pa.RecordBatch:
     return _together(list(table.changelog(start, columns=CHANGES.names)), CHANGES)
 
 

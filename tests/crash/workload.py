@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import resource
 import signal
@@ -38,7 +39,7 @@ SETTINGS = {
     "map_bytes": 1 << 28,
 }
 
-StepKind = Literal["open", "table", "batch", "flush", "idle", "reopen"]
+StepKind = Literal["open", "table", "batch", "flush", "idle", "snapshot", "reopen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Script:
         durability: Of the store. Unless it is ``sync``, only flush and reopen confirm what came before.
         settings: Others of :class:`kvstore.options.StoreOptions`.
         retries: How often a step that the store refused is tried again, in a reopened store if the log failed.
+        retention_ms: Of the table; its log is looked at by a thread of its own then.
         first: The step to begin with, in a process that goes on where another was killed.
         squeeze: A step, and the size that no file may go beyond while it is tried for the first time (RLIMIT_FSIZE): a
             write that would go beyond is short, and the next fails with EFBIG.
@@ -68,12 +70,13 @@ class Script:
     durability: Durability = "sync"
     settings: dict[str, int] = field(default_factory=lambda: dict(SETTINGS))
     retries: int = 0
+    retention_ms: int | None = None
     first: int = 0
     squeeze: tuple[int, int] | None = None
 
     def is_confirmed_by(self, step: int) -> bool:
         """Whether the answer to a step promises that it and all before it are durable."""
-        return self.durability == "sync" or self.steps[step].kind in ("open", "table", "flush", "reopen")
+        return self.durability == "sync" or self.steps[step].kind in ("open", "table", "flush", "snapshot", "reopen")
 
 
 IDLE_SECONDS = 0.02
@@ -86,12 +89,15 @@ def script(
     durability: Durability = "sync",
     numbered: bool = False,
     retries: int = 0,
+    retention_ms: int | None = None,
+    snapshots: bool = False,
     **settings: int,
 ) -> Script:
     """A script of about so many batches, with everything in it that a table is used for.
 
     Args:
         numbered: Every batch has a writer, so that it may be sent again.
+        snapshots: Some are taken.
     """
     random = Random(seed)
     steps = [Step("open"), Step("table")]
@@ -103,6 +109,8 @@ def script(
             steps.append(random.choice(random.choice(list(sent.values()))[-WINDOW:]))
         elif special == 4:
             steps.append(Step(random.choice(("flush", "idle", "reopen"))))
+        if snapshots and number % 3 == 2:
+            steps.append(Step("snapshot"))
         unnumbered = not numbered and random.random() < 0.15
         writer = -1 if unnumbered else random.choice((0, 0, 1, 5))
         sequence = -1 if unnumbered else last.get(writer, -1) + 1
@@ -113,7 +121,7 @@ def script(
             last[writer] = sequence
             sent.setdefault(writer, []).append(step)
     steps += [Step("flush"), Step("batch", _operations(random, batches), 9, 0), Step("reopen")]
-    return Script(tuple(steps), durability, SETTINGS | settings, retries)
+    return Script(tuple(steps), durability, SETTINGS | settings, retries, retention_ms)
 
 
 def _operations(random: Random, number: int) -> tuple[Operation, ...]:
@@ -182,12 +190,16 @@ class _Worker:
             self.end(quietly=False)
         store = self._opened()
         if step.kind == "table" and TABLE not in store.list_tables():
-            store.create_table(TABLE, SCHEMA, primary_key="k")
+            keep = self._script.retention_ms
+            retention = None if keep is None else dt.timedelta(milliseconds=keep)
+            store.create_table(TABLE, SCHEMA, primary_key="k", retention=retention)
         elif step.kind == "batch":
             changes = kvstore.Changes.of(list(step.operations), SCHEMA)
             store.table(TABLE).bucket(0).apply(changes, step.writer, step.sequence)
         elif step.kind == "flush":
             store.flush()
+        elif step.kind == "snapshot":
+            store.table(TABLE).snapshot()
         elif step.kind == "idle":
             time.sleep(IDLE_SECONDS)
 

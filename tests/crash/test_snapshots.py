@@ -1,0 +1,45 @@
+"""Whatever a power cut leaves of snapshots and of a log that expires: with or without its index, nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.conftest import Tell
+from tests.crash.explore import Explorer, Limits, record
+from tests.crash.judges import Judges
+from tests.crash.recorder import Recorder
+from tests.crash.workload import Script, script
+
+QUICK_STATES_MIN = 120
+LONG_STATES_MIN = 5_000
+
+
+def expiring(seed: int, batches: int) -> Script:
+    """The log expires almost at once, each time a segment begins and after each snapshot."""
+    return script(seed, batches, segment_bytes_max=900, retention_ms=1, snapshots=True)
+
+
+def explored(plan: Script, limits: Limits, work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> int:
+    directory, trace = record(recorder, plan, work)
+    assert trace.status == 0
+    names = [call.path for call in trace.calls if call.kind == "remove"]
+    assert any(name.endswith(".log") for name in names), "nothing expired"
+    report = Explorer(plan, work, judges, recorder).explore(directory, trace.calls, limits)
+    tell(*report.lines())
+    assert not report.bad, "\n".join(map(str, report.bad[:5]))
+    return report.states
+
+
+def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    limits = Limits(draws=1, share=0.15)
+    assert explored(expiring(2, 6), limits, work, recorder, judges, tell) >= QUICK_STATES_MIN
+
+
+@pytest.mark.long
+def test_power_loss_at_length(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+    states, seed = 0, 100
+    while states < LONG_STATES_MIN:
+        states += explored(expiring(seed, 6 + seed % 3 * 4), Limits(seed=seed), work, recorder, judges, tell)
+        seed += 1
