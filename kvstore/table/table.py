@@ -411,12 +411,13 @@ class Table:
         Returns:
             Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and two
             structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has offset and type
-            of its second half, ``update_postimage``. In a log table every row is an ``append``. A WAL image has no
-            row before an update.
+            of its second half, ``update_postimage``. In a log table every row is an ``append``.
 
         Raises:
             InvalidRequest, OffsetOutOfRange, SchemaMismatch, CorruptBatch: See :meth:`changelog`.
+            UnsupportedOperation: The table's changelog is a WAL image.
         """
+        check_undoable(self._current())
         schema = binlog_schema(self._current(), _names(columns))
         changes = self._changes(changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
         return binlog_of(changes, schema)

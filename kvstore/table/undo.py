@@ -55,7 +55,7 @@ def check_undoable(definition: TableDefinition) -> None:
     """
     if definition.options.changelog_image == "wal":
         raise UnsupportedOperation(
-            "A WAL image does not tell the rows of before; they can be read as they are now only.",
+            "A WAL image does not tell the rows of before: no binlog, no undo, and rows as they are now only.",
             table=definition.name,
         )
 
