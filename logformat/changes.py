@@ -50,8 +50,12 @@ class Changes:
     ) -> Changes:
         """From pairs of a word and a row; a delete's row needs the key only.
 
+        Columns that no upsert has are left out, for partial updates and for what the table fills; a write of whole rows
+        refuses that.
+
         Raises:
-            SchemaMismatch: A row does not fit the schema, or an operation is no such pair.
+            SchemaMismatch: A row does not fit the schema, one upsert has other columns than the next, or an operation
+                is no such pair.
             InvalidRequest: ``schema`` is none.
         """
         if not isinstance(schema, pa.Schema):
@@ -67,8 +71,15 @@ class Changes:
                     raise SchemaMismatch(
                         "An operation is a pair: `upsert` or `delete`, and a dict.", given=repr(operation)[:100]
                     )
-        rows = [row if word == "upsert" else dict.fromkeys(schema.names) | dict(row) for word, row in listed]
-        optional = pa.schema([field.with_nullable(True) for field in schema])
+        given = {name for word, row in listed if word == "upsert" for name in row}
+        optional = pa.schema([field.with_nullable(True) for field in schema if not given or field.name in given])
+        nothing = dict.fromkeys(optional.names)
+        rows = []
+        for word, row in listed:
+            unknown = [name for name in row if name not in schema.names]
+            if word == "delete" and not unknown:
+                row = nothing | {name: row[name] for name in optional.names if name in row}
+            rows.append(row)
         return cls(intake.one_batch(rows, optional), pa.array([word == "delete" for word, _ in listed], pa.bool_()))
 
     @classmethod

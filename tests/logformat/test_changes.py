@@ -159,3 +159,11 @@ class TestConform:
     def test_columns_that_are_missing_or_unknown_are_refused(self, names: list[str]) -> None:
         with pytest.raises(SchemaMismatch):
             Changes.upserts(pa.record_batch([[1]] * len(names), names=names)).conform(SCHEMA, ["k"])
+
+    def test_columns_that_no_upsert_has_are_left_out(self) -> None:
+        partial = Changes.of([("upsert", {"k": 1, "s": "x"}), ("delete", {"k": 2}), ("delete", ROW)], SCHEMA)
+        assert partial.rows.to_pylist() == [{"k": 1, "s": "x"}, {"k": 2, "s": None}, {"k": 1, "s": "x"}]
+        with pytest.raises(SchemaMismatch, match="missing"):
+            partial.conform(SCHEMA, ["k"])
+        with pytest.raises(SchemaMismatch, match="missing"):
+            Changes.of([("upsert", {"k": 1, "s": "x"}), ("upsert", ROW)], SCHEMA)

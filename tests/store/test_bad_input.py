@@ -58,6 +58,10 @@ def nothing(schema: pa.Schema = SCHEMA) -> kvstore.Changes:
 
 BAD_CALLS: dict[str, tuple[type[StoreError], Call]] = {
     "missing column": (SchemaMismatch, lambda t: t.upsert({"k": "b", "n": 1})),
+    "missing column of changes": (
+        SchemaMismatch,
+        lambda t: t.apply(kvstore.Changes.of([("upsert", {"k": "b", "n": 1})], SCHEMA)),
+    ),
     "unknown column": (SchemaMismatch, lambda t: t.upsert({**ROW, "zzz": 1})),
     "wrong type": (SchemaMismatch, lambda t: t.upsert({**ROW, "n": "1"})),
     "value too large for its type": (SchemaMismatch, lambda t: t.upsert({**ROW, "n": 2**31})),
