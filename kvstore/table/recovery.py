@@ -216,7 +216,6 @@ def _load(index: Index, source: Snapshot, definition: TableDefinition) -> None:
         CorruptData: It is damaged.
         StoreFull: The index can't grow.
     """
-    source.verify()
     while True:
         try:
             for rows in source.rows(definition):

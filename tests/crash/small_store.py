@@ -46,6 +46,7 @@ BATCHES: list[list[Operation]] = [
     [_put(1, 100, "x")],
 ]
 FLUSHED_AFTER = (1, 3, 5)
+SNAPSHOT_AFTER = 4
 KEYS = [*range(5), 50, 60, 70, 300]
 NOTHING = kvstore.Changes.of([], SCHEMA)
 MORE = kvstore.Changes.of([_put(3, -1, "after"), _put(99, -1, None), _delete(1)], SCHEMA)
@@ -61,6 +62,8 @@ def build(path: Path) -> None:
             table.bucket(0).apply(kvstore.Changes.of(operations, SCHEMA), writer, sequence)
             if sequence in FLUSHED_AFTER:
                 store.flush()
+            if sequence == SNAPSHOT_AFTER:
+                table.snapshot()
 
 
 @dataclass(frozen=True, slots=True)

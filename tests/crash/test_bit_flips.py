@@ -1,4 +1,4 @@
-"""Every single-bit flip of a small store's log, index, journal and STORE: detected, or harmless with the reason.
+"""Every single-bit flip of a small store's files (but for locks): detected, or harmless with the reason.
 
 Detected: opening, reading, writing or `check` tells of damage by a CorruptData or a finding. Harmless: every answer is
 as it was, also those of a store that is written to and opened again; then the bit lies in a region of `REASONS`.
@@ -124,7 +124,7 @@ def held(contents: Contents, outcomes: Iterator[Outcome], tell: Tell) -> Counter
 
 def test_the_store_has_every_kind_of_file_and_region(contents: Contents) -> None:
     suffixes = Counter(name.rsplit(".", 1)[-1] for name, data in contents.items() if data)
-    assert suffixes == {"STORE": 1, "mdb": 2, "log": 2, "index": 2, "writers": 1}
+    assert suffixes == {"STORE": 1, "mdb": 2, "log": 2, "index": 2, "writers": 1, "parquet": 1, "json": 2}
     found = {region for of_bytes in regions(contents).values() for region in of_bytes}
     assert found | {"behind the last page"} == {*REASONS, "ours", "value", "structure"}
 
