@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Several
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,23 @@ class Bucket:
             CorruptData: A stored row or batch is damaged. Nothing was written.
             LogFailed: The disk refused. Whether it was written shows after the store is opened again.
         """
+        return self.submit(changes, writer_id, sequence, writer_epoch, columns, overwrite, schema_id).result()
+
+    def submit(
+        self,
+        changes: Changes,
+        writer_id: int = NO_WRITER,
+        sequence: int = NO_SEQUENCE,
+        writer_epoch: int = 0,
+        columns: Several[str] | None = None,
+        overwrite: bool = False,
+        schema_id: int | None = None,
+    ) -> Future[AppendResult]:
+        """Like :meth:`apply`, for those who do not wait: batches are applied in the order they are submitted.
+
+        Returns:
+            The answer to come. What depends on stored rows or on sequences is raised by it, the rest by this call.
+        """
         self._check_writable()
         numbers = _numbers(writer_id, sequence, writer_epoch)
         if not isinstance(overwrite, bool):
@@ -86,7 +104,7 @@ class Bucket:
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
         request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
-        return self._tablet.submit(request).result()
+        return self._tablet.submit(request)
 
     def last_sequence(self, writer_id: int) -> int | None:
         """Sequence of a writer's last batch; None if there is none.
