@@ -22,6 +22,7 @@ from kvstore.log.log import EncodedBatch, Log
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.table import cdc
 from kvstore.table.automatic import Ids, next_count_after, numbered
 from kvstore.table.layout import layout_of
@@ -30,7 +31,7 @@ from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
 from kvstore.table.rules import OVERWRITE, engine_of_table
 from kvstore.table.targets import filled
-from logformat.batch import APPEND_ONLY, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
+from logformat.batch import APPEND_ONLY, NAMED_WRITER, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import Offset, SchemaId
@@ -66,6 +67,9 @@ class WritePath:
 
     Args:
         definition: The table.
+
+    Attributes:
+        named: Writers with a name, as the catalog has them.
     """
 
     def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
@@ -74,6 +78,7 @@ class WritePath:
         self.log = log
         self._state: IndexState
         self._writers: WriterStates
+        self.named: TableWriters = NO_WRITERS
         self.use(definition)
         self._load()
 
@@ -87,8 +92,15 @@ class WritePath:
         """How far the index is, with all that is not committed."""
         return self._state
 
-    def apply(self, request: Request) -> Applied:
+    def has(self, commit: OpenCommit) -> bool:
+        """Whether the bucket has its batch of a commit."""
+        return self._writers.has(commit.writer_id, commit.sequence)
+
+    def apply(self, request: Request, *, decided: bool = False) -> Applied:
         """Apply a request to the index and encode its batch, which is appended later.
+
+        Args:
+            decided: Whether it belongs to a commit that takes place, whoever has the writer's name by now.
 
         Raises:
             OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
@@ -97,6 +109,8 @@ class WritePath:
             lmdb.Error: The index is full, or worse; :meth:`restore` it.
         """
         timestamp = max(self._state.last_timestamp, self._clock.now_ms())
+        if not decided:
+            self.named.check(request.writer_id, request.writer_epoch)
         seen = self._writers.check(
             request.writer_id,
             request.sequence,
@@ -339,6 +353,8 @@ class WritePath:
         self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
     ) -> LogBatch:
         count = rows.num_rows
+        if self.named.is_named(request.writer_id):
+            attributes |= NAMED_WRITER
         return LogBatch(
             base_offset=self._state.applied_offset,
             last_offset_delta=max(count - 1, 0),
