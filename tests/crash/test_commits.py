@@ -247,3 +247,26 @@ def test_a_staged_batch_that_is_damaged_stops_its_bucket_and_says_which_file(pat
                 store.table("t").apply_epoch(changes(1), "w", 1)
     staged.write_bytes(data)
     judge(path, takes_place=True)
+
+
+@pytest.mark.parametrize("how", ["read", "write"])
+def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str) -> None:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        assert {row["v"] for row in rows_of(table)} == {0}
+        with Child(commit_own, path, "after one append", False) as child:
+            assert child.hear() == "ready"
+            child.say("go")
+            assert child.join() == -signal.SIGKILL
+        if how == "write":
+            # Each bucket appends its part before what comes after it.
+            table.apply(changes(5))
+            log = [change for batch in table.changelog() for change in batch.to_pylist()]
+            history = {k: [c["v"] for c in log if c["k"] == k and c["_change_type"] != "update_preimage"] for k in KEYS}
+            assert history == dict.fromkeys(KEYS, [0, 0, 1, 5])
+            table.apply(changes(1))
+        else:
+            deadline = time.monotonic() + SECONDS_MAX
+            while {row["v"] for row in rows_of(table)} != {1}:
+                assert time.monotonic() < deadline
+    judge(path, takes_place=True)

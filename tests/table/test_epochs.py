@@ -272,3 +272,25 @@ def test_a_commit_takes_place_whatever_the_disk_refuses_after_the_intent(
         assert all(r.duplicated for r in table.apply_epoch(changes({1: 5}), "w", 0).by_bucket.values())
         table.apply_epoch(changes({1: 5}), "w", 1)
     assert not list((store_path / "staging").glob("*"))
+
+
+def test_what_an_epoch_was_checked_against_is_durable_before_it_takes_place(store_path: Path) -> None:
+    """Otherwise a power cut would leave rows to which it can't be applied."""
+    with kvstore.open(store_path, durability="none") as store:
+        table = table_of(store)
+        table.upsert([{"k": k, "v": 1} for k in range(9)])
+        journal = table._writers._journal
+        append, seen = journal.append, []
+
+        def look(decide: Any) -> Any:
+            logs = [tablet._committer._path.log for tablet in table._tablets]
+            seen.append([log.durable == log.end for log in logs])
+            return append(decide)
+
+        journal.append = look
+        table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
+        journal.append = append
+        opened, begun, ended = seen
+        assert not any(opened)
+        assert all(begun)
+        assert all(ended)
