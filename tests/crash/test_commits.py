@@ -95,6 +95,7 @@ def commit(pipe: Pipe, path: Path, step: str | None, *, own: bool, child_lives: 
     table = store.table("t")
     if own:
         table.apply(changes(0))
+        store.flush()
     if child_lives:
         leave_a_child()
     if step is not None:
@@ -249,12 +250,13 @@ def test_a_staged_batch_that_is_damaged_stops_its_bucket_and_says_which_file(pat
     judge(path, takes_place=True)
 
 
+@pytest.mark.parametrize("step", ["after the intent", "after one append"])
 @pytest.mark.parametrize("how", ["read", "write"])
-def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str) -> None:
+def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str, step: str) -> None:
     with kvstore.open(path) as store:
         table = store.table("t")
         assert {row["v"] for row in rows_of(table)} == {0}
-        with Child(commit_own, path, "after one append", False) as child:
+        with Child(commit_own, path, step, False) as child:
             assert child.hear() == "ready"
             child.say("go")
             assert child.join() == -signal.SIGKILL
@@ -263,7 +265,7 @@ def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str
             table.apply(changes(5))
             log = [change for batch in table.changelog() for change in batch.to_pylist()]
             history = {k: [c["v"] for c in log if c["k"] == k and c["_change_type"] != "update_preimage"] for k in KEYS}
-            assert history == dict.fromkeys(KEYS, [0, 0, 1, 5])
+            assert history == {key: [0, 0, 1, 5] for key in KEYS}
             table.apply(changes(1))
         else:
             deadline = time.monotonic() + SECONDS_MAX
