@@ -28,7 +28,7 @@ _LOG_FILE = re.compile(r"(\d{20})\.log")
 _SPARSE_INDEX_FILE = re.compile(r"(\d{20})\.index")
 _WRITERS_FILE = re.compile(r"(\d{20})\.writers")
 _SNAPSHOT = re.compile(r"(\d{20})")
-_STAGED = re.compile(r"(\d+)-[0-9a-f]{32}")
+_STAGED = re.compile(r"((\d+)-[0-9a-f]{32})\.batches")
 
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
@@ -66,20 +66,18 @@ def wanted_file(store: Path, table: TableId) -> Path:
     return store / TABLES / str(table) / WANTED_FILE
 
 
-def staged_directory(store: Path, commit_id: str) -> Path:
-    """Batches of a commit, see :func:`staged_file`."""
-    return store / STAGING / commit_id
+def staged_file(store: Path, commit_id: str) -> Path:
+    """What a commit has for each bucket, until all have it."""
+    return store / STAGING / f"{commit_id}.batches"
 
 
-def staged_file(directory: Path, bucket: BucketId) -> Path:
-    """What a commit has for one bucket."""
-    return directory / f"{bucket}.batch"
+def staged_commit(name: str, table: TableId) -> str | None:
+    """Commit of a table in the name of a staged file; None for any other name.
 
-
-def staged_table(name: str) -> TableId | None:
-    """Whose commit has this id: ``<table id>-<32 hexadecimal digits>``; None for any other name."""
+    Commits have ids of the form ``<table id>-<32 hexadecimal digits>``.
+    """
     match = _STAGED.fullmatch(name)
-    return TableId(int(match[1])) if match else None
+    return match[1] if match and int(match[2]) == table else None
 
 
 def segment_base(name: str) -> Offset | None:

@@ -434,9 +434,9 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert examples["STORE"] == Path(paths.STORE_FILE)
     assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
     assert Path("tables/7/WANTED") == paths.wanted_file(Path(), TableId(7))
-    staged = paths.staged_directory(Path(), examples["batch"].parent.name)
-    assert examples["batch"] == paths.staged_file(staged, BucketId(2))
-    assert paths.staged_table(staged.name) == 7
+    assert examples["batches"] == paths.staged_file(Path(), examples["batches"].stem)
+    assert paths.staged_commit(examples["batches"].name, TableId(7)) == examples["batches"].stem
+    assert paths.staged_commit(examples["batches"].name, TableId(8)) is None
     assert examples["LOCK"] == bucket / paths.LOCK_FILE
     assert examples["log"] == paths.segment_file(log, base)
     assert examples["index"] == paths.sparse_index_file(log, base)
@@ -876,19 +876,19 @@ def leave_a_commit(path: Path) -> None:
         Files().publish(paths.wanted_file(path, TableId(table.identity[1])), b"")
 
 
-def test_a_staged_batch_is_what_the_document_says(tmp_path: Path) -> None:
+def test_staged_batches_are_what_the_document_says(tmp_path: Path) -> None:
     leave_a_commit(tmp_path / "s")
-    staged = sorted((tmp_path / "s" / "staging").glob("*/*"))
-    assert staged
-    operations = []
-    for path in staged:
-        found = read_fields("Header of magic 3", path.read_bytes())
-        assert len(path.read_bytes()) % batch.ALIGNMENT == 0
-        assert (found["table_id"], f"{found['bucket_id']}.batch") == (1, path.name)
-        assert (found["schema_id"], found["writer_epoch"], found["batch_sequence"]) == (1, 0, 0)
+    (path,) = (tmp_path / "s" / "staging").glob("*")
+    data, operations, buckets = path.read_bytes(), [], []
+    while data:
+        found = read_fields("Header of magic 3", data[: batch.decode_header(data).size])
+        assert (found["table_id"], found["schema_id"], found["writer_epoch"], found["batch_sequence"]) == (1, 1, 0, 0)
         assert not any(found[name] for name in ("base_offset", "commit_timestamp", "durable_end", "attributes"))
-        rows = batch.decode_batch(path.read_bytes(), OTHERS)
+        rows = batch.decode_batch(data, OTHERS)
         operations += zip(rows.rows["name"].to_pylist(), rows.change_types.tolist(), strict=True)
+        buckets.append(found["bucket_id"])
+        data = data[found["length"] + batch.LOG_OVERHEAD :]
+    assert buckets == [0, 1, 2]
     assert sorted(operations) == sorted([("n0", ChangeType.DELETE), *((f"n{n}", ChangeType.INSERT) for n in range(9))])
 
 
