@@ -41,11 +41,11 @@ from kvstore.table.creation import added_fields, bucket_key_of, options_of
 from kvstore.table.parts import HandingOver, TableParts, open_parts
 from kvstore.table.table import Table
 from kvstore.table.tablet import Tablet
+from kvstore.table.writers import new_writer_id
 from logformat import paths, schema as schemas, store_file
 from logformat.arrow_message import Compression
 from logformat.edits import (
     AddSchema,
-    AllocateWriter,
     ChangelogImage,
     CreateTable,
     DeleteBehavior,
@@ -426,8 +426,7 @@ class _Core:
             self._journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def new_writer_id(self) -> WriterId:
-        state = self._journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
-        return WriterId(state.next_writer_id - 1)
+        return new_writer_id(self._journal)
 
     def flush(self) -> None:
         for tablet in self._all_tablets():

@@ -49,6 +49,7 @@ from logformat.changes import Changes
 from logformat.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset
 from logformat.intake import Data, Keys
+from writer import TableWriter, WriterOptions
 
 
 class Table:
@@ -171,6 +172,28 @@ class Table:
         definition = self._current()
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         return self._apply_all(iter([fitting]), definition, targets)
+
+    def writer(self, name: str | None = None, **options: Any) -> TableWriter:
+        """A writer that gathers rows into batches and sends each exactly once, whatever is lost on the way.
+
+        With a name, it goes on where the last writer of that name was; that one, if it is still at work anywhere, is
+        fenced. Without, it is someone new. A name is for batches or for :meth:`apply_epoch`, not for both. Rows that
+        were not acknowledged when a process died are not known to the next one: exactly-once over a restart needs
+        epochs, or sequences the caller keeps (:meth:`Bucket.apply`).
+
+        Args:
+            name: Belongs to this table, and never expires; :meth:`kvstore.Store.drop_writer` forgets it.
+            options: Fields of :class:`writer.WriterOptions`: ``batch_rows``, ``batch_bytes``, ``linger_ms`` ….
+
+        Raises:
+            InvalidRequest: An argument is not possible, or the name sends epochs. Nothing was written.
+        """
+        self._check_writable()
+        self._current()
+        if unknown := set(options) - set(WriterOptions.__dataclass_fields__):
+            raise InvalidRequest("There is no such option of a writer.", unknown=sorted(unknown))
+        WriterOptions(**options)  # before anyone is fenced
+        return TableWriter(self, self._writers.open(name), new_id=self._writers.new_id, **options)
 
     def apply_epoch(
         self, changes: Changes, writer: str, epoch: int, run: str | None = None, takeover: bool = False

@@ -24,6 +24,7 @@ from logformat.changes import Changes
 from logformat.edits import AllocateWriter, OpenWriter, WriterKind
 from logformat.ids import NO_SEQUENCE, OFFSET_MAX, SEQUENCE_MAX, BucketId, Epoch, Sequence, TableId, WriterId
 from logformat.intake import empty
+from writer import Identity
 
 NAME_BYTES_MAX = 255
 
@@ -46,16 +47,17 @@ class Writers:
         return dict(self._current().named)
 
     def new_id(self) -> WriterId:
-        """An id for a writer without a name; nobody had it before."""
-        state = self._journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
-        return WriterId(state.next_writer_id - 1)
+        """See :func:`new_writer_id`."""
+        return new_writer_id(self._journal)
 
-    def open(self, name: Any) -> NamedWriter:
-        """Begin a new incarnation of a writer of batches; the ones before it are fenced.
+    def open(self, name: Any) -> Identity:
+        """Begin a writer of batches; with a name, its earlier incarnations are fenced, and its sequences go on.
 
         Raises:
             InvalidRequest: It is no name, or one that sends epochs.
         """
+        if name is None:
+            return Identity(self.new_id())
         name = _name(name)
 
         def decide(state: CatalogState) -> OpenWriter:
@@ -68,7 +70,8 @@ class Writers:
                 kind="batches",
             )
 
-        return self._opened(name, decide)
+        writer = self._opened(name, decide)
+        return Identity(writer.writer_id, writer.epoch, name)
 
     def apply_epoch(
         self, definition: TableDefinition, changes: Changes, name: Any, epoch: Any, run: Any, takeover: Any
@@ -164,6 +167,12 @@ class Writers:
             "Epochs come one after the other, and only the last five are answered again; send the one behind the last.",
             **facts,
         )
+
+
+def new_writer_id(journal: Journal) -> WriterId:
+    """A writer id that nobody had before and nobody will have again."""
+    state = journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
+    return WriterId(state.next_writer_id - 1)
 
 
 def _name(given: Any) -> str:
