@@ -57,7 +57,7 @@ class Sender:
         self._clock = clock
         self._new_id = new_id
         self._events: queue.SimpleQueue[tuple[Lane, Sending, Future[Any]] | None] = queue.SimpleQueue()
-        self.buffer = Buffer(options.buffer_bytes, lambda: self._events.put(None))
+        self.buffer = Buffer(options.buffer_bytes, options.batch_rows, lambda: self._events.put(None))
         self._accumulator = Accumulator(table, options)
         self._lanes: dict[int, Lane] = {}
         self._targets: dict[int, AppendTarget] = {}
