@@ -35,7 +35,7 @@ class MemoryBucket:
         self.end = 0
         self.refuse: Callable[[Changes], None] = lambda _: None
 
-    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int) -> Future[Any]:
+    def submit(self, changes: Changes, writer_id: int, sequence: int, _: int) -> Future[Any]:
         future: Future[Any] = Future()
         try:
             future.set_result(self.apply(changes, writer_id, sequence))
@@ -89,7 +89,7 @@ class MemoryTable:
     def bucket(self, bucket: int) -> Any:
         return self.ways[bucket]
 
-    def by_bucket(self, changes: Changes, other: int = 0) -> dict[int, Changes]:
+    def by_bucket(self, changes: Changes, _: int = 0) -> dict[int, Changes]:
         keys = changes.rows.column("k").to_pylist()
         return {
             bucket: Changes(changes.rows.take(places), changes.is_delete.take(places))

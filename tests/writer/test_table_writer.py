@@ -462,11 +462,16 @@ class BrokenBucket(MemoryBucket):
         raise RuntimeError("no error of a store")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_whatever_ends_the_thread_nobody_waits_for_it() -> None:
+def test_whatever_ends_the_thread_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_type))
     table = MemoryTable(way=lambda _: BrokenBucket())
     writer = TableWriter(table, WHO, **FAST)
     writer.upsert(row(1))
-    with pytest.raises(NotAcknowledged):
+    with pytest.raises(NotAcknowledged) as raised:
         writer.flush()
+    assert isinstance(raised.value.__cause__, RuntimeError)
     assert [changes.rows.to_pylist() for changes in writer.unacknowledged] == [[row(1)]]
+    with pytest.raises(NotAcknowledged):
+        writer.close()
+    assert shown == [RuntimeError]
