@@ -18,8 +18,9 @@ from logformat.errors import ForkedStore, RowsRefused, StoreError
 from writer.intake import Item
 from writer.refused import Refused
 
-CHUNK_ROWS_MAX = 4096
-_CHUNK_BYTES = 1 << 20
+_FIRST_CHUNK_ROWS = 64
+_CHUNK_ROWS_MAX = 4096
+_CHUNK_BYTES_MAX = 1 << 20
 _CHUNKS = 4
 
 
@@ -28,20 +29,23 @@ class Buffer:
 
     Args:
         bytes_max: More than this waits neither for an answer nor, as refused rows, for its caller.
+        batch_rows: So many rows are worth being taken, whatever their bytes.
         nudge: Wakes the sending thread.
 
     Attributes:
         unacknowledged: What was not acknowledged when the writer ended.
     """
 
-    def __init__(self, bytes_max: int, nudge: Callable[[], None]) -> None:
+    def __init__(self, bytes_max: int, batch_rows: int, nudge: Callable[[], None]) -> None:
         self.unacknowledged: list[Changes] = []
         self._bytes_max = bytes_max
         self._nudge = nudge
         self._new_lock()
         self._items: list[Item] = []
-        self._chunk = 64
-        """So many items are worth a conversion; what the first rows take says how many."""
+        self._chunk_rows = min(_CHUNK_ROWS_MAX, batch_rows)
+        self._chunk_bytes = min(_CHUNK_BYTES_MAX, bytes_max // _CHUNKS)
+        self._chunk = min(_FIRST_CHUNK_ROWS, self._chunk_rows)
+        """So many items are worth being taken; what those before took says how many."""
         self._size = self._items_size = 0
         """Bytes, as far as known, of everything that is not settled, and of the items among it."""
         self._refused: list[Refused] = []
@@ -177,7 +181,7 @@ class Buffer:
     @property
     def is_worth_it(self) -> bool:
         """Whether so many items wait that they are to be taken now."""
-        return len(self._items) >= self._chunk or self._items_size >= _CHUNK_BYTES
+        return len(self._items) >= self._chunk or self._items_size >= self._chunk_bytes
 
     @property
     def is_full(self) -> bool:
@@ -213,7 +217,7 @@ class Buffer:
         with self._lock:
             self._size += now - known
             if items and not known:
-                self._chunk = max(1, min(CHUNK_ROWS_MAX, _CHUNK_BYTES * items // max(1, now)))
+                self._chunk = max(1, min(self._chunk_rows, self._chunk_bytes * items // max(1, now)))
             self._look()
 
     def settle(self, size: int, refused: list[Refused]) -> None:

@@ -194,7 +194,8 @@ class Lane:
 
     def due(self, now: float) -> list[Sending]:
         """What is to be sent now, in this order; it counts as sent."""
-        self._look_at_the_time(now)
+        if self.error is None:
+            self._look_at_the_time(now)
         if self._errand is not None or self.error is not None:
             return []
         sendings = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -57,7 +58,7 @@ class Sender:
         self._clock = clock
         self._new_id = new_id
         self._events: queue.SimpleQueue[tuple[Lane, Sending, Future[Any]] | None] = queue.SimpleQueue()
-        self.buffer = Buffer(options.buffer_bytes, lambda: self._events.put(None))
+        self.buffer = Buffer(options.buffer_bytes, options.batch_rows, lambda: self._events.put(None))
         self._accumulator = Accumulator(table, options)
         self._lanes: dict[int, Lane] = {}
         self._targets: dict[int, AppendTarget] = {}
@@ -77,7 +78,7 @@ class Sender:
         self._thread.join()
 
     def _run(self) -> None:
-        ended: StoreError = NotAcknowledged("The writer ended on an error that is no store's; see standard error.")
+        ended: StoreError | None = None
         try:
             while self._turn():
                 pass
@@ -86,6 +87,9 @@ class Sender:
             ended = error
         finally:
             # Whatever ended the thread, nobody may wait for it for ever, and nothing may be forgotten.
+            if ended is None:
+                ended = NotAcknowledged("The writer ended on an error that is no store's; what was sent is not known.")
+                ended.__cause__ = sys.exception()
             self.buffer.end(ended, self._left)
 
     def _left(self, items: list[Item]) -> tuple[list[Changes], list[Refused]]:

@@ -1,0 +1,190 @@
+"""Whatever is lost between writers and buckets, every acknowledged row is in the table exactly once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from logformat.changes import Changes
+from tests.writer.world import BUCKETS, DAMAGES, KINDS, SCHEMA, Transitions, World, remove_templates
+from writer.sequence import TRANSITIONS, Event
+
+MOVES = (
+    "carry",
+    "carry",
+    "carry",
+    "deliver",
+    "deliver",
+    "group",
+    "answer",
+    "answer",
+    "unheard",
+    "lose",
+    "forget",
+    "double",
+)
+INDEX = st.integers(0, 7)
+SEEN = Transitions()
+
+Draft = tuple[str, int, int]
+
+
+def drafts() -> st.SearchStrategy[list[list[Draft]]]:
+    """Batches as drafts: a word, which key, and a number. Many have no effect, and some are refused."""
+    key = st.integers(0, 2)
+    rows = st.tuples(st.just("upsert"), key, st.sampled_from([0, 1, 100]))
+    gone = st.tuples(st.just("delete"), st.integers(3, 5), st.just(0))
+    deletes = st.tuples(st.just("delete"), key, st.just(0))
+    bad = st.tuples(st.just("bad"), key, st.just(0))
+    batch = st.one_of(
+        st.lists(rows | deletes, min_size=1, max_size=3),
+        st.lists(rows, min_size=1, max_size=3),
+        st.lists(gone, max_size=2),
+        st.tuples(rows, bad).map(list),
+    )
+    return st.lists(batch, min_size=1, max_size=5)
+
+
+class LossyWorld(RuleBasedStateMachine):
+    """Three writers or more, two buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World
+        self.numbers = 0
+
+    @initialize(kind=st.sampled_from(sorted(KINDS)))
+    def begin(self, kind: str) -> None:
+        self.world = World(kind)
+        self.world.join()
+        self.world.join()
+        self.world.join("named")
+
+    @rule(writer=INDEX, bucket=st.integers(0, BUCKETS - 1), batches=drafts())
+    def hand_over(self, writer: int, bucket: int, batches: list[list[Draft]]) -> None:
+        actors = [actor for actor in self.world.actors if actor.lanes[bucket].error is None]
+        for batch in batches:
+            self.world.hand_over(actors[writer % len(actors)], bucket, self.changes(bucket, batch))
+
+    @rule(moves=st.lists(st.tuples(st.sampled_from(MOVES), INDEX), min_size=5, max_size=15))
+    def network(self, moves: list[tuple[str, int]]) -> None:
+        for move, place in moves:
+            self.move(move, place)
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    @rule(damage=st.sampled_from(DAMAGES))
+    def crash(self, damage: str) -> None:
+        self.world.crash(damage)
+
+    @rule(rounds=st.integers(1, 4))
+    def calm(self, rounds: int) -> None:
+        self.world.locked = False
+        for _ in range(rounds):
+            self.world.carry_everything()
+            self.world.wait(1.0)
+
+    @rule(locked=st.sampled_from([True, False, False]))
+    def lock_or_unlock(self, locked: bool) -> None:
+        self.world.locked = locked
+
+    @rule(snapshot=st.sampled_from([False, False, True]))
+    def flush(self, snapshot: bool) -> None:
+        if snapshot:
+            self.world.snapshot()
+        else:
+            self.world.flush()
+
+    @precondition(lambda self: len(self.world.actors) < 5)
+    @rule(name=st.sampled_from([None, "named", "named"]))
+    def join(self, name: str | None) -> None:
+        self.world.join(name)
+        self.world.pump()
+
+    @precondition(lambda self: not self.world.expired)
+    @rule(calm=st.sampled_from([None, True, True, False]))
+    def seven_days_pass(self, calm: bool | None) -> None:
+        if calm is None:
+            return
+        if calm:
+            self.calm(4)
+        self.world.seven_days_pass()
+        for actor in self.world.actors:
+            for bucket, lane in enumerate(actor.lanes):
+                if lane.error is None:
+                    self.world.hand_over(actor, bucket, self.changes(bucket, [("upsert", 0, 1)]))
+        for name in (None, "named"):
+            self.world.join(name)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            try:
+                self.world.heal()
+                self.world.verify()
+            finally:
+                SEEN.update(self.world.seen)
+                self.world.close()
+
+    def move(self, move: str, place: int) -> None:
+        world = self.world
+        if move in ("answer", "forget"):
+            if world.replies:
+                reply = world.replies.pop(place % len(world.replies))
+                if move == "answer":
+                    world.receive(reply)
+            return
+        if not world.requests:
+            return
+        chosen = place % len(world.requests)
+        match move:
+            case "carry":
+                world.deliver([world.requests.pop(chosen)])
+                world.receive(world.replies.pop())
+            case "deliver":
+                world.deliver([world.requests.pop(chosen)])
+            case "group":
+                group, world.requests = world.requests[: place + 1], world.requests[place + 1 :]
+                world.deliver(group)
+            case "unheard":
+                world.deliver([world.requests.pop(chosen)], lose_answers=True)
+            case "lose":
+                del world.requests[chosen]
+            case "double":
+                world.requests.append(world.requests[chosen])
+
+    def changes(self, bucket: int, batch: list[Draft]) -> Changes:
+        keys = self.world.keys[bucket]
+        rows = []
+        for word, key, number in batch:
+            self.numbers += 1
+            rows.append({"k": None if word == "bad" else keys[key], "v": self.numbers, "n": number})
+        columns = [pa.array([row[field.name] for row in rows], field.type) for field in SCHEMA]
+        return Changes(
+            pa.RecordBatch.from_arrays(columns, schema=SCHEMA),
+            pa.array([word == "delete" for word, _, _ in batch], pa.bool_()),
+        )
+
+
+@pytest.fixture(autouse=True)
+def _templates() -> Iterator[None]:
+    yield
+    remove_templates()
+
+
+IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+
+
+def test_every_acknowledged_row_is_there_exactly_once() -> None:
+    examples = settings(max_examples=5_000 if IS_LONG else 60, stateful_step_count=50)
+    SEEN.clear()
+    run_state_machine_as_test(LossyWorld, settings=examples)
+    never = {(state, event) for state, steps in TRANSITIONS.items() for event in steps} - set(SEEN)
+    # A lane learns that all is over, or that it is too late, while a batch waits for something else.
+    assert not {(state, event) for state, event in never if event not in (Event.OVER, Event.EXPIRED)}, never

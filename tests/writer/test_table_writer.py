@@ -1,0 +1,477 @@
+"""A writer as its users see it: what it takes, when it sends, what it tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kvstore.errors import (
+    AggregateOverflow,
+    DeletionDisabled,
+    ForkedStore,
+    InvalidRequest,
+    NotAcknowledged,
+    OutOfOrderSequence,
+    RowsRefused,
+    SchemaMismatch,
+    StoreClosed,
+    StoreFull,
+    UnsupportedOperation,
+    WriterFenced,
+)
+from logformat.changes import Changes
+from logformat.edits import TableOptions
+from logformat.ids import Epoch, WriterId
+from tests.writer.targets import SCHEMA, GatedWay, LossyWay, MemoryBucket, MemoryTable, SilentWay
+from writer import Identity, TableWriter
+
+WHO = Identity(WriterId(7))
+FAST = {"linger_ms": 1}
+PATIENT = {"linger_ms": 60_000}
+
+
+def row(k: int) -> dict[str, Any]:
+    return {"k": k, "s": f"{k}"}
+
+
+def rows(*keys: int) -> list[dict[str, Any]]:
+    return [row(k) for k in keys]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return holds()
+
+
+# What it takes
+
+
+def test_rows_of_every_form_are_applied_in_the_order_they_came() -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO, **PATIENT) as writer:
+        writer.upsert(row(1))
+        writer.delete(1)
+        writer.upsert(rows(2, 3))
+        writer.upsert(pa.table({"s": ["4", "5"], "k": pa.array([4, 5], pa.int8())}))
+        writer.delete([2, (3,), {"k": 4}])
+        writer.upsert(pa.RecordBatch.from_pylist(rows(6), SCHEMA))
+        writer.delete(pa.array([5]))
+        writer.upsert(tuple(rows(7)))
+        writer.upsert([])
+        writer.delete([])
+    gone = [{"k": k, "s": "deleted"} for k in range(6)]
+    expected = [row(1), gone[1], *rows(2, 3, 4, 5), *gone[2:5], row(6), gone[5], row(7)]
+    assert table.rows() == expected
+    assert len(table.real[0].applied) == 1
+
+
+def test_a_dict_may_be_used_again_at_once() -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO) as writer:
+        reused = row(0)
+        for k in range(10):
+            reused["k"], reused["s"] = k, f"{k}"
+            writer.upsert(reused)
+    assert table.rows() == rows(*range(10))
+
+
+@pytest.mark.parametrize(
+    "data", [7, "text", [1], [row(1), "x"], pa.table({"k": ["a"], "s": ["b"]}), pa.table({"k": [1]})]
+)
+def test_what_is_no_rows_is_refused_at_once_and_nothing_of_it_taken(data: Any) -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO) as writer:
+        with pytest.raises(SchemaMismatch):
+            writer.upsert(data)
+        writer.upsert(row(1))
+    assert table.rows() == [row(1)]
+
+
+def test_a_table_that_takes_no_deletes_says_so_at_once() -> None:
+    table = MemoryTable()
+    table.options = TableOptions(delete_behavior="disable")
+    with TableWriter(table, WHO) as writer:
+        with pytest.raises(DeletionDisabled):
+            writer.delete(1)
+        table.primary_key = None  # type: ignore[assignment]
+        with pytest.raises(UnsupportedOperation):
+            writer.delete(1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_rows": 0}, {"linger_ms": -1}, {"batch_bytes": 1.5}, {"buffer_bytes": True}, {"batch_rows": "9"}]
+)
+def test_options_that_are_not_possible_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        TableWriter(MemoryTable(), WHO, **options)
+
+
+# When it sends
+
+
+def test_a_batch_goes_after_so_many_rows() -> None:
+    table = MemoryTable(buckets=2)
+    with TableWriter(table, WHO, batch_rows=10, **PATIENT) as writer:
+        writer.upsert(rows(*range(50)))
+        writer.flush()
+        for bucket in table.real:
+            assert [len(changes) for _, _, changes in bucket.applied] == [10, 10, 5]
+            assert [(id, sequence) for id, sequence, _ in bucket.applied] == [(7, 0), (7, 1), (7, 2)]
+    assert sorted(table.rows(), key=lambda row: row["k"]) == rows(*range(50))
+
+
+def test_a_batch_goes_after_so_many_bytes_and_a_row_is_never_divided() -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO, batch_bytes=1000, **PATIENT) as writer:
+        writer.upsert([{"k": k, "s": "x" * size} for k, size in enumerate([400, 300, 600, 5000, 10, 10, 300, 300])])
+    batches = [changes for _, _, changes in table.real[0].applied]
+    assert [key for changes in batches for key in changes.rows.column("k").to_pylist()] == [*range(8)]
+    assert [changes.rows.nbytes for changes in batches if changes.rows.nbytes > 1000 and len(changes) > 1] == []
+    assert len(batches) < 8
+
+
+def test_a_batch_goes_after_so_much_time() -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO, linger_ms=30) as writer:
+        began = time.monotonic()
+        writer.upsert(row(1))
+        assert eventually(lambda: table.rows() == [row(1)])
+        assert time.monotonic() - began >= 0.03
+
+
+def test_who_brings_more_than_may_wait_has_to_wait() -> None:
+    table = MemoryTable(way=GatedWay)
+    writer = TableWriter(table, WHO, buffer_bytes=100_000, batch_bytes=10_000)
+    taken = count()
+    done = 0
+
+    def bring() -> None:
+        nonlocal done
+        for k in range(1000):
+            writer.upsert({"k": k, "s": "x" * 1000})
+            done = next(taken) + 1
+
+    thread = threading.Thread(target=bring)
+    thread.start()
+    time.sleep(0.3)
+    # A chunk of rows of which nobody knows yet how large they are may come on top.
+    assert 100 <= done < 700
+    table.ways[0].open()
+    thread.join(timeout=10)
+    assert done == 1000
+    writer.close()
+    assert len(table.rows()) == 1000
+
+
+def test_many_threads_may_use_one_writer() -> None:
+    table = MemoryTable(buckets=3)
+    with TableWriter(table, WHO, batch_rows=50, **FAST) as writer:
+
+        def bring(first: int) -> None:
+            for k in range(first, first + 2000):
+                writer.upsert(row(k))
+            writer.flush()
+            assert {first, first + 1999} <= {each["k"] for each in table.rows()}
+
+        threads = [threading.Thread(target=bring, args=(10_000 * n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    keys = [each["k"] for each in table.rows()]
+    assert len(keys) == len(set(keys)) == 8000
+    for n in range(4):  # those of one thread are in order, in each bucket
+        for bucket in table.real:
+            of_thread = [each["k"] for each in bucket.rows() if each["k"] // 10_000 == n]
+            assert of_thread == sorted(of_thread)
+
+
+# What it tells
+
+
+def test_flush_means_acknowledged() -> None:
+    table = MemoryTable(way=GatedWay)
+    with TableWriter(table, WHO) as writer:
+        writer.upsert(row(1))
+        flushed = threading.Thread(target=writer.flush)
+        flushed.start()
+        assert eventually(lambda: bool(table.rows()))
+        flushed.join(timeout=0.05)
+        assert flushed.is_alive()
+        table.ways[0].open()
+        flushed.join(timeout=5)
+        assert not flushed.is_alive()
+
+
+def test_rows_that_do_not_fit_are_told_one_by_one_and_all_others_are_written() -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO) as writer:
+        bad = [{"k": "x", "s": ""}, {"k": 1}, {"k": None, "s": ""}]
+        for k in range(300):
+            writer.upsert(row(k))
+            if k % 100 == 50:
+                writer.upsert(bad[k // 100])
+        writer.delete("no number")
+        writer.delete(5)
+        with pytest.raises(RowsRefused) as told:
+            writer.flush()
+        assert [each.rows for each in told.value.refused] == [*([each] for each in bad), ["no number"]]
+        assert all(isinstance(each.error, SchemaMismatch) for each in told.value.refused)
+        assert table.rows() == [*rows(*range(300)), {"k": 5, "s": "deleted"}]
+        writer.flush()  # each is told once
+
+
+def refuse_odd(changes: Changes) -> None:
+    if any(key % 2 for key in changes.rows.column("k").to_pylist()):
+        raise AggregateOverflow("Too much.")
+
+
+def test_a_refused_batch_leaves_an_empty_one_in_its_place() -> None:
+    table = MemoryTable()
+    table.real[0].refuse = refuse_odd
+    with TableWriter(table, WHO, batch_rows=2, **PATIENT) as writer:
+        writer.upsert(rows(0, 2, 4, 5, 6, 8, 9, 10, 12, 14))
+        with pytest.raises(RowsRefused) as told:
+            writer.flush()
+        writer.upsert(row(16))
+    assert [each.rows for each in told.value.refused] == [rows(4, 5), rows(9, 10)]
+    assert table.rows() == rows(0, 2, 6, 8, 12, 14, 16)
+    assert [(sequence, len(changes)) for _, sequence, changes in table.real[0].applied] == [
+        *((0, 2), (1, 0), (2, 2), (3, 0), (4, 2), (5, 1))
+    ]
+
+
+def test_refused_rows_that_nobody_asks_for_stop_the_writer_from_taking_more() -> None:
+    table = MemoryTable()
+    with TableWriter(table, WHO, buffer_bytes=5000, **FAST) as writer:
+        told: list[RowsRefused] = []
+        given = 0
+        for _ in range(1500):
+            try:
+                writer.upsert({"k": None, "s": "x"})
+                given += 1
+            except RowsRefused as error:
+                told.append(error)
+        assert told
+        with pytest.raises(RowsRefused) as last:
+            writer.flush()
+        assert sum(len(each.changes) for error in [*told, last.value] for each in error.refused) == given
+
+
+def test_a_forgotten_writer_goes_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    table = MemoryTable()
+    ids = count(100)
+    with TableWriter(table, WHO, new_id=lambda: next(ids)) as writer:
+        writer.upsert(row(1))
+        writer.flush()
+        table.real[0].writers.clear()
+        writer.upsert(row(2))
+        writer.flush()
+        assert [(restart.before, restart.after) for restart in writer.restarts] == [(7, 100)]
+    assert [(id, sequence) for id, sequence, _ in table.real[0].applied] == [(7, 0), (100, 0)]
+    assert "does not know writer 7 any more" in caplog.text
+
+
+@pytest.mark.parametrize("identity", [WHO, Identity(WriterId(7), Epoch(1), "loader")])
+def test_a_forgotten_writer_that_can_not_go_on_keeps_its_rows(identity: Identity) -> None:
+    table = MemoryTable()
+    writer = TableWriter(table, identity, **FAST)
+    writer.upsert(row(1))
+    writer.flush()
+    table.real[0].writers.clear()
+    writer.upsert(row(2))
+    with pytest.raises(OutOfOrderSequence if identity.name else UnsupportedOperation):
+        writer.flush()
+    assert [changes.rows.to_pylist() for changes in writer.unacknowledged] == [[row(2)]]
+
+
+def test_a_named_writer_goes_on_behind_its_last_sequence() -> None:
+    table = MemoryTable(buckets=2)
+    for epoch in (1, 2):
+        with TableWriter(table, Identity(WriterId(9), Epoch(epoch), "loader")) as writer:
+            writer.upsert(rows(0, 1))
+    for bucket in table.real:
+        assert [sequence for _, sequence, _ in bucket.applied] == [0, 1]
+        assert bucket.begun == [9, 9]
+
+
+def test_an_error_that_ends_the_writer_reaches_everybody_and_all_rows_are_kept_in_order() -> None:
+    table = MemoryTable()
+
+    def fence(changes: Changes) -> None:
+        if 2 in changes.rows.column("k").to_pylist():
+            raise WriterFenced("Over.")
+
+    table.real[0].refuse = fence
+    writer = TableWriter(table, WHO, batch_rows=1, **PATIENT)
+    writer.upsert(row(1))
+    writer.flush()
+    writer.upsert(rows(2, 3))
+    with pytest.raises(WriterFenced):
+        writer.flush()
+    kept = [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()]
+    assert kept == rows(2, 3)
+    for use in (writer.flush, writer.close, lambda: writer.upsert(row(4)), lambda: writer.delete(4)):
+        with pytest.raises(WriterFenced):
+            use()
+    writer.close()
+    assert table.rows() == [row(1)]
+
+
+def test_who_is_never_answered_is_told_that_it_is_not_known() -> None:
+    table = MemoryTable(way=SilentWay)
+    writer = TableWriter(table, WHO, request_timeout_ms=10, delivery_timeout_ms=100, **FAST)
+    writer.upsert(row(1))
+    with pytest.raises(NotAcknowledged, match="not known"):
+        writer.flush()
+    assert [changes.rows.to_pylist() for changes in writer.unacknowledged] == [[row(1)]]
+
+
+def test_what_is_not_there_now_is_tried_again() -> None:
+    table = MemoryTable()
+    refusals = iter([True, True, True, False])
+
+    def refuse(_: Changes) -> None:
+        if next(refusals, False):
+            raise StoreFull("Full.")
+
+    table.real[0].refuse = refuse
+    with TableWriter(table, WHO, **FAST) as writer:
+        writer.upsert(row(1))
+    assert table.rows() == [row(1)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_over_a_lossy_way_every_row_is_written_once_and_in_order(seed: int) -> None:
+    seeds = count(seed * 10)
+    table = MemoryTable(buckets=2, way=lambda bucket: LossyWay(bucket, next(seeds)))
+    for bucket in table.real:
+        bucket.refuse = lambda changes: refuse_odd(changes) if len(changes) == 1 else None
+    with TableWriter(table, WHO, batch_rows=10, request_timeout_ms=30, **FAST) as writer:
+        for k in range(300):
+            writer.upsert(row(k))
+            if k % 100 == 0:
+                writer.flush()
+    for bucket in table.real:
+        keys = [each["k"] for each in bucket.rows()]
+        assert keys == sorted(set(keys))
+        assert [sequence for _, sequence, _ in bucket.applied] == list(range(len(bucket.applied)))
+    assert len(table.rows()) >= 290
+    assert writer.restarts == []
+
+
+# How it ends
+
+
+def test_leaving_it_on_an_exception_says_what_was_not_acknowledged() -> None:
+    table = MemoryTable()
+    with pytest.raises(KeyError) as raised, TableWriter(table, WHO, **PATIENT) as writer:  # noqa: PT012
+        writer.upsert(row(1))
+        writer.flush()
+        writer.upsert(rows(2, 3))
+        writer.upsert({"k": "x"})
+        raise KeyError("mine")
+    first, second = raised.value.__notes__
+    assert "2 rows not acknowledged" in first
+    assert "1 rows were refused" in second
+    assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(2, 3)
+    assert table.rows() == [row(1)]
+
+
+def test_leaving_it_on_an_exception_waits_for_the_answers_to_what_was_sent() -> None:
+    table = MemoryTable(way=GatedWay)
+    with pytest.raises(KeyError) as raised, TableWriter(table, WHO, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
+        writer.upsert(rows(*range(7)))
+        assert eventually(lambda: len(table.rows()) == 5)
+        threading.Timer(0.1, table.ways[0].open).start()
+        raise KeyError("mine")
+    assert "2 rows not acknowledged" in raised.value.__notes__[0]
+    assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(5, 6)
+    assert table.rows() == rows(*range(5))
+
+
+def test_a_closed_writer_takes_nothing_and_may_be_closed_again() -> None:
+    writer = TableWriter(MemoryTable(), WHO)
+    writer.close()
+    writer.close()
+    for use in (writer.flush, lambda: writer.upsert(row(1)), lambda: writer.delete(1), lambda: writer.upsert(rows(1))):
+        with pytest.raises(StoreClosed, match="The writer was closed"):
+            use()
+
+
+def test_closing_tells_what_was_refused_and_ends_all_the_same() -> None:
+    table = MemoryTable()
+    writer = TableWriter(table, WHO)
+    writer.upsert({"k": "x", "s": ""})
+    writer.upsert(row(1))
+    with pytest.raises(RowsRefused):
+        writer.close()
+    writer.close()
+    assert table.rows() == [row(1)]
+    with pytest.raises(StoreClosed):
+        writer.upsert(row(2))
+
+
+def test_an_interrupted_flush_leaves_the_writer_as_it_is() -> None:
+    table = MemoryTable(way=GatedWay)
+    writer = TableWriter(table, WHO)
+    writer.upsert(row(1))
+    main = threading.get_ident()
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        writer.flush()
+    writer.upsert(row(2))
+    table.ways[0].open()
+    writer.close()
+    assert table.rows() == rows(1, 2)
+
+
+def test_a_forked_child_can_not_use_it_and_does_not_hang() -> None:
+    table = MemoryTable()
+    writer = TableWriter(table, WHO, **PATIENT)
+    writer.upsert(row(1))
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        status = 1
+        try:
+            for use in (writer.flush, lambda: writer.upsert(row(2)), lambda: writer.delete(1)):
+                with pytest.raises(ForkedStore):
+                    use()
+            writer.close()
+            status = 0
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(ended) == 0
+    writer.close()
+    assert table.rows() == [row(1)]
+
+
+class BrokenBucket(MemoryBucket):
+    def submit(self, *_: Any) -> Any:
+        raise RuntimeError("no error of a store")
+
+
+def test_whatever_ends_the_thread_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_type))
+    table = MemoryTable(way=lambda _: BrokenBucket())
+    writer = TableWriter(table, WHO, **FAST)
+    writer.upsert(row(1))
+    with pytest.raises(NotAcknowledged) as raised:
+        writer.flush()
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert [changes.rows.to_pylist() for changes in writer.unacknowledged] == [[row(1)]]
+    with pytest.raises(NotAcknowledged):
+        writer.close()
+    assert shown == [RuntimeError]

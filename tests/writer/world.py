@@ -1,0 +1,369 @@
+"""Lanes and real buckets, with a network between them that does what it is told, and a store that can crash.
+
+One thread, no chance and no clock: whoever drives it decides everything. Each row has a number of its own, so that the
+changelog tells how often it was written.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import kvstore
+from kvstore.errors import (
+    NotAcknowledged,
+    OutOfOrderSequence,
+    StoreError,
+    StoreLocked,
+    UnsupportedOperation,
+    WriterFenced,
+)
+from kvstore.log.writer_state import EXPIRY_MS
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from logformat.changes import Changes
+from logformat.ids import NO_SEQUENCE, Epoch, WriterId, next_sequence
+from logformat.intake import empty
+from tests.support.clocks import SetClock
+from writer.lane import Batch, Errand, Lane, Sending, Timing
+from writer.sequence import Event, State
+from writer.target import Identity
+
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what the disk does is not looked at here
+BUCKETS = 2
+SCHEMA = pa.schema([pa.field("k", pa.int16(), False), pa.field("v", pa.int64()), pa.field("n", pa.int8())])
+KINDS: dict[str, dict[str, Any]] = {
+    "last_row": {},
+    "first_row": {"merge_engine": "first_row"},
+    "versioned": {"merge_engine": kvstore.Versioned("n")},
+    "aggregate": {"merge_engine": kvstore.Aggregate({"n": "sum"}), "delete_behavior": "allow"},
+}
+EVERY_ROW_SHOWS = ("last_row", "aggregate")
+"""Kinds of table in which every upsert makes a change."""
+# The index is committed when the test says so, and what was not is what a crash takes.
+OPTIONS = StoreOptions(segment_bytes_max=1500, commit_wait_ms=10**9, commit_idle_ms=10**9, map_bytes=1 << 30)
+# Time goes by in steps of up to a minute; only after days a lane gives up.
+TIMING = Timing(request_timeout=30.0, delivery_timeout=6 * 24 * 3600.0, backoff_min=1.0, backoff_max=16.0)
+DAMAGES = ("none", "none", "index", "index", "writers lost", "writers stale", "writers corrupt")
+
+Transitions = Counter[tuple[State, Event]]
+
+
+class WatchedLane(Lane):
+    """A lane that tells which transitions it went through."""
+
+    seen: Transitions
+
+    def _happened(self, batch: Batch, event: Event, error: StoreError | None = None, now: float = 0.0) -> None:
+        self.seen[batch.state, event] += 1
+        super()._happened(batch, event, error, now)
+
+
+@dataclass(eq=False)
+class Actor:
+    """An incarnation of a writer: a lane in each bucket."""
+
+    identity: Identity
+    lanes: list[WatchedLane]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    bucket: int
+    lane: WatchedLane
+    sending: Sending
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    request: Request
+    answer: Any
+
+
+@dataclass
+class Ledger:
+    """What was told of each batch."""
+
+    handed: dict[int, Changes] = field(default_factory=dict)
+    acknowledged: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    in_doubt: set[int] = field(default_factory=set)
+    """Rows that a restart may have written twice."""
+
+
+def template(kind: str) -> Path:
+    """A store with an empty table; made once, copied for each example."""
+    if kind not in _templates:
+        path = Path(tempfile.mkdtemp(prefix="kvstore-template-", dir=SCRATCH))
+        with Store(path / "store", OPTIONS) as store:
+            store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS, **KINDS[kind])
+        _templates[kind] = path / "store"
+    return _templates[kind]
+
+
+_templates: dict[str, Path] = {}
+
+
+def remove_templates() -> None:
+    while _templates:
+        shutil.rmtree(_templates.popitem()[1].parent)
+
+
+class World:
+    """See above."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.directory = Path(tempfile.mkdtemp(prefix="kvstore-world-", dir=SCRATCH))
+        self.clock = SetClock(1_000_000_000_000)
+        self.now = 0.0
+        self.ledger = Ledger()
+        self.actors: list[Actor] = []
+        self.requests: list[Request] = []
+        self.replies: list[Reply] = []
+        self.seen: Transitions = Counter()
+        self.locked = False
+        self.expired = False
+        self.spoiled = False
+        """Whether files of writers were damaged on purpose; a check finds those."""
+        self._lives = 0
+        self._fences: dict[int, int] = {}
+        self._eras: list[list[int]] = [[] for _ in range(BUCKETS)]
+        """Offsets at which everybody was forgotten, for each bucket."""
+        self.path = Path(shutil.copytree(template(kind), self.directory / "0"))
+        self._open()
+        buckets = self.table.buckets_of(list(range(40)))
+        self.keys = [[key for key, found in enumerate(buckets) if found == bucket][:6] for bucket in range(BUCKETS)]
+
+    def _open(self) -> None:
+        self.store = Store(self.path, OPTIONS, clock=self.clock)
+        self.table = self.store.table("t")
+        self.buckets = [self.table.bucket(bucket) for bucket in range(BUCKETS)]
+
+    # Writers
+
+    def join(self, name: str | None = None) -> Actor:
+        """A new writer, or a new incarnation of one with a name."""
+        if name is None:
+            identity = Identity(WriterId(self.store.new_writer_id()))
+        else:
+            before = [actor.identity for actor in self.actors if actor.identity.name == name]
+            id = before[-1].writer_id if before else WriterId(100 + len(self.actors))
+            identity = Identity(id, Epoch(len(before) + 1), name)
+            self._fences[id] = identity.epoch
+        nothing = Changes.upserts(empty(SCHEMA))
+        lanes = [WatchedLane(bucket, identity, nothing, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
+        for lane in lanes:
+            lane.seen = self.seen
+        self.actors.append(Actor(identity, lanes))
+        return self.actors[-1]
+
+    def hand_over(self, actor: Actor, bucket: int, changes: Changes) -> None:
+        serial = len(self.ledger.handed)
+        self.ledger.handed[serial] = changes
+        actor.lanes[bucket].add(changes, serial)
+        self.pump()
+
+    def pump(self) -> None:
+        """Every lane does what is to be done now."""
+        for actor in self.actors:
+            for bucket, lane in enumerate(actor.lanes):
+                self._pump(actor, bucket, lane)
+
+    def _pump(self, actor: Actor, bucket: int, lane: WatchedLane) -> None:
+        errand = lane.errand(self.now)
+        if errand is not None:
+            try:
+                lane.errand_done(self._run_errand(errand, actor, bucket))
+            except StoreLocked as error:
+                lane.errand_failed(error, self.now)
+        self.requests += [Request(bucket, lane, sending) for sending in lane.due(self.now)]
+        for settled in lane.settled:
+            if settled.error is None:
+                self.ledger.acknowledged.add(settled.serial)
+            elif not isinstance(settled.error, NotAcknowledged):
+                self.ledger.refused.add(settled.serial)
+        lane.settled = []
+        for restart in lane.restarts:
+            assert actor.identity.name is None
+            self.ledger.in_doubt |= {number for changes in restart.in_doubt for number in numbers_of(changes)}
+        lane.restarts = []
+        if lane.error is not None:
+            self._check_may_be_over(actor, lane.error)
+
+    def _run_errand(self, errand: Errand, actor: Actor, bucket: int) -> int | None:
+        if self.locked:
+            raise StoreLocked("Locked.")
+        if errand is Errand.NEW_ID:
+            return self.store.new_writer_id()
+        return self.buckets[bucket].last_sequence(actor.identity.writer_id)
+
+    def _check_may_be_over(self, actor: Actor, error: StoreError) -> None:
+        if isinstance(error, WriterFenced):
+            assert actor.identity.epoch < self._fences[actor.identity.writer_id]
+        elif isinstance(error, OutOfOrderSequence):
+            assert actor.identity.name is not None
+            assert self.expired
+        else:
+            assert isinstance(error, NotAcknowledged | StoreLocked), error  # it is not known, or it never began
+            assert self.expired
+
+    # The network
+
+    def deliver(self, requests: list[Request], *, lose_answers: bool = False) -> None:
+        """Have requests reach their buckets together; the answers are on their way then."""
+        answers = [(request, self._submit(request)) for request in requests]
+        for request, answer in answers:
+            reply = Reply(request, answer.exception(timeout=30) or answer.result())
+            assert not isinstance(reply.answer, UnsupportedOperation)
+            if not lose_answers:
+                self.replies.append(reply)
+
+    def _submit(self, request: Request) -> Future[Any]:
+        sending = request.sending
+        answer: Future[Any] = Future()
+        try:
+            if self.locked:
+                raise StoreLocked("Locked.")
+            if sending.epoch < self._fences.get(sending.writer_id, 0):
+                raise WriterFenced("Fenced.")  # as Bucket.begin() has it
+            return self.buckets[request.bucket].submit(
+                sending.changes, sending.writer_id, sending.sequence, sending.epoch
+            )
+        except StoreError as error:
+            answer.set_exception(error)
+            return answer
+
+    def receive(self, reply: Reply) -> None:
+        """Have an answer reach its lane."""
+        lane, sending = reply.request.lane, reply.request.sending
+        if isinstance(reply.answer, StoreError):
+            lane.failed(sending, reply.answer, self.now)
+        else:
+            lane.acknowledged(sending, reply.answer)
+        self.pump()
+
+    def carry_everything(self) -> None:
+        """Everything that is on its way arrives."""
+        requests, self.requests = self.requests, []
+        self.deliver(requests)
+        replies, self.replies = self.replies, []
+        for reply in replies:
+            self.receive(reply)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.clock.now += int(seconds * 1000)
+        self.pump()
+
+    # The store
+
+    def flush(self) -> None:
+        self.store.flush()
+
+    def snapshot(self) -> None:
+        self.table.snapshot()
+
+    def crash(self, damage: str) -> None:
+        """Lose the process, and what it had not written; then maybe some files that can be made anew."""
+        self._lives += 1
+        image = Path(shutil.copytree(self.path, self.directory / str(self._lives)))
+        self.store.close()
+        shutil.rmtree(self.path)
+        self.spoiled |= damage.startswith("writers")
+        self.path = image
+        for bucket in sorted((image / "tables").glob("*/*")):
+            harm(bucket, damage)
+        self._open()
+
+    def seven_days_pass(self) -> None:
+        """Everybody without a new batch is forgotten. No request of before comes after it: that is not promised."""
+        self.expired = True
+        self.requests.clear()
+        for bucket, (_, end) in self.table.offsets().items():
+            self._eras[bucket].append(end)
+        self.clock.now += EXPIRY_MS
+        self.now += EXPIRY_MS / 1000
+        self.pump()
+
+    # The end
+
+    def heal(self) -> None:
+        """Everything that is on its way arrives, nothing is lost any more: no lane may wait for ever."""
+        self.locked = False
+        for _ in range(400):
+            while self.requests or self.replies:
+                self.carry_everything()
+            lanes = [lane for actor in self.actors for lane in actor.lanes if lane.error is None and len(lane)]
+            if not lanes:
+                return
+            self.wait(max(0.1, min(lane.wake_at() or 0.0 for lane in lanes) - self.now))
+        raise AssertionError("a lane waits for ever")
+
+    def verify(self) -> None:
+        """What was told is what is there."""
+        self._verify_log()
+        written = Counter(
+            change["v"]
+            for batch in self.table.changelog()
+            for change in batch.select(["_change_type", "v"]).to_pylist()
+            if change["_change_type"] in ("insert", "update_postimage")
+        )
+        ledger = self.ledger
+        for serial, changes in ledger.handed.items():
+            for number in numbers_of(changes):
+                low = serial in ledger.acknowledged and self.kind in EVERY_ROW_SHOWS
+                high = 0 if serial in ledger.refused else 2 if number in ledger.in_doubt else 1
+                assert low <= written[number] <= high, (serial, number, written[number], low, high)
+        findings = self.store.check().findings
+        if self.spoiled:
+            findings = [finding for finding in findings if "writer" not in finding]
+        assert not findings
+
+    def _verify_log(self) -> None:
+        for bucket, (start, end) in self.table.offsets().items():
+            expected, eras = start, list(self._eras[bucket])
+            last: dict[int, int] = {}
+            for found in self.buckets[bucket].log.batches(start, end):
+                header = found.header
+                assert header.base_offset == expected
+                expected += max(1, header.record_count)
+                while eras and header.base_offset >= eras[0]:
+                    del eras[0]
+                    last.clear()
+                assert header.batch_sequence == next_sequence(last.get(header.writer_id, NO_SEQUENCE)), header
+                last[header.writer_id] = header.batch_sequence
+            assert expected == end
+
+    def close(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.directory)
+
+
+def numbers_of(changes: Changes) -> list[int]:
+    return [
+        number
+        for number, deletes in zip(changes.rows.column("v").to_pylist(), changes.is_delete.to_pylist(), strict=True)
+        if not deletes
+    ]
+
+
+def harm(bucket: Path, damage: str) -> None:
+    """Lose or spoil files of a bucket that can be made anew."""
+    if damage == "none":
+        return
+    shutil.rmtree(bucket / "index", ignore_errors=True)  # nobody may have opened the bucket since it was lost last
+    files = sorted((bucket / "log").glob("*.writers"))
+    if files and damage == "writers lost":
+        files[-1].unlink()
+    elif files and damage == "writers stale":
+        files[-1].write_bytes(files[0].read_bytes())
+    elif files and damage == "writers corrupt":
+        files[-1].write_bytes(b"x" + files[-1].read_bytes()[1:])
