@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 REPO ?= .
+JOBS ?= 2
 
 .PHONY: setup demo test test-long bench bench-growth bench-parts lint lock clean
 
@@ -25,7 +26,7 @@ demo: setup
 	$(BIN)/kvstore demo --repo "$(REPO)"
 
 test: setup lint
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not long"
 
 test-long: setup lint
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest

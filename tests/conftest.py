@@ -26,6 +26,38 @@ settings.register_profile("long", settings.get_profile("quick"), max_examples=5_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 OpenStore = Callable[..., kvstore.Store]
+TOLD = "told"
+"""The user property of a test that has lines for the end of the output; reports bring it from where the test ran."""
+LONG_ROOMS = ("spark", "crash", "table", "cli", "store", "logformat")
+"""What takes longest begins first, so that workers end together."""
+SINGLE = "crash"
+"""A room whose tests are spread one by one; those of others go to a worker a file at a time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order tests, and group them for ``-n``: all that need Spark in one, for there is one session in the run."""
+    ranks = {}
+    for item in items:
+        room = item.path.parent.name
+        if item.get_closest_marker("spark"):
+            room = "spark"
+        ranks[item] = LONG_ROOMS.index(room) if room in LONG_ROOMS else len(LONG_ROOMS)
+        if room != SINGLE:
+            item.add_marker(pytest.mark.xdist_group("spark" if room == "spark" else f"{room}-{item.path.stem}"))
+    items.sort(key=ranks.__getitem__)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write what tests told, by name."""
+    reports = [report for some in terminalreporter.stats.values() for report in some]
+    told = {
+        report.nodeid: [line for name, line in report.user_properties if name == TOLD]
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+    }
+    for nodeid in sorted(told):
+        for line in told[nodeid]:
+            terminalreporter.write_line(f"{nodeid.partition('::')[2]}: {line}")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The processes that crash tests share, and what they counted, at the end of the output."""
+"""The processes that crash tests share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import TOLD
 from tests.crash.judges import Judges
 from tests.crash.places import workplace
 from tests.crash.recorder import Recorder
 
-_told = pytest.StashKey[list[str]]()
 Tell = Callable[..., None]
 
 
@@ -49,12 +49,6 @@ def tell(request: pytest.FixtureRequest) -> Tell:
     """Lines for the end of the output."""
 
     def say(*lines: str) -> None:
-        told = request.config.stash.setdefault(_told, [])
-        told += [f"{request.node.name}: {line}" for line in lines]
+        request.node.user_properties += [(TOLD, line) for line in lines]
 
     return say
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line in config.stash.get(_told, []):
-        terminalreporter.write_line(line)

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -139,18 +141,25 @@ except StoreError as error:
 """
 
 
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """Not ``tmp_path``: how many directories pytest makes above that, which are its own, depends on workers."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-test-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
 @pytest.mark.parametrize("case", ["directory", "place", "lock", "name too long"])
-def test_a_store_one_is_not_allowed_to_use_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
-    path = tmp_path / "store"
+def test_a_store_one_is_not_allowed_to_use_is_refused_by_name(open_to_all: Path, case: str) -> None:
+    path = open_to_all / "store"
     filled(path, "t")
     for each in (path, *path.rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
-    forbidden = {"directory": path, "place": tmp_path, "lock": path / "meta/journal/lock.mdb"}.get(case, path)
+    forbidden = {"directory": path, "place": open_to_all, "lock": path / "meta/journal/lock.mdb"}.get(case, path)
     allowed = forbidden.stat().st_mode
     forbidden.chmod({"directory": 0o000, "place": 0o555, "lock": 0o444}.get(case, 0o755))
-    target = {"place": tmp_path / "new", "name too long": tmp_path / ("x" * 300)}.get(case, path)
+    target = {"place": open_to_all / "new", "name too long": open_to_all / ("x" * 300)}.get(case, path)
     try:
         for arguments in ([], ["read-only"]):
             command = [sys.executable, "-c", AS_ORDINARY_USER, target, *arguments]
