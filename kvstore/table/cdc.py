@@ -16,7 +16,7 @@ _OF_LOST = np.array([ChangeType.DELETE, ChangeType.UPDATE_PREIMAGE], np.uint8)
 
 def records_of(
     merged: Merged, order: np.ndarray, *, preimages: bool = True, inserts: bool = True
-) -> tuple[np.ndarray, pa.RecordBatch]:
+) -> tuple[np.ndarray, pa.RecordBatch, np.ndarray]:
     """Change records of one batch of operations.
 
     An operation leaves ``+I`` where there was no row, ``-D`` where there is none any more, ``-U`` and ``+U`` where one
@@ -28,7 +28,8 @@ def records_of(
         inserts: Whether there is ``+I``; else it is ``+U`` too.
 
     Returns:
-        Byte codes (uint8) of :class:`ChangeType`, and as many rows.
+        Byte codes (uint8) of :class:`ChangeType`, and as many rows; and for each operation, as they came, how many
+        there are up to it, its own included.
     """
     before, after = np.empty_like(merged.before), np.empty_like(merged.after)
     before[order], after[order] = merged.before, merged.after
@@ -48,4 +49,4 @@ def records_of(
     change_types[lost_at] = _OF_LOST[changed[lost].view(np.uint8)]
     places = np.empty(total, np.int64)
     places[gained_at], places[lost_at] = after[gained], before[lost]
-    return change_types, pick(merged.pool, places)
+    return change_types, pick(merged.pool, places), ends

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import lmdb
 
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData, InvalidRequest, LogFailed, StoreClosed, StoreError, StoreFull, WriterRejected
+from kvstore.errors import CorruptData, LogFailed, StoreClosed, StoreError, StoreFull
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
@@ -264,12 +264,7 @@ class Committer:
 
     def _apply(self, group: Sequence[Request]) -> Outcomes:
         is_first = not self._path.index.writing
-        outcomes: Outcomes = []
-        for request in group:
-            try:
-                outcomes.append((request, self._path.apply(request)))
-            except (InvalidRequest, WriterRejected) as error:
-                outcomes.append((request, error))
+        outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
         batches = [done.batch for _, done in outcomes if isinstance(done, Applied) and done.batch is not None]
         if batches:
             self._path.log.append(batches, durable=self._options.durability == "sync")
