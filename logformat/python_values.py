@@ -66,8 +66,8 @@ def _floats(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Arra
     """A float is the nearest there is but never infinite for that; an integer is there only as it is."""
     whole = any(issubclass(kind, (int, np.integer)) for kind in kinds)
     wide = pa.array([None if value is None else float(value) for value in values] if whole else values, pa.float64())
-    column = wide.cast(stored, safe=False)
-    if stored != wide.type and not pc.is_inf(column).equals(pc.is_inf(wide)):
+    column = wide if stored == wide.type else wide.cast(stored, safe=False)
+    if column is not wide and not pc.is_inf(column).equals(pc.is_inf(wide)):
         raise SchemaMismatch("A number is too large for the column.")
     if whole:
         for value, found in zip(values, column.to_pylist(), strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from typing import TypeAlias
 
@@ -106,7 +107,7 @@ class WritePath:
         outcomes: list[Outcome] = []
         while rest := requests[len(outcomes) :]:
             now_ms = self._now_ms()
-            count = beginning(rest, self._replaces, lambda request: self._seen(request, now_ms) is None)
+            count = beginning(rest, self._replaces, partial(self._is_new, now_ms))
             if count > 1:
                 try:
                     outcomes += map(_applied, self._replace(rest[:count], now_ms))
@@ -209,6 +210,9 @@ class WritePath:
             request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
         )
 
+    def _is_new(self, now_ms: int, request: Request) -> bool:
+        return self._seen(request, now_ms) is None
+
     def _replaces(self, request: Request) -> bool:
         """Whether its rows take the place of those stored, whatever these are."""
         options = self.definition.options
@@ -231,7 +235,7 @@ class WritePath:
     def _replace(self, requests: Sequence[Request], timestamp: int) -> list[EncodedBatch]:
         """Whole rows that replace those stored: what each key has in the end is known without these."""
         request = joined(requests, self._layout)
-        grouping, incoming = request.grouping, request.changes.rows
+        grouping, incoming = request.grouping, filled(request.changes.rows, self.definition.schema)
         assert grouping is not None
         is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
         lasts = grouping.order[grouping.lasts]

@@ -31,6 +31,7 @@ from kvstore.options import StoreOptions
 from kvstore.table.apply import Applied, WritePath
 from kvstore.table.request import Request
 from kvstore.table.results import AppendResult
+from kvstore.table.sizes import bytes_of
 from logformat.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
@@ -167,7 +168,7 @@ class Committer:
         waiting = 0
         while isinstance(item, Request):
             group.append(item)
-            waiting += item.changes.rows.nbytes
+            waiting += bytes_of(item.changes.rows)
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
             item = None if full or self._queue.empty() else self._queue.get()
         self._in_hand = [*group, item] if item is not None else [*group]

@@ -42,15 +42,13 @@ def beginning(requests: Iterable[Request], fits: Callable[[Request], bool], is_n
 
 
 def joined(requests: Sequence[Request], layout: TableLayout) -> Request:
-    """The operations of requests as one request of the current schema, which nobody awaits."""
-    parts = [filled(request.changes.rows, layout.schema) for request in requests]
+    """The operations of requests, whose rows are stored as they come, as one request; nobody awaits it."""
     if len(requests) == 1:
-        rows, is_delete, grouping = parts[0], requests[0].changes.is_delete, requests[0].grouping
-    else:
-        rows = pa.concat_batches(parts)
-        is_delete = pa.concat_arrays([request.changes.is_delete for request in requests])
-        grouping = group(layout.encode_keys(rows))
-    return Request(Changes(rows, is_delete), NO_WRITER, NO_SEQUENCE, Epoch(0), grouping)
+        return requests[0]
+    rows = pa.concat_batches([filled(request.changes.rows, layout.schema) for request in requests])
+    is_delete = pa.concat_arrays([request.changes.is_delete for request in requests])
+    grouping = group(layout.encode_keys(rows))
+    return Request(Changes(rows, is_delete), NO_WRITER, NO_SEQUENCE, Epoch(0), grouping, overwrite=True)
 
 
 def _is_next(request: Request, before: Request | None, is_new: Callable[[Request], bool]) -> bool:

@@ -124,6 +124,7 @@ def records_at_most(limit: int) -> Iterator[None]:
             {"delete_behavior": "ignore"},
             {"delete_behavior": "disable"},
             {"merge_engine": "first_row"},
+            {"merge_engine": "first_row", "changelog_image": "wal"},
             {"merge_engine": kvstore.Aggregate({"n": "sum", "s": "last_value"})},
             {"skip_identical_updates": True},
         ]
