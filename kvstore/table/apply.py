@@ -306,7 +306,7 @@ class WritePath:
         grouping = request.grouping
         return Operations(
             pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
-            stored=np.where(there, np.cumsum(there) - 1, -1),
+            stored=np.where(there, there.cumsum() - 1, -1),
             order=grouping.order,
             starts=grouping.starts,
             lasts=grouping.lasts,
