@@ -38,6 +38,8 @@ Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
+GATHER_SECONDS = 0.0005
+"""How long, at most, one more request is waited for while a group is smaller than the last one was."""
 READER_CHECK_SECONDS = 60.0
 
 
@@ -84,6 +86,7 @@ class Committer:
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
         self._in_hand: list[Request | _Flush] = []
+        self._together = 1
         self._applied_first = self._applied_last = self._commit_seconds = 0.0
         self._readers_checked = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
@@ -170,15 +173,23 @@ class Committer:
             group.append(item)
             waiting += bytes_of(item.changes.rows)
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
-            item = None if full or self._queue.empty() else self._queue.get()
+            item = None if full else self._another(len(group))
         self._in_hand = [*group, item] if item is not None else [*group]
         if group:
+            self._together = len(group)
             self._commit_group(group)
         if item is not None:
             return self._answer_flush(item)
         if self._due():
             self._commit_in_time()
         return True
+
+    def _another(self, there: int) -> Request | _Flush | None:
+        """What comes next of what waits; those answered last are likely to come again at once, so they are awaited."""
+        try:
+            return self._queue.get(timeout=GATHER_SECONDS if there < self._together else 0.0)
+        except queue.Empty:
+            return None
 
     def _next(self) -> Request | _Flush | None:
         deadline = self._deadline()
