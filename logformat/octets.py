@@ -56,7 +56,7 @@ class Octets:
     def from_list(cls, strings: Sequence[bytes]) -> Octets:
         """A list of byte strings."""
         offsets = np.zeros(len(strings) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
+        np.fromiter(map(len, strings), np.int64, len(strings)).cumsum(out=offsets[1:])
         return cls(np.frombuffer(b"".join(strings), np.uint8), offsets)
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ def join(*columns: Octets) -> Octets:
 def word_padding(lengths: np.ndarray) -> Octets:
     """For strings of these lengths, the zeros up to the next whole word."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(-lengths % WORD, out=offsets[1:])
+    (-lengths & (WORD - 1)).cumsum(out=offsets[1:])
     return Octets(np.zeros(offsets[-1], np.uint8), offsets)
 
 

@@ -137,7 +137,7 @@ def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:
     if not len(lengths):
         return np.zeros(0, np.uint64)
     shortest, longest = int(lengths.min()), int(lengths.max())
-    if shortest < WORD or (lengths % WORD).any():
+    if shortest < WORD or (lengths & (WORD - 1)).any():
         raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=shortest)
     flat, starts = values.flat[: values.offsets[-1]], values.offsets[:-1] // WORD
     words = flat.view("<u8")
