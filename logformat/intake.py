@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from logformat.arrow_values import as_type, nulls_within
 from logformat.errors import InvalidRequest, SchemaMismatch
-from logformat.python_values import MISFITS, column_of
+from logformat.python_values import FEW, MISFITS, column_of, few_rows
 
 Data = Any
 """A dict, a list of dicts, or anything that speaks the Arrow PyCapsule interface."""
@@ -97,12 +97,14 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Recor
     for row in rows:
         if row.keys() != wanted:
             _check_names(list(row), schema)
-    columns = []
-    for field in schema:
-        name = field.name
-        with _MisfitsOf(field):
-            columns.append(column_of([row[name] for row in rows], field.type))
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    batch = few_rows(rows, schema) if len(rows) <= FEW else None
+    if batch is None:
+        columns = []
+        for field in schema:
+            name = field.name
+            with _MisfitsOf(field):
+                columns.append(column_of([row[name] for row in rows], field.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     _check_nulls(batch, schema, None)
     return batch
 
