@@ -39,6 +39,7 @@ test-long: setup lint
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.small
 
 bench-growth: .venv/bench
 	$(BIN)/python -m benchmarks.growth

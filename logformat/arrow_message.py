@@ -27,6 +27,8 @@ _OPTIONS = {compression: pa.ipc.IpcWriteOptions(compression=compression) for com
 
 def encode(rows: pa.RecordBatch, compression: Compression = None) -> pa.Buffer:
     """The message for one record batch."""
+    if compression is None:
+        return rows.serialize()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS[compression]) as stream:
         stream.write_batch(rows)

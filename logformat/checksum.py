@@ -83,6 +83,8 @@ def _sums(words: np.ndarray, starts: np.ndarray | None, weights: _Weights) -> np
         return matrix_sums
     if not len(starts):
         return np.zeros(0, np.uint64)
+    if len(starts) == 1:
+        return _sums(words.reshape(1, len(words)), None, weights)
     lengths = np.empty_like(starts)
     lengths[:-1], lengths[-1] = starts[1:] - starts[:-1], len(words) - starts[-1]
     place = np.arange(len(words)) - starts.repeat(lengths)

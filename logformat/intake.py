@@ -9,7 +9,6 @@ narrower type, as it was written for. Whatever does not fit is a SchemaMismatch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from logformat.arrow_values import as_type, nulls_within
 from logformat.errors import InvalidRequest, SchemaMismatch
-from logformat.python_values import MISFITS, column_of
+from logformat.python_values import FEW, MISFITS, column_of, few_rows
 
 Data = Any
 """A dict, a list of dicts, or anything that speaks the Arrow PyCapsule interface."""
@@ -83,7 +82,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | 
             batch = batch.select(schema.names)
         columns = []
         for column, field in zip(batch.columns, schema, strict=True):
-            with _misfits_of(field):
+            with _MisfitsOf(field):
                 columns.append(as_type(column, field.type))
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     _check_nulls(batch, schema, not_null)
@@ -98,12 +97,14 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Recor
     for row in rows:
         if row.keys() != wanted:
             _check_names(list(row), schema)
-    columns = []
-    for field in schema:
-        name = field.name
-        with _misfits_of(field):
-            columns.append(column_of([row[name] for row in rows], field.type))
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    batch = few_rows(rows, schema) if len(rows) <= FEW else None
+    if batch is None:
+        columns = []
+        for field in schema:
+            name = field.name
+            with _MisfitsOf(field):
+                columns.append(column_of([row[name] for row in rows], field.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     _check_nulls(batch, schema, None)
     return batch
 
@@ -156,18 +157,21 @@ def _key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-@contextmanager
-def _misfits_of(field: pa.Field) -> Iterator[None]:
+class _MisfitsOf:
     """Whatever goes wrong with the values of a column as an error that names it."""
-    try:
-        yield
-    except InvalidRequest as error:
-        facts = {**error.where, "column": field.name, "expected": field.type}
-        raise SchemaMismatch(error.message, **facts) from error
-    except MISFITS as error:
-        raise SchemaMismatch(
-            "A value does not fit the column's type.", column=field.name, expected=field.type, reason=str(error)
-        ) from error
+
+    def __init__(self, field: pa.Field) -> None:
+        self._field = field
+
+    def __enter__(self) -> None:
+        """Nothing went wrong yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        facts = {"column": self._field.name, "expected": self._field.type} if error else {}
+        if isinstance(error, InvalidRequest):
+            raise SchemaMismatch(error.message, **{**error.where, **facts}) from error
+        if isinstance(error, MISFITS):
+            raise SchemaMismatch("A value does not fit the column's type.", **facts, reason=str(error)) from error
 
 
 def _check_names(given: Sequence[str], schema: pa.Schema) -> None:

@@ -62,8 +62,11 @@ class KeyCodec:
     def encode_prefix(self, columns: Sequence[pa.Array]) -> Octets:
         """Code of the first columns of keys: what every key with these values begins with."""
         if not any(is_variable(column.type) for column in columns):
-            first = np.full((len(columns[0]), len(ROW)), ROW[0], np.uint8)
-            return Octets.from_matrix(np.concatenate([first, *map(_encode_fixed, columns)], axis=1))
+            codes = [_encode_fixed(column) for column in columns]
+            matrix = np.empty((len(columns[0]), len(ROW) + sum(code.shape[1] for code in codes)), np.uint8)
+            matrix[:, 0] = ROW[0]
+            np.concatenate(codes, axis=1, out=matrix[:, len(ROW) :])
+            return Octets.from_matrix(matrix)
         parts = (
             _encode_variable(column)
             if is_variable(column.type)

@@ -1,6 +1,6 @@
 """Columns of byte strings: how keys and rows travel between Arrow, numpy and lists of bytes.
 
-Nothing here loops over rows in Python.
+Nothing here loops over rows in Python. A single string needs no Arrow, whose calls cost as much as for hundreds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Octets:
     def from_list(cls, strings: Sequence[bytes]) -> Octets:
         """A list of byte strings."""
         offsets = np.zeros(len(strings) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
+        np.fromiter(map(len, strings), np.int64, len(strings)).cumsum(out=offsets[1:])
         return cls(np.frombuffer(b"".join(strings), np.uint8), offsets)
 
     def __len__(self) -> int:
@@ -74,7 +74,8 @@ class Octets:
 
     def without_empty(self) -> Octets:
         """Those that have any bytes."""
-        return Octets(self.flat, np.append(self.offsets[:-1][self.lengths > 0], self.offsets[-1]))
+        there = self.lengths > 0
+        return self if there.all() else Octets(self.flat, np.append(self.offsets[:-1][there], self.offsets[-1]))
 
     def to_arrow(self) -> pa.BinaryArray:
         """A ``binary`` column; no copy of the bytes.
@@ -90,7 +91,9 @@ class Octets:
     def to_list(self) -> list[bytes]:
         """The strings, each an object of its own: the form LMDB takes."""
         strings: list[bytes]
-        if self.width is not None:
+        if len(self) == 1:
+            strings = [self.flat[self.offsets[0] : self.offsets[1]].tobytes()]
+        elif self.width is not None:
             strings = self.matrix().view(f"V{self.width}").reshape(len(self)).tolist()
         else:
             strings = self.to_arrow().to_numpy(zero_copy_only=False).tolist()
@@ -116,12 +119,14 @@ class Octets:
                 matrix = np.zeros((len(self), self.width + padding), np.uint8)
                 matrix[:, : self.width] = self.matrix()
             return matrix.view("<u8"), None
-        padded = Octets.from_arrow(join(self.to_arrow(), word_padding(self.lengths)))
+        padded = join(self, word_padding(self.lengths))
         return padded.flat[: padded.offsets[-1]].view("<u8"), padded.offsets[:-1] // WORD
 
 
 def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryArray:
     """Column of ``flat[start:end]``; ranges lie in order and do not overlap."""
+    if len(starts) == 1:
+        return _one(flat[starts[0] : ends[0]]).to_arrow()
     # The gaps between the ranges become strings of their own, which the take leaves behind.
     bounds = np.zeros(2 * len(starts) + 1, np.int64)
     bounds[0:-1:2], bounds[1::2] = starts, ends
@@ -129,14 +134,19 @@ def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryA
     return Octets(flat, bounds).to_arrow().take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
-def join(*columns: pa.Array) -> pa.BinaryArray:
-    """Row by row, the byte strings of ``binary`` columns one behind the other."""
-    return pc.binary_join_element_wise(*columns, EMPTY)
+def join(*columns: Octets) -> Octets:
+    """Row by row, the byte strings of columns one behind the other."""
+    if len(columns[0]) == 1:
+        return _one(np.concatenate([column.flat[column.offsets[0] : column.offsets[1]] for column in columns]))
+    return Octets.from_arrow(pc.binary_join_element_wise(*(column.to_arrow() for column in columns), EMPTY))
 
 
-def word_padding(lengths: np.ndarray) -> pa.BinaryArray:
+def word_padding(lengths: np.ndarray) -> Octets:
     """For strings of these lengths, the zeros up to the next whole word."""
-    return _PADDINGS.take(pa.array(-lengths % WORD))
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    (-lengths & (WORD - 1)).cumsum(out=offsets[1:])
+    return Octets(np.zeros(offsets[-1], np.uint8), offsets)
 
 
-_PADDINGS = pa.array([bytes(n) for n in range(WORD)], _BINARY)
+def _one(string: np.ndarray) -> Octets:
+    return Octets(string, np.array([0, len(string)]))

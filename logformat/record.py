@@ -9,6 +9,7 @@ zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class RecordCodec:
         heads = Octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
         if not variable:
             return heads
-        return Octets.from_arrow(octets.join(heads.to_arrow(), *(column.to_arrow() for column in variable)))
+        return octets.join(heads, *variable)
 
     def decode(
         self, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: Iterable[int] | None = None
@@ -89,8 +90,8 @@ class RecordCodec:
         if (fixed_ends > ends).any():
             raise CorruptData("A stored record is cut short; run `kvstore check`.")
         rows = len(starts)
-        if rows and starts[0] + rows * size == ends[-1]:
-            fixed = np.frombuffer(flat, self.dtype, rows, int(starts[0]))  # nothing but fixed parts
+        if rows == 1 or (rows and starts[0] + rows * size == ends[-1]):
+            fixed = np.frombuffer(flat, self.dtype, rows, int(starts[0]))  # one, or nothing but fixed parts
         elif rows and self._aligned:
             words = flat[: ends[-1]].view("<u8")
             places = (starts // WORD)[:, None] + np.arange(self._in_words.itemsize // WORD)
@@ -122,6 +123,7 @@ def _resized(dtype: np.dtype, size: int) -> np.dtype:
     return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
 
 
+@cache
 def _dtype(kind: pa.DataType) -> np.dtype:
     width = fixed_width(kind)
     return np.dtype(f"<u{width}" if width in (1, 2, 4, 8) else f"V{width}")
@@ -215,7 +217,7 @@ def _encode_list(column: pa.ListArray) -> Octets:
         Octets(ends.view(np.uint8), bounds * 4),
         Octets(elements.flat, elements.offsets[bounds]),
     )
-    return Octets.from_arrow(octets.join(*(part.to_arrow() for part in parts)))
+    return octets.join(*parts)
 
 
 def _decode_list(

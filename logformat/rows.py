@@ -58,8 +58,7 @@ class RowCodec:
         lengths = np.full(len(fixed), fixed.itemsize)
         for column in variable:
             lengths += column.lengths
-        parts = [heads.to_arrow(), *(column.to_arrow() for column in variable)]
-        joined = Octets.from_arrow(octets.join(*parts, octets.word_padding(lengths)))
+        joined = octets.join(heads, *variable, octets.word_padding(lengths))
         flat, starts = joined.flat[: joined.offsets[-1]].copy(), joined.offsets[:-1] // WORD
         hashes = mix(key_sums + value_sums(flat.view("<u8"), starts))
         flat.view("<u4")[2 * starts] = hashes & _LOW
@@ -138,7 +137,7 @@ def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:
     if not len(lengths):
         return np.zeros(0, np.uint64)
     shortest, longest = int(lengths.min()), int(lengths.max())
-    if shortest < WORD or (lengths % WORD).any():
+    if shortest < WORD or (lengths & (WORD - 1)).any():
         raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=shortest)
     flat, starts = values.flat[: values.offsets[-1]], values.offsets[:-1] // WORD
     words = flat.view("<u8")

@@ -1,5 +1,6 @@
 """The write path of one bucket: writer state, index (new rows in, old rows out), merge, change records, log.
 
+* Requests of a group take effect one after the other, also where one pass over the index serves several.
 * Whatever can be wrong with a request is found before anything of it is put anywhere.
 * The index holds what the log holds, up to ``applied_offset``; what is not committed can be replayed from the log.
 * Used by the bucket's committer only, and under its lock.
@@ -7,8 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
+from typing import TypeAlias
 
 import lmdb
 import numpy as np
@@ -16,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.clock import Clock
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
 from kvstore.log.log import EncodedBatch, Log
 from kvstore.log.segments import LogFiles
@@ -25,6 +29,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.table import cdc
 from kvstore.table.automatic import Ids, next_count_after, numbered
+from kvstore.table.joined import beginning, joined
 from kvstore.table.layout import layout_of
 from kvstore.table.pick import pick
 from kvstore.table.request import Request, group
@@ -38,6 +43,7 @@ from logformat.ids import Offset, SchemaId
 from logformat.index_state import IndexState
 from logformat.octets import Octets
 from logformat.rows import verified
+from logformat.writer_entry import RememberedBatch
 from merge_engines.engine import Merged, MergeEngine, Operations
 from merge_engines.last_row import LastRow
 
@@ -60,6 +66,10 @@ class Applied:
 
     result: AppendResult
     batch: EncodedBatch | None
+
+
+Outcome: TypeAlias = Applied | InvalidRequest | WriterRejected
+"""What came of a request, or why it was refused; then nothing of it was written."""
 
 
 class WritePath:
@@ -96,6 +106,30 @@ class WritePath:
         """Whether the bucket has its batch of a commit."""
         return self._writers.has(commit.writer_id, commit.sequence)
 
+    def apply_all(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Apply requests one after the other, as :meth:`apply` does; small ones in one pass where that is the same.
+
+        Raises:
+            CorruptData: A stored row is damaged; :meth:`restore` the index.
+            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+        """
+        outcomes: list[Outcome] = []
+        while rest := requests[len(outcomes) :]:
+            now_ms = self._now_ms()
+            count = beginning(rest, self._replaces, partial(self._is_new, now_ms))
+            if count > 1:
+                try:
+                    outcomes += map(_applied, self._replace(rest[:count], now_ms))
+                    continue
+                except InvalidRequest:
+                    pass  # of one of them; the others are to be applied
+            for request in rest[: max(count, 1)]:
+                try:
+                    outcomes.append(self.apply(request))
+                except (InvalidRequest, WriterRejected) as error:
+                    outcomes.append(error)
+        return outcomes
+
     def apply(self, request: Request, *, decided: bool = False) -> Applied:
         """Apply a request to the index and encode its batch, which is appended later.
 
@@ -105,24 +139,15 @@ class WritePath:
         Raises:
             OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
             InvalidRequest: Its content is refused. Nothing was changed.
-            CorruptData: A stored row is damaged. Nothing was changed.
+            CorruptData: A stored row is damaged; :meth:`restore` the index.
             lmdb.Error: The index is full, or worse; :meth:`restore` it.
         """
-        timestamp = max(self._state.last_timestamp, self._clock.now_ms())
-        if not decided:
-            self.named.check(request.writer_id, request.writer_epoch)
-        seen = self._writers.check(
-            request.writer_id,
-            request.sequence,
-            request.writer_epoch,
-            now_ms=timestamp,
-            last_offset=Offset(self._state.applied_offset + max(len(request.changes) - 1, 0)),
-        )
+        timestamp = self._now_ms()
+        seen = self._seen(request, timestamp, decided=decided)
         if seen is not None:
             return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
         encoded = self._append_rows(request, timestamp) if request.grouping is None else self._merge(request, timestamp)
-        result = AppendResult(encoded.base_offset, Offset(encoded.next_offset - 1), False, timestamp)
-        return Applied(result, encoded)
+        return _applied(encoded)
 
     def commit(self) -> None:
         """Make log and index durable, both up to the same offset.
@@ -177,7 +202,7 @@ class WritePath:
         batch = decode_batch(data, self.definition.schema_of(header.schema_id), validate=False)
         has_key = self.definition.primary_key is not None
         effect = self._replay_rows(batch) if has_key else _Effect(batch.record_count)
-        self._note(batch, effect)
+        self._note([batch], effect)
         # What is not durable is not much, and a sync may be what failed.
         if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batch.next_offset <= self.log.durable.offset:
             self._commit_index()
@@ -187,26 +212,45 @@ class WritePath:
         self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
         self.index.commit(self._state)
 
+    def _now_ms(self) -> int:
+        return max(self._state.last_timestamp, self._clock.now_ms())
+
+    def _seen(self, request: Request, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
+        """See :meth:`TableWriters.check` and :meth:`WriterStates.check`."""
+        if not decided:
+            self.named.check(request.writer_id, request.writer_epoch)
+        last_offset = Offset(self._state.applied_offset + max(len(request.changes) - 1, 0))
+        return self._writers.check(
+            request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
+        )
+
+    def _is_new(self, now_ms: int, request: Request) -> bool:
+        return self._seen(request, now_ms) is None
+
+    def _replaces(self, request: Request) -> bool:
+        """Whether its rows take the place of those stored, whatever these are."""
+        options = self.definition.options
+        is_whole = request.grouping is not None and request.targets is None and options.auto_increment is None
+        return is_whole and isinstance(self._engine_of(request), LastRow) and not options.skip_identical_updates
+
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
         rows = filled(request.changes.rows, self.definition.schema)
         batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
         encoded = self._encoded(batch)
-        self._note(batch, _Effect(rows.num_rows))
+        self._note([batch], _Effect(rows.num_rows))
         return encoded
 
     def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
-        options = self.definition.options
-        incoming = filled(request.changes.rows, self.definition.schema)
-        engine = self._engine_of(request)
-        whole = isinstance(engine, LastRow) and request.targets is None and options.auto_increment is None
-        if whole and not options.skip_identical_updates:
-            return self._replace(request, incoming, timestamp)
-        return self._merge_stored(request, engine, incoming, timestamp)
+        if self._replaces(request):
+            (encoded,) = self._replace([request], timestamp)
+            return encoded
+        return self._merge_stored(request, timestamp)
 
-    def _replace(self, request: Request, incoming: pa.RecordBatch, timestamp: int) -> EncodedBatch:
+    def _replace(self, requests: Sequence[Request], timestamp: int) -> list[EncodedBatch]:
         """Whole rows that replace those stored: what each key has in the end is known without these."""
-        assert request.grouping is not None
-        grouping = request.grouping
+        request = joined(requests, self._layout)
+        grouping, incoming = request.grouping, filled(request.changes.rows, self.definition.schema)
+        assert grouping is not None
         is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
         lasts = grouping.order[grouping.lasts]
         exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, self.definition.schema_id)
@@ -216,37 +260,37 @@ class WritePath:
                 keys_of = pick(incoming, grouping.order[grouping.starts[there]])
                 old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
                 operations = self._operations(request, exchanged.there, old_rows, incoming)
-                change_types, rows = self._records(request, OVERWRITE.merge(operations))
+                change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
             else:
                 # Every upsert is an update that nobody is told the row before of.
                 old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
                 change_types, rows = np.full(len(is_delete), ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
-            batch = self._batch(request, timestamp, rows, change_types)
-            encoded = self._encoded(batch)
+                ends = np.arange(1, len(is_delete) + 1)
+            batches = self._batches(requests, timestamp, rows, change_types, ends)
+            encoded = list(map(self._encoded, batches))
         except InvalidRequest:
             self._put_back(exchanged)
             raise
-        self._note(batch, exchanged.effect(old_hashes))
+        self._note(batches, exchanged.effect(old_hashes))
         return encoded
 
-    def _merge_stored(
-        self, request: Request, engine: MergeEngine, incoming: pa.RecordBatch, timestamp: int
-    ) -> EncodedBatch:
+    def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
         """Operations whose result depends on the stored rows; the index is changed once everything else is done."""
         assert request.grouping is not None
         grouping, options = request.grouping, self.definition.options
+        incoming = filled(request.changes.rows, self.definition.schema)
         listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
         values = Octets.from_list(self.index.get(listed))
         there = values.lengths > 0
         keys_of = pick(incoming, grouping.order[grouping.starts[there]])
         old_rows, old_hashes = self._layout.decode(values.without_empty(), sums[there], keys_of)
         operations = self._operations(request, there, old_rows, incoming)
-        merged = engine.merge(operations)
+        merged = self._engine_of(request).merge(operations)
         if options.auto_increment is not None:
             merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
         if options.skip_identical_updates:
             merged = self._without_identical(merged, operations)
-        change_types, rows = self._records(request, merged)
+        change_types, rows, _ = self._records(request, merged)
         batch = self._batch(request, timestamp, rows, change_types)
         encoded = self._encoded(batch)
         final = merged.after[grouping.lasts]
@@ -259,7 +303,7 @@ class WritePath:
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
         gone = old_hashes[changed[there]]
         digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
-        self._note(batch, _Effect(added, digest))
+        self._note([batch], _Effect(added, digest))
         return encoded
 
     def _engine_of(self, request: Request) -> MergeEngine:
@@ -276,7 +320,7 @@ class WritePath:
         grouping = request.grouping
         return Operations(
             pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
-            stored=np.where(there, np.cumsum(there) - 1, -1),
+            stored=np.where(there, there.cumsum() - 1, -1),
             order=grouping.order,
             starts=grouping.starts,
             lasts=grouping.lasts,
@@ -286,7 +330,8 @@ class WritePath:
             automatic=self.definition.options.auto_increment,
         )
 
-    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch]:
+    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch, np.ndarray]:
+        """See :func:`cdc.records_of`."""
         assert request.grouping is not None
         options = self.definition.options
         # Without preimages and without a look at the row before, there is nothing to tell an insert by.
@@ -349,6 +394,32 @@ class WritePath:
         self.index.replace(list(compress(exchanged.keys, there)), list(filter(None, exchanged.old)))
         self.index.remove([key for key, was_there in zip(exchanged.keys, there, strict=True) if not was_there])
 
+    def _batches(
+        self,
+        requests: Sequence[Request],
+        timestamp: int,
+        rows: pa.RecordBatch,
+        change_types: np.ndarray,
+        ends: np.ndarray,
+    ) -> list[LogBatch]:
+        """For each request a batch of its change records.
+
+        Args:
+            ends: How many records there are up to each of all their operations, inclusive.
+        """
+        batches: list[LogBatch] = []
+        operations = first = 0
+        for request in requests:
+            operations += len(request.changes)
+            last = int(ends[operations - 1]) if operations else 0
+            its_rows = rows if len(requests) == 1 else rows.slice(first, last - first)
+            batch = self._batch(request, timestamp, its_rows, change_types[first:last])
+            if batches:
+                batch.base_offset = batches[-1].next_offset
+            batches.append(batch)
+            first = last
+        return batches
+
     def _batch(
         self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
     ) -> LogBatch:
@@ -377,18 +448,20 @@ class WritePath:
         pieces = encode_parts(batch, compression=None if small else self.definition.options.compression)
         return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
 
-    def _note(self, header: LogBatch, effect: _Effect) -> None:
-        """A batch is in the index, but for its writer and how far the index is."""
+    def _note(self, batches: Sequence[LogBatch], effect: _Effect) -> None:
+        """Batches are in the index, but for their writers and how far the index is."""
         self.index.begin()
-        for writer_id, entry in self._writers.remember(header).items():
-            self.index.put_writer(writer_id, entry)
+        for batch in batches:
+            for writer_id, entry in self._writers.remember(batch).items():
+                self.index.put_writer(writer_id, entry)
+        last = batches[-1]
         self._state = replace(
             self._state,
-            applied_offset=header.next_offset,
-            last_timestamp=header.commit_timestamp,
+            applied_offset=last.next_offset,
+            last_timestamp=last.commit_timestamp,
             row_count=self._state.row_count + effect.added_rows,
             digest=(self._state.digest + effect.digest) % 2**64,
-            next_count=self._next_count(header),
+            next_count=self._next_count(last),
         )
 
     @property
@@ -405,6 +478,11 @@ class WritePath:
         with self.index.view() as view:
             self._state = view.state()
             self._writers = WriterStates(view.writers())
+
+
+def _applied(encoded: EncodedBatch) -> Applied:
+    result = AppendResult(encoded.base_offset, Offset(encoded.next_offset - 1), False, encoded.timestamp)
+    return Applied(result, encoded)
 
 
 @dataclass(frozen=True, slots=True)

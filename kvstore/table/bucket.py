@@ -17,6 +17,7 @@ from kvstore.table.layout import layout_of
 from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
 from kvstore.table.rules import OVERWRITE, engine_of_table
+from kvstore.table.sizes import bytes_of
 from kvstore.table.spread import buckets_of_rows
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import filled, schema_given, selected, targets_of
@@ -194,13 +195,13 @@ def request_of(
     Raises:
         InvalidRequest: They are too large, or the table takes no deletes.
     """
-    if changes.rows.nbytes > ROWS_BYTES_MAX:
-        raise InvalidRequest(
-            f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=changes.rows.nbytes
-        )
+    if (size := bytes_of(changes.rows)) > ROWS_BYTES_MAX:
+        raise InvalidRequest(f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=size)
     if not overwrite:
         changes = _deletes_allowed(changes, definition)
-    changes = Changes(filled(changes.rows, definition.schema), changes.is_delete)
+    rows = filled(changes.rows, definition.schema)
+    if rows is not changes.rows:
+        changes = Changes(rows, changes.is_delete)
     if definition.primary_key is None:
         if changes.is_delete.true_count:
             raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")

@@ -9,14 +9,15 @@ from kvstore.table.pick import pick
 from logformat.change import ChangeType
 from merge_engines.engine import Merged
 
-_OF_GAINED = np.array([ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE], np.uint8)
-_OF_LOST = np.array([ChangeType.DELETE, ChangeType.UPDATE_PREIMAGE], np.uint8)
-"""What a row gained or lost is, by whether it is part of an update."""
+_UPDATE = [ChangeType.UPDATE_PREIMAGE, ChangeType.UPDATE_POSTIMAGE]
+_WITH_INSERTS = np.array([[ChangeType.DELETE, ChangeType.INSERT], _UPDATE], np.uint8)
+_WITHOUT_INSERTS = np.array([[ChangeType.DELETE, ChangeType.UPDATE_POSTIMAGE], _UPDATE], np.uint8)
+"""What a row lost and a row gained are, by whether they are one update."""
 
 
 def records_of(
     merged: Merged, order: np.ndarray, *, preimages: bool = True, inserts: bool = True
-) -> tuple[np.ndarray, pa.RecordBatch]:
+) -> tuple[np.ndarray, pa.RecordBatch, np.ndarray]:
     """Change records of one batch of operations.
 
     An operation leaves ``+I`` where there was no row, ``-D`` where there is none any more, ``-U`` and ``+U`` where one
@@ -28,24 +29,16 @@ def records_of(
         inserts: Whether there is ``+I``; else it is ``+U`` too.
 
     Returns:
-        Byte codes (uint8) of :class:`ChangeType`, and as many rows.
+        Byte codes (uint8) of :class:`ChangeType`, and as many rows; and for each operation, as they came, how many
+        there are up to it, its own included.
     """
-    before, after = np.empty_like(merged.before), np.empty_like(merged.after)
-    before[order], after[order] = merged.before, merged.after
-    happened = before != after
-    lost, gained = happened & (before >= 0), happened & (after >= 0)
-    changed = lost & gained
+    places = np.empty((len(order), 2), np.int64)
+    places[order, 0], places[order, 1] = merged.before, merged.after
+    # For each operation whether it has a record of the row lost, and one of the row gained.
+    recorded = (places >= 0) & (places[:, :1] != places[:, 1:])
+    changed = recorded.all(axis=1)
+    change_types = (_WITH_INSERTS if inserts else _WITHOUT_INSERTS)[changed.view(np.uint8)]
     if not preimages:
-        lost &= ~gained
-    ends = np.cumsum(lost.astype(np.int64) + gained)
-    total = int(ends[-1]) if len(ends) else 0
-    # A row gained is the last record of its operation; a row lost is the one before it, or the last.
-    gained_at = ends[gained] - 1
-    lost_at = ends[lost] - 1 - gained[lost]
-    change_types = np.empty(total, np.uint8)
-    is_update = changed | (not inserts)
-    change_types[gained_at] = _OF_GAINED[is_update[gained].view(np.uint8)]
-    change_types[lost_at] = _OF_LOST[changed[lost].view(np.uint8)]
-    places = np.empty(total, np.int64)
-    places[gained_at], places[lost_at] = after[gained], before[lost]
-    return change_types, pick(merged.pool, places)
+        recorded[:, 0] &= ~changed
+    ends = recorded.cumsum()[1::2]
+    return change_types[recorded], pick(merged.pool, places[recorded]), ends

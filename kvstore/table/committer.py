@@ -34,12 +34,15 @@ from kvstore.options import StoreOptions
 from kvstore.table.apply import Applied, WritePath
 from kvstore.table.request import Prepared, Request
 from kvstore.table.results import AppendResult
+from kvstore.table.sizes import bytes_of
 from logformat.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
+GATHER_SECONDS = 0.0005
+"""How long, at most, one more request is waited for while a group is smaller than the last one was."""
 READER_CHECK_SECONDS = 60.0
 
 
@@ -99,6 +102,7 @@ class Committer:
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
+        self._together = 1
         self._applied_first = self._applied_last = self._commit_seconds = 0.0
         self._readers_checked = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
@@ -201,11 +205,12 @@ class Committer:
         waiting = 0
         while isinstance(item, Request):
             group.append(item)
-            waiting += item.changes.rows.nbytes
+            waiting += bytes_of(item.changes.rows)
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
-            item = None if full or self._queue.empty() else self._queue.get()
+            item = None if full else self._another(len(group))
         self._in_hand = [*group, item] if item is not None else [*group]
         if group:
+            self._together = len(group)
             self._commit_group(group)
         if isinstance(item, _Flush):
             return self._answer_flush(item)
@@ -214,6 +219,13 @@ class Committer:
         if self._due():
             self._commit_in_time()
         return True
+
+    def _another(self, there: int) -> Item | None:
+        """What comes next of what waits; those answered last are likely to come again at once, so they are awaited."""
+        try:
+            return self._queue.get(timeout=GATHER_SECONDS if there < self._together else 0.0)
+        except queue.Empty:
+            return None
 
     def _next(self) -> Item | None:
         deadline = self._deadline()
@@ -304,12 +316,7 @@ class Committer:
 
     def _apply(self, group: Sequence[Request]) -> Outcomes:
         is_first = not self._path.index.writing
-        outcomes: Outcomes = []
-        for request in group:
-            try:
-                outcomes.append((request, self._path.apply(request)))
-            except (InvalidRequest, WriterRejected) as error:
-                outcomes.append((request, error))
+        outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
         self._append(done, durable=self._options.durability == "sync")
         if is_first:

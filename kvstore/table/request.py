@@ -52,6 +52,9 @@ class Request:
     answer: Future[AppendResult] = field(default_factory=Future)
 
 
+_FIRST = np.zeros(1, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A batch that is applied and not yet appended, while it is decided whether the commit it is a part of takes place.
@@ -73,6 +76,8 @@ class Prepared:
 
 def group(keys: Octets) -> Grouping:
     """Bring the operations on one key together; those of one key stay in the order they came."""
+    if len(keys) == 1:
+        return Grouping(keys, _FIRST, _FIRST, _FIRST)
     if keys.width is not None and keys.width <= len(ROW) + WORD:
         # A short key is a number: numpy sorts those ten times faster than byte strings.
         codes = keys.matrix()[:, len(ROW) :]

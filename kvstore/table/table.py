@@ -631,7 +631,6 @@ class Table:
         try:
             for bucket, request in requests:
                 answers[bucket] = self._tablets[bucket].submit(request)
-            wait(answers.values())
             for bucket, answer in answers.items():
                 found.setdefault(bucket, []).append(answer.result())
         except StoreError as error:

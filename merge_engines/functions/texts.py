@@ -23,7 +23,8 @@ def joined(column: pa.Array, runs: Runs, wanted: np.ndarray, delimiter: str) -> 
     before = np.zeros(len(there.firsts), np.int64)
     before[there.later] = 1
     delimiters = pa.array([b"", delimiter.encode()], pa.binary()).take(pa.array(before))
-    pieces = Octets.from_arrow(join(delimiters, take(column.cast(pa.binary()), there.places)))
+    texts = take(column.cast(pa.binary()), there.places)
+    pieces = join(Octets.from_arrow(delimiters), Octets.from_arrow(texts))
     starts, ends = pieces.offsets[:-1][there.firsts], pieces.offsets[1:]
     starts, ends = (np.where(results < 0, 0, at(bounds, results)) for bounds in (starts, ends))
     cuts = np.zeros(len(results) + 1, np.int64)

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from logformat import intake
 from logformat.errors import SchemaMismatch
+from logformat.python_values import FEW
 from logformat.schema import normalise
 from tests.support.strategies import (
     FLOATS,
@@ -29,6 +30,12 @@ ABC = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float64())])
 NUMBERS = [*INTEGERS, *FLOATS, pa.decimal128(5), pa.decimal128(20, 3), pa.decimal128(38, 30), pa.decimal128(4, -2)]
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 UTC = dt.UTC
+STORED = st.sampled_from([*INTEGERS, *FLOATS, pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.binary(1)])
+JUNK = st.one_of(
+    *(st.none(), st.booleans(), st.integers(-(2**65), 2**65), st.integers(-9, 9), st.floats(), st.binary(max_size=2)),
+    *(st.text(max_size=2), st.dates(), st.sampled_from([np.int8(1), np.float32(0.1), np.bool_(True), np.str_("x")])),
+    *(st.just("\ud800"), st.just([1]), st.just({"a": 1})),
+)
 
 
 class Stream:
@@ -523,6 +530,24 @@ class TestPython:
                 taken_values([number], kind)
         else:
             assert values_of(taken_values([number], kind))[0] == values_of(pa.array([nearest], kind))[0]
+
+    @given(st.lists(st.lists(JUNK, min_size=2, max_size=2), min_size=1, max_size=2), st.lists(STORED, min_size=2))
+    def test_few_rows_are_taken_as_they_are_among_many(self, values: list[list[Any]], kinds: list[pa.DataType]) -> None:
+        fields = [pa.field(name, kind, metadata={"of": name}) for name, kind in zip("ab", kinds, strict=False)]
+        schema = pa.schema(fields, metadata={"made": "here"})
+        few = [dict(zip(schema.names, row, strict=True)) for row in values]
+        many = few * (FEW + 1)
+
+        def taken(rows: list[dict[str, Any]]) -> Any:
+            try:
+                (batch,) = intake.record_batches(rows, schema)
+            except SchemaMismatch as error:
+                return error.where["column"], error.where["expected"]
+            batch.validate(full=True)
+            assert batch.schema.equals(schema, check_metadata=True)
+            return list(map(values_of, batch.slice(0, len(few)).columns))
+
+        assert taken(few) == taken(many)
 
     def test_a_map_may_be_a_dict(self) -> None:
         found = taken_values([{"k": 1}, [("k", 2), ("k", 3)], None, {}], pa.map_(pa.string(), pa.int8()))

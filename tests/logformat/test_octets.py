@@ -84,13 +84,13 @@ def test_slices_are_those_of_bytes(data: bytes, cuts: list[int]) -> None:
 
 @given(st.lists(st.tuples(BYTES, BYTES), max_size=5))
 def test_columns_are_joined_row_by_row(pairs: list[tuple[bytes, bytes]]) -> None:
-    left, right = (pa.array([pair[side] for pair in pairs], pa.binary()) for side in (0, 1))
-    assert octets.join(left, right).to_pylist() == [first + second for first, second in pairs]
+    left, right = (Octets.from_list([pair[side] for pair in pairs]) for side in (0, 1))
+    assert octets.join(left, right).to_list() == [first + second for first, second in pairs]
 
 
 @pytest.mark.parametrize("length", range(17))
 def test_padding_fills_the_last_word(length: int) -> None:
-    (padding,) = octets.word_padding(np.array([length])).to_pylist()
-    assert padding == bytes(len(padding))
-    assert (length + len(padding)) % 8 == 0
-    assert len(padding) < 8
+    first, second = octets.word_padding(np.array([length, length])).to_list()
+    assert first == second == bytes(len(first))
+    assert (length + len(first)) % 8 == 0
+    assert len(first) < 8

@@ -1,0 +1,197 @@
+"""What waits at a bucket at once is applied in few passes, and nobody can tell it from one request after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from kvstore.table import apply, joined
+from kvstore.table.apply import WritePath
+from logformat.batch import decode_batch
+from tests.support.clocks import SetClock
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
+KEYS = ["", "a", "a\x00", "b", "long" * 20]
+RECORDS_MAX = 5
+"""In the tests that have batches refused for what they would log."""
+
+ROWS = st.builds(
+    lambda k, n, s: {"k": k, "n": n, "s": s},
+    st.sampled_from(KEYS),
+    st.none() | st.integers(0, 9),
+    st.none() | st.text("xyz", max_size=3),
+)
+BATCHES = st.lists(st.tuples(st.sampled_from(["upsert", "upsert", "delete"]), ROWS), max_size=4)
+NUMBERS = st.just((-1, -1, 0)) | st.tuples(st.integers(1, 2), st.integers(0, 3), st.sampled_from([0, 0, 0, 1]))
+OVERWRITES = st.sampled_from([False, False, False, True])
+PARTIAL = st.sampled_from([None, None, None, None, ["k", "s"]])
+REQUESTS = st.lists(st.tuples(BATCHES, NUMBERS, OVERWRITES, PARTIAL), min_size=2, max_size=12)
+
+
+@contextmanager
+def table_of(path: Path, **options: Any) -> Iterator[kvstore.Table]:
+    with Store(path, StoreOptions(), clock=SetClock()) as store:
+        yield store.create_table("t", SCHEMA, "k", **options)
+        assert store.check()
+
+
+def submit(table: kvstore.Table, request: tuple[Any, ...]) -> Future[Any]:
+    batch, numbers, overwrite, columns = request
+    changes = kvstore.Changes.of(batch, SCHEMA)
+    if columns:
+        changes = kvstore.Changes(changes.rows.select(columns), changes.is_delete)
+    try:
+        return table.bucket(0).submit(changes, *numbers, columns=columns, overwrite=overwrite)
+    except StoreError as error:
+        refused: Future[Any] = Future()
+        refused.set_exception(error)
+        return refused
+
+
+def outcome(answer: Future[Any]) -> Any:
+    error = answer.exception(timeout=60)
+    # Where a refused batch would have begun is only told, so it may be of the beginning of its group.
+    return answer.result() if error is None else type(error)
+
+
+def one_by_one(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return [outcome(submit(table, request)) for request in requests]
+
+
+def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """All but the first as one group: the first keeps the committer busy."""
+    tablet = table._tablets[0]
+    committer = tablet._writer()
+    with tablet._lock:
+        answers = [submit(table, requests[0])]
+        while not committer._queue.empty():
+            time.sleep(0.0001)
+        answers += [submit(table, request) for request in requests[1:]]
+    return list(map(outcome, answers))
+
+
+def written(table: kvstore.Table) -> Any:
+    """All that is to be the same: every batch of the log, and all that the index holds."""
+    tablet = table._tablets[0]
+    with tablet.snapshot() as view:
+        state, writers, rows = view.state(), view.writers(), list(view.rows(1000))
+    batches = []
+    for found in tablet.log.batches(0, state.applied_offset):
+        batch = decode_batch(found.data, SCHEMA)
+        batch.durable_end = 0  # depends on the sync before
+        batch.size = batch.crc = 0  # Arrow pads what was cut out of something longer in another way
+        batches.append(batch)
+    return replace(state, synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches
+
+
+@contextmanager
+def records_at_most(limit: int) -> Iterator[None]:
+    """Batches with more records are refused."""
+    encode = apply.encode_parts
+
+    def limited(batch: Any, **options: Any) -> Any:
+        if batch.record_count > limit:
+            raise InvalidRequest("Too many records.", records=batch.record_count)
+        return encode(batch, **options)
+
+    with mock.patch.object(apply, "encode_parts", limited):
+        yield
+
+
+@settings(max_examples=60)
+@given(
+    requests=REQUESTS,
+    options=st.sampled_from(
+        [
+            {},
+            {},
+            {"changelog_image": "wal"},
+            {"delete_behavior": "ignore"},
+            {"delete_behavior": "disable"},
+            {"merge_engine": "first_row"},
+            {"merge_engine": "first_row", "changelog_image": "wal"},
+            {"merge_engine": kvstore.Aggregate({"n": "sum", "s": "last_value"})},
+            {"skip_identical_updates": True},
+        ]
+    ),
+    records_max=st.sampled_from([1000, 1000, RECORDS_MAX]),
+)
+def test_a_group_is_applied_as_if_one_by_one(
+    requests: list[tuple[Any, ...]], options: dict[str, Any], records_max: int, tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.mktemp("stores")
+    with records_at_most(records_max), table_of(path / "a", **options) as a, table_of(path / "b", **options) as b:
+        assert together(a, requests) == one_by_one(b, requests)
+        assert written(a) == written(b)
+
+
+class TestAGroup:
+    @pytest.fixture
+    def table(self, tmp_path: Path) -> Iterator[kvstore.Table]:
+        with table_of(tmp_path / "store") as table:
+            yield table
+
+    @pytest.fixture
+    def passes(self) -> Iterator[list[int]]:
+        """For each pass over the index, how many requests it served."""
+        found: list[int] = []
+        replace_rows = WritePath._replace
+
+        def counted(self: WritePath, requests: Any, timestamp: int) -> Any:
+            found.append(len(requests))
+            return replace_rows(self, requests, timestamp)
+
+        with mock.patch.object(WritePath, "_replace", counted):
+            yield found
+
+    def upsert(self, key: str, *numbers: int) -> tuple[Any, ...]:
+        return [("upsert", {"k": key, "n": 1, "s": None})], numbers or (-1, -1, 0), False, None
+
+    def test_is_served_by_one_pass(self, table: kvstore.Table, passes: list[int]) -> None:
+        answers = together(table, [self.upsert(key) for key in "abcda"])
+        assert passes == [1, 4]
+        assert [answer.first_offset for answer in answers] == [0, 1, 2, 3, 4]
+        assert answers[-1].last_offset == 5
+        assert [batch.record_count for batch in written(table)[-1]] == [1, 1, 1, 1, 2]
+
+    def test_the_batches_of_one_writer_too(self, table: kvstore.Table, passes: list[int]) -> None:
+        answers = together(table, [self.upsert("a"), *(self.upsert("b", 7, n, 0) for n in range(8))])
+        assert passes == [1, 8]
+        assert not any(answer.duplicated for answer in answers)
+        assert table.bucket(0).last_sequence(7) == 7
+
+    def test_a_duplicate_in_it_gets_the_answer_of_its_original(self, table: kvstore.Table, passes: list[int]) -> None:
+        _, first, again, second = together(
+            table, [self.upsert("a"), self.upsert("b", 7, 0, 0), self.upsert("b", 7, 0, 0), self.upsert("b", 7, 1, 0)]
+        )
+        assert again == replace(first, duplicated=True)
+        assert second.first_offset == first.last_offset + 1
+        assert passes == [1, 1, 1]
+
+    def test_a_refused_request_leaves_the_others(self, table: kvstore.Table) -> None:
+        many = [("upsert", {"k": str(n), "n": n, "s": None}) for n in range(10)], (-1, -1, 0), False, None
+        with records_at_most(RECORDS_MAX):
+            answers = together(table, [self.upsert("a"), self.upsert("b"), many, self.upsert("c")])
+        assert answers[2] is InvalidRequest
+        assert [row["k"] for row in rows_of(table)] == ["a", "b", "c"]
+        assert table.count() == 3
+
+    def test_large_requests_are_applied_by_themselves(self, table: kvstore.Table, passes: list[int]) -> None:
+        with mock.patch.object(joined, "ROWS_MAX", 3):
+            together(table, [self.upsert(key) for key in "abcdefgh"])
+        assert passes == [1, 3, 3, 1]
