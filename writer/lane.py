@@ -311,6 +311,8 @@ class Lane:
 
     def _look_at_the_time(self, now: float) -> None:
         for batch in list(self._window()):
+            if batch.state in SETTLED:
+                continue
             if batch.expires is not None and now >= batch.expires:
                 self._happened(batch, Event.EXPIRED)
             elif batch.state is State.IN_FLIGHT and now >= batch.time:

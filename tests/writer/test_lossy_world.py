@@ -12,21 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from logformat.changes import Changes
 from tests.writer.world import BUCKETS, DAMAGES, KINDS, SCHEMA, Transitions, World, remove_templates
-from writer.sequence import TRANSITIONS, Event
+from writer.sequence import Event, State
 
 MOVES = (
-    "carry",
-    "carry",
-    "carry",
-    "deliver",
-    "deliver",
-    "group",
-    "answer",
-    "answer",
-    "unheard",
-    "lose",
-    "forget",
-    "double",
+    *("flow", "flow", "flow", "carry", "carry", "deliver", "group", "answer", "answer"),
+    *("unheard", "unheard", "lose", "forget", "double", "double"),
 )
 INDEX = st.integers(0, 7)
 SEEN = Transitions()
@@ -58,7 +48,7 @@ class LossyWorld(RuleBasedStateMachine):
         self.world: World
         self.numbers = 0
 
-    @initialize(kind=st.sampled_from(sorted(KINDS)))
+    @initialize(kind=st.sampled_from([*KINDS, "aggregate", "aggregate"]))
     def begin(self, kind: str) -> None:
         self.world = World(kind)
         self.world.join()
@@ -71,7 +61,7 @@ class LossyWorld(RuleBasedStateMachine):
         for batch in batches:
             self.world.hand_over(actors[writer % len(actors)], bucket, self.changes(bucket, batch))
 
-    @rule(moves=st.lists(st.tuples(st.sampled_from(MOVES), INDEX), min_size=5, max_size=15))
+    @rule(moves=st.lists(st.tuples(st.sampled_from(MOVES), INDEX), min_size=6, max_size=16))
     def network(self, moves: list[tuple[str, int]]) -> None:
         for move, place in moves:
             self.move(move, place)
@@ -105,8 +95,9 @@ class LossyWorld(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.actors) < 5)
     @rule(name=st.sampled_from([None, "named", "named"]))
     def join(self, name: str | None) -> None:
-        self.world.join(name)
-        self.world.pump()
+        actor = self.world.join(name)
+        for bucket in range(BUCKETS):
+            self.world.hand_over(actor, bucket, self.changes(bucket, [("upsert", 0, 1)]))
 
     @precondition(lambda self: not self.world.expired)
     @rule(calm=st.sampled_from([None, True, True, False]))
@@ -149,6 +140,9 @@ class LossyWorld(RuleBasedStateMachine):
                 world.receive(world.replies.pop())
             case "deliver":
                 world.deliver([world.requests.pop(chosen)])
+            case "flow":
+                flow, world.requests = world.requests[: place + 1], world.requests[place + 1 :]
+                world.exchange(flow)
             case "group":
                 group, world.requests = world.requests[: place + 1], world.requests[place + 1 :]
                 world.deliver(group)
@@ -179,12 +173,15 @@ def _templates() -> Iterator[None]:
 
 
 IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+RUNS = 10 if IS_LONG else 1  # Hypothesis remembers all of a run, so one of 5,000 would need much memory
+EXAMPLES = settings(max_examples=500 if IS_LONG else 75, stateful_step_count=50)
 
 
 def test_every_acknowledged_row_is_there_exactly_once() -> None:
-    examples = settings(max_examples=5_000 if IS_LONG else 60, stateful_step_count=50)
     SEEN.clear()
-    run_state_machine_as_test(LossyWorld, settings=examples)
-    never = {(state, event) for state, steps in TRANSITIONS.items() for event in steps} - set(SEEN)
-    # A lane learns that all is over, or that it is too late, while a batch waits for something else.
-    assert not {(state, event) for state, event in never if event not in (Event.OVER, Event.EXPIRED)}, never
+    for _ in range(RUNS):
+        run_state_machine_as_test(LossyWorld, settings=EXAMPLES)
+    reached = {event for _, event in SEEN}
+    often = set(Event) - {Event.EXPIRED, Event.OVER, Event.TAKEN, Event.FORGOTTEN}
+    assert reached >= (set(Event) if IS_LONG else often)
+    assert {state for state, _ in SEEN} >= {State.QUEUED, State.IN_FLIGHT, State.BACKING_OFF, State.HELD}

@@ -193,6 +193,7 @@ class World:
         lane.settled = []
         for restart in lane.restarts:
             assert actor.identity.name is None
+            assert self.expired, "nobody had forgotten it"
             self.ledger.in_doubt |= {number for changes in restart.in_doubt for number in numbers_of(changes)}
         lane.restarts = []
         if lane.error is not None:
@@ -252,9 +253,17 @@ class World:
 
     def carry_everything(self) -> None:
         """Everything that is on its way arrives."""
-        requests, self.requests = self.requests, []
-        self.deliver(requests)
         replies, self.replies = self.replies, []
+        for reply in replies:
+            self.receive(reply)
+        requests, self.requests = self.requests, []
+        self.exchange(requests)
+
+    def exchange(self, requests: list[Request]) -> None:
+        """Have requests reach their buckets, and their answers the lanes, in this order."""
+        earlier, self.replies = self.replies, []
+        self.deliver(requests)
+        replies, self.replies = self.replies, earlier
         for reply in replies:
             self.receive(reply)
 

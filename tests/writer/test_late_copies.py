@@ -1,0 +1,131 @@
+"""A copy of a request that comes late, with a real bucket: what can't be known is said not to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from logformat.changes import Changes
+from tests.writer.world import SCHEMA, Request, World, remove_templates
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    found = World("aggregate")
+    yield found
+    try:
+        found.heal()
+        found.verify()
+    finally:
+        found.close()
+        remove_templates()
+
+
+def batch(world: World, number: int, amount: int = 100, *, delete: bool = False) -> Changes:
+    row = {"k": world.keys[0][0], "v": number, "n": amount}
+    return Changes(pa.RecordBatch.from_pylist([row], SCHEMA), pa.array([delete]))
+
+
+def overflow(world: World) -> Request:
+    """A writer whose second batch is refused, as the sum is too large for its column: the request it was sent with."""
+    writer = world.join()
+    world.hand_over(writer, 0, batch(world, 1))
+    world.carry_everything()
+    world.hand_over(writer, 0, batch(world, 2))
+    (rows,) = world.requests
+    world.exchange([world.requests.pop()])
+    assert len(world.requests[0].sending.changes) == 0
+    return rows
+
+
+def test_rows_written_after_they_were_refused_are_not_said_to_be_refused(world: World) -> None:
+    rows = overflow(world)
+    (empty,) = world.requests
+    world.requests = []
+    world.hand_over(world.join(), 0, batch(world, 3, delete=True))
+    world.carry_everything()
+    world.deliver([rows], lose_answers=True)
+    world.exchange([empty])
+    assert world.ledger.acknowledged == {0, 2}
+    assert world.ledger.refused == set()
+
+
+def test_an_answer_to_such_rows_says_that_they_are_written(world: World) -> None:
+    """The first attempt is silent, the second refused; then the first arrives after all, and is answered."""
+    writer = world.join()
+    world.hand_over(writer, 0, batch(world, 1))
+    world.carry_everything()
+    world.hand_over(writer, 0, batch(world, 2))
+    (first,) = world.requests
+    world.requests = []
+    world.wait(31)
+    world.wait(2)
+    world.carry_everything()
+    (empty,) = world.requests
+    world.requests = []
+    world.hand_over(world.join(), 0, batch(world, 3, delete=True))
+    world.carry_everything()
+    world.exchange([first, empty])
+    assert world.ledger.acknowledged == {0, 1, 2}
+
+
+def test_an_empty_batch_that_arrives_twice_is_not_taken_for_the_rows(world: World) -> None:
+    overflow(world)
+    (empty,) = world.requests
+    world.requests = []
+    world.deliver([empty], lose_answers=True)
+    world.exchange([empty])
+    assert world.ledger.acknowledged == {0}
+    assert world.ledger.refused == set()
+
+
+def test_rows_that_arrive_behind_the_empty_batch_are_not_taken_for_written(world: World) -> None:
+    writer = world.join()
+    world.hand_over(writer, 0, batch(world, 1))
+    world.carry_everything()
+    world.hand_over(writer, 0, batch(world, 2))
+    (first,) = world.requests
+    world.requests = []
+    world.wait(31)
+    world.wait(2)
+    world.carry_everything()
+    (empty,) = world.requests
+    world.requests = []
+    world.deliver([empty])
+    world.exchange([first])
+    assert world.ledger.acknowledged == {0}
+    world.carry_everything()
+    assert world.ledger.refused == {1}
+
+
+def test_a_new_incarnation_goes_on_behind_the_old_one_which_is_over(world: World) -> None:
+    old = world.join("loader")
+    for number in range(3):
+        world.hand_over(old, 0, batch(world, number + 1, 1))
+    world.carry_everything()
+    world.hand_over(old, 0, batch(world, 4, 1))
+    new = world.join("loader")
+    world.hand_over(new, 0, batch(world, 5, 1))
+    assert [request.sending.sequence for request in world.requests] == [3, 3]
+    world.carry_everything()
+    assert old.lanes[0].error is not None
+    assert [len(changes) for changes in old.lanes[0].unacknowledged()] == [1]
+    assert world.ledger.acknowledged == {0, 1, 2, 4}
+
+
+def test_a_crash_with_five_in_flight_and_a_refused_one_in_the_middle(world: World) -> None:
+    writer = world.join()
+    for number, amount in enumerate((1, 1, 127, 1, 1, 1, 1)):
+        world.hand_over(writer, 0, batch(world, number + 1, amount))
+    assert len(world.requests) == 5
+    requests, world.requests = world.requests, []
+    world.deliver(requests)
+    world.replies = world.replies[:3]  # of the refused one too
+    world.crash("index")
+    world.carry_everything()
+    world.wait(31)
+    world.heal()
+    assert world.ledger.acknowledged == {0, 1, 3, 4, 5, 6}
+    assert world.ledger.refused == {2}
