@@ -11,6 +11,7 @@ from logformat.changes import Changes
 from merge_engines.aggregate import Aggregate
 from merge_engines.functions.function import listagg
 from merge_engines.versioned import Versioned
+from writer import Refused, TableWriter
 
 __all__ = [
     "Aggregate",
@@ -20,9 +21,11 @@ __all__ = [
     "ChangeType",
     "Changes",
     "CheckReport",
+    "Refused",
     "Store",
     "StoreOptions",
     "Table",
+    "TableWriter",
     "Versioned",
     "WriteResult",
     "listagg",

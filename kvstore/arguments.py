@@ -1,4 +1,4 @@
-"""What a call is given besides data: numbers, names of columns, and what only a later version takes."""
+"""What a call is given besides data: numbers, texts and names of columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import InvalidRequest, SchemaMismatch
 
 
 def integer(name: str, given: Any) -> int:
@@ -51,17 +51,19 @@ def column_names(name: str, given: Any) -> list[str]:
     return [str.__str__(each) for each in names]  # numpy's strings are no plain ones
 
 
-def refuse_later(**given: Any) -> None:
-    """Refuse arguments of a later version, unless they are left out: None or False.
+def printable(name: str, given: Any, bytes_max: int) -> str:
+    """Text that can be shown, and is not empty.
 
     Raises:
-        UnsupportedOperation: One is given.
+        InvalidRequest: It is something else, or too long.
     """
-    for name, value in given.items():
-        if value is not None and value is not False:
-            raise UnsupportedOperation(
-                f"`{name}` is not supported by this version; leave it out.", **{name: shown(value)}
-            )
+    if (
+        not isinstance(given, str)
+        or not 1 <= len(given.encode("utf-8", "surrogatepass")) <= bytes_max
+        or not given.isprintable()
+    ):
+        raise InvalidRequest(f"`{name}` is 1 to {bytes_max} bytes of printable text.", **{name: shown(given)})
+    return str.__str__(given)
 
 
 def shown(given: object) -> str:

@@ -14,6 +14,7 @@ import socket
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from kvstore.errors import CorruptData, StoreLocked
 
@@ -39,11 +40,19 @@ class ProcessLock:
             CorruptData: The directory is not there.
         """
         if not self.try_acquire():
-            raise StoreLocked(
-                "Another process writes here; wait until it is done, or write through it.",
-                path=self._path.parent,
-                **_holder(self._path),
-            )
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Say who holds it.
+
+        Raises:
+            StoreLocked: Always.
+        """
+        raise StoreLocked(
+            "Another process writes here; wait until it is done, or write through it.",
+            path=self._path.parent,
+            **_holder(self._path),
+        )
 
     def try_acquire(self) -> bool:
         """Take the lock unless another process holds it."""
@@ -70,6 +79,22 @@ class ProcessLock:
         if self.held:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def is_locked(path: Path) -> bool:
+    """Whether someone holds the lock of a file; who holds it here asks otherwise."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two who look do not take each other for a holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from kvstore.arguments import column_names, integer_within, shown
+from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.check import CheckReport, check_tablet
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES
@@ -34,23 +34,23 @@ from kvstore.errors import (
     UnsupportedOperation,
 )
 from kvstore.files import Files, read_file, refusal, refusals, refuse_network
-from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
 from kvstore.table.creation import added_fields, bucket_key_of, options_of
-from kvstore.table.recovery import BucketPlace
+from kvstore.table.parts import HandingOver, TableParts, open_parts
 from kvstore.table.table import Table
 from kvstore.table.tablet import Tablet
+from kvstore.table.writers import new_writer_id
 from logformat import paths, schema as schemas, store_file
 from logformat.arrow_message import Compression
 from logformat.edits import (
     AddSchema,
-    AllocateWriter,
     ChangelogImage,
     CreateTable,
     DeleteBehavior,
     DropTable,
+    DropWriter,
     TableOptions,
 )
 from logformat.ids import BucketId, SchemaId, TableId, WriterId
@@ -214,7 +214,10 @@ class Store:
             self._check_open()
             return core.current(definition)
 
-        return Table(core.tablets(definition), current, self._check_writable, core.options.batch_rows_max)
+        parts = core.parts(definition)
+        if not self._read_only:
+            parts.commits.settle()
+        return Table(parts.tablets, parts.writers, current, self._check_writable, core.options.batch_rows_max)
 
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
@@ -239,6 +242,15 @@ class Store:
         self._check_writable()
         return self._core.new_writer_id()
 
+    def drop_writer(self, name: str) -> None:
+        """Forget a named writer of any table, and fence whoever writes under it; the name may be given anew.
+
+        Raises:
+            InvalidRequest: No table has a writer of that name.
+        """
+        self._check_writable()
+        self._core.drop_writer(name)
+
     def check(self) -> CheckReport:
         """Verify everything: pages, checksums, offsets and sequences, and that each index agrees with its log.
 
@@ -253,7 +265,7 @@ class Store:
         buckets = [
             check_tablet(tablet, table, BucketId(bucket))
             for table in tables
-            for bucket, tablet in enumerate(core.tablets(table))
+            for bucket, tablet in enumerate(core.parts(table).tablets)
         ]
         return CheckReport(buckets, [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)])
 
@@ -304,7 +316,8 @@ class _Core:
         self._files = files
         self._clock = clock
         self._mutex = threading.Lock()
-        self._tablets: dict[TableId, list[Tablet]] = {}
+        self._parts: dict[TableId, TableParts] = {}
+        self._handing_over: HandingOver | None = None
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         self._journal = Journal(path, files, clock)
 
@@ -329,12 +342,14 @@ class _Core:
             raise NoSuchTable("The table was dropped.", table=definition.name)
         return now
 
-    def tablets(self, definition: TableDefinition) -> list[Tablet]:
-        """One for each bucket, in order."""
+    def parts(self, definition: TableDefinition) -> TableParts:
+        """What this process has open of a table."""
         with self._mutex:
-            if definition.id not in self._tablets:
-                self._tablets[definition.id] = self._opened(definition, lambda: self.current(definition))
-            return self._tablets[definition.id]
+            if definition.id not in self._parts:
+                self._parts[definition.id] = self._opened(definition, lambda: self.current(definition))
+            if self._handing_over is None:
+                self._handing_over = HandingOver(self._all_parts)
+            return self._parts[definition.id]
 
     def create_table(
         self,
@@ -363,7 +378,7 @@ class _Core:
             with refusals(self.path):
                 self._files.make_directory(self.path / paths.TABLES)
                 self._files.make_directory(self.path / paths.TABLES / str(definition.id))
-            for tablet in self._opened(definition, lambda: definition):
+            for tablet in self._opened(definition, lambda: definition).tablets:
                 with refusals(self.path):
                     self._files.make_directory(tablet.place.directory)
                 tablet.create()
@@ -389,7 +404,7 @@ class _Core:
 
     def drop_table(self, name: str) -> None:
         definition = self.definition(name)
-        tablets = self.tablets(definition)
+        tablets = self.parts(definition).tablets
         with ExitStack() as refused:
             for tablet in tablets:
                 tablet.claim()
@@ -397,15 +412,21 @@ class _Core:
             self._journal.append(lambda _: DropTable(table_id=definition.id))
             refused.pop_all()
         with self._mutex:
-            self._tablets.pop(definition.id, None)
+            self._parts.pop(definition.id, None)
         for tablet in tablets:
             with suppress(StoreError):  # what could not be committed goes too
                 tablet.close()
         self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
 
+    def drop_writer(self, name: str) -> None:
+        tables = [id for id, writers in self.catalog().writers.items() if name in writers.named]
+        if not tables:
+            raise InvalidRequest("No table has a writer of that name; see Table.writers.", writer=shown(name))
+        for edit in [DropWriter(table_id=table_id, name=name) for table_id in tables]:
+            self._journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+
     def new_writer_id(self) -> WriterId:
-        state = self._journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
-        return WriterId(state.next_writer_id - 1)
+        return new_writer_id(self._journal)
 
     def flush(self) -> None:
         for tablet in self._all_tablets():
@@ -427,31 +448,27 @@ class _Core:
                         stack.callback(tablet.stop_writing)
 
     def _close(self) -> None:
+        if self._handing_over is not None:
+            self._handing_over.close()
         with ExitStack() as stack:  # each of them, whatever the others raise
             stack.callback(self._journal.close)
             for tablet in self._all_tablets():
                 stack.callback(tablet.close)
-            self._tablets.clear()
+            self._parts.clear()
+
+    def _all_parts(self) -> list[TableParts]:
+        with self._mutex:
+            return list(self._parts.values())
 
     def _all_tablets(self) -> list[Tablet]:
-        with self._mutex:
-            return [tablet for tablets in self._tablets.values() for tablet in tablets]
+        return [tablet for parts in self._all_parts() for tablet in parts.tablets]
 
-    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition]) -> list[Tablet]:
-        return [
-            Tablet(
-                BucketPlace(
-                    paths.bucket_directory(self.path, definition.id, bucket),
-                    LogIdentity(self._identity.store_id, definition.id, bucket),
-                ),
-                current,
-                self.options,
-                self._files,
-                self._clock,
-                read_only=lambda: not self.writers,
-            )
-            for bucket in map(BucketId, range(definition.buckets))
-        ]
+    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition]) -> TableParts:
+        return open_parts(
+            *(self.path, self._identity.store_id, definition, current, self._journal),
+            *(self.options, self._files, self._clock),
+            read_only=lambda: not self.writers,
+        )
 
     def _remove_orphans(self, state: CatalogState) -> None:
         """Remove what is left of tables that were dropped, or never quite created, when a process died."""
@@ -564,16 +581,10 @@ def _created(path: Path, files: Files, clock: Clock) -> StoreFile:
 
 
 def _table_name(name: str) -> str:
-    if (
-        not isinstance(name, str)
-        or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= TABLE_NAME_BYTES_MAX
-        or not name.isprintable()
-        or "$" in name
-    ):
-        raise InvalidRequest(
-            f"A table's name is 1 to {TABLE_NAME_BYTES_MAX} bytes of printable text without $.", name=ascii(name)
-        )
-    return str.__str__(name)
+    name = printable("name", name, TABLE_NAME_BYTES_MAX)
+    if "$" in name:
+        raise InvalidRequest("A table's name has no $.", name=name)
+    return name
 
 
 def _close_all() -> None:

@@ -14,10 +14,12 @@ import msgspec
 from logformat.arrow_message import Compression
 from logformat.checksum import crc32c
 from logformat.errors import CorruptImage, UnsupportedVersion
-from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
+from logformat.ids import Epoch, SchemaId, Sequence, TableId, Txid, WriterId
 
 ChangelogImage = Literal["full", "wal"]
 DeleteBehavior = Literal["allow", "ignore", "disable"]
+WriterKind = Literal["batches", "epochs"]
+"""What a named writer sends: numbered batches to buckets, or epochs to the whole table."""
 
 _HEAD = "<IHHqqq"
 _HEAD_BYTES = struct.calcsize(_HEAD)
@@ -77,7 +79,50 @@ class AddSchema(Payload, frozen=True, kw_only=True):
     columns: list[dict[str, Any]]
 
 
-_PAYLOADS: dict[int, type[Payload]] = {kind.op: kind for kind in (CreateTable, DropTable, AllocateWriter, AddSchema)}
+class OpenWriter(Payload, frozen=True, kw_only=True):
+    """A table has a named writer, or a new incarnation of it; others of that name are fenced."""
+
+    op: ClassVar[int] = 5
+    table_id: TableId
+    name: str
+    writer_id: WriterId
+    writer_epoch: Epoch
+    kind: WriterKind
+    run: str | None = None
+    first_epoch: int | None = None
+
+
+class DropWriter(Payload, frozen=True, kw_only=True):
+    """A named writer ends, and is fenced; the name may be given anew."""
+
+    op: ClassVar[int] = 6
+    table_id: TableId
+    name: str
+
+
+class BeginCommit(Payload, frozen=True, kw_only=True):
+    """Staged batches of a writer, one for each bucket, are committed: a bucket that lacks its batch gets it first."""
+
+    op: ClassVar[int] = 7
+    table_id: TableId
+    commit_id: str
+    writer_id: WriterId
+    writer_epoch: Epoch
+    sequence: Sequence
+
+
+class EndCommit(Payload, frozen=True, kw_only=True):
+    """Every bucket has its batch of a commit."""
+
+    op: ClassVar[int] = 8
+    table_id: TableId
+    commit_id: str
+
+
+_PAYLOADS: dict[int, type[Payload]] = {
+    kind.op: kind
+    for kind in (CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, DropWriter, BeginCommit, EndCommit)
+}
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):

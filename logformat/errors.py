@@ -13,6 +13,7 @@
     │   ├── NoSuchTable, TableExists
     │   ├── UnsupportedOperation    the table or the store can't do this
     │   ├── OffsetOutOfRange        the log does not hold that offset
+    │   ├── RowsRefused             some rows of a writer were refused; all others were written
     │   ├── NotAStore               the directory holds no store
     │   ├── StoreClosed             open the store again
     │   └── ForkedStore             open the store in this process
@@ -26,10 +27,14 @@
     │   ├── CorruptBatch            a record batch of the log is damaged
     │   ├── CorruptImage            a file about the catalog is damaged
     │   └── UnsupportedVersion      written by a newer version
-    └── LogFailed                   the disk refused; reopen the store
+    ├── LogFailed                   the disk refused; reopen the store
+    └── NotAcknowledged             look whether these rows were written: it is not known
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class StoreError(Exception):
@@ -101,6 +106,21 @@ class OffsetOutOfRange(InvalidRequest):
     """The log does not hold that offset."""
 
 
+class RowsRefused(InvalidRequest):
+    """Some rows were refused for what they are; all others that were handed over before were written.
+
+    Attributes:
+        refused: A :class:`writer.Refused` for each part that was, with its rows and its error.
+    """
+
+    def __init__(self, message: str, *, refused: Sequence[Any] = (), **where: object) -> None:
+        super().__init__(message, **where)
+        self.refused = list(refused)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (type(self), self.message, {**self.where, "refused": self.refused})
+
+
 class NotAStore(InvalidRequest):
     """The directory holds no store, and is not empty either. Nothing was written."""
 
@@ -155,3 +175,7 @@ class UnsupportedVersion(CorruptData):
 
 class LogFailed(StoreError):
     """The disk refused. What was not acknowledged may or may not be there after a reopen."""
+
+
+class NotAcknowledged(StoreError):
+    """Rows were sent, and it is not known whether they were written: read the table before sending them again."""

@@ -11,6 +11,9 @@ STORE_FILE = "STORE"
 JOURNAL = Path("meta/journal")
 TABLES = "tables"
 LOCK_FILE = "LOCK"
+COMMIT_FILE = "COMMIT"
+WANTED_FILE = "WANTED"
+STAGING = "staging"
 LOG = "log"
 INDEX = "index"
 REBUILT_INDEX = "index.rebuilt"
@@ -25,6 +28,7 @@ _LOG_FILE = re.compile(r"(\d{20})\.log")
 _SPARSE_INDEX_FILE = re.compile(r"(\d{20})\.index")
 _WRITERS_FILE = re.compile(r"(\d{20})\.writers")
 _SNAPSHOT = re.compile(r"(\d{20})")
+_STAGED = re.compile(r"((\d+)-[0-9a-f]{32})\.batches")
 
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
@@ -50,6 +54,30 @@ def writers_file(log: Path, base: Offset) -> Path:
 def snapshot_directory(bucket: Path, offset: Offset) -> Path:
     """Snapshot of a bucket as of an offset."""
     return bucket / SNAPSHOTS / f"{offset:020d}"
+
+
+def commit_lock(store: Path, table: TableId) -> Path:
+    """Locked by who commits to several buckets of a table."""
+    return store / TABLES / str(table) / COMMIT_FILE
+
+
+def wanted_file(store: Path, table: TableId) -> Path:
+    """There while who commits to a table waits for the buckets of others."""
+    return store / TABLES / str(table) / WANTED_FILE
+
+
+def staged_file(store: Path, commit_id: str) -> Path:
+    """What a commit has for each bucket, until all have it."""
+    return store / STAGING / f"{commit_id}.batches"
+
+
+def staged_commit(name: str, table: TableId) -> str | None:
+    """Commit of a table in the name of a staged file; None for any other name.
+
+    Commits have ids of the form ``<table id>-<32 hexadecimal digits>``.
+    """
+    match = _STAGED.fullmatch(name)
+    return match[1] if match and int(match[2]) == table else None
 
 
 def segment_base(name: str) -> Offset | None:

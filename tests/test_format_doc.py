@@ -26,11 +26,13 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch
+from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from kvstore.table import snapshot_rows
+from kvstore.table.commits import Commits
 from logformat import (
     batch,
     checksum,
@@ -399,21 +401,24 @@ def test_the_crc_is_the_one_described() -> None:
 def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     (table,) = FORMAT.tables("Files and names")
     patterns = {}
+    (digits,) = re.findall(r"table's id, `-`, and (\d+) hexadecimal digits", FORMAT.prose)
     (said,) = re.findall(r"\* `([^`]+)/` holds `([^`]+)`, `([^`]+)` and `([^`]+)`, see", FORMAT.prose)
     for file in said[1:]:
         pattern = re.escape(f"{said[0]}/{file}").replace("<offset>", r"\d{20}")
         patterns[file] = re.compile(re.sub("<table>|<bucket>", lambda _: r"\d+", pattern))
     for name, example, _ in table:
         pattern = re.escape(plain(name)).replace("<table>", r"\d+").replace("<bucket>", r"\d+")
+        pattern = pattern.replace("<commit>", rf"\d+-[0-9a-f]{{{digits}}}")
         patterns[plain(name)] = re.compile(pattern.replace("<base>", r"\d{20}"))
         assert patterns[plain(name)].fullmatch(plain(example))
     store = tmp_path / "store"
     write_a_store(store)
+    leave_a_commit(store)
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
     assert matched == set(patterns)
     assert all(any(p.fullmatch(str(path.relative_to(store))) for p in patterns.values()) for path in found)
-    assert all("tables" not in example or "tables/7/2/" in example for _, example, _ in table)
+    assert all("tables" not in example or "tables/7/" in example for _, example, _ in table)
     modes = [{f"{path.stat().st_mode & 0o7777:04o}" for path in store.rglob("*") if path.is_dir() == d} for d in (0, 1)]
     assert modes == [{mode} for mode in re.findall(r"Files have mode (\d+), directories (\d+)\.", FORMAT.prose)[0]]
     versions = re.findall(r"data version (\d+), as of LMDB (\d+)\.(\d+)", FORMAT.prose)[0]
@@ -427,6 +432,11 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     bucket = paths.bucket_directory(Path(), TableId(7), BucketId(2))
     log, base = bucket / paths.LOG, Offset(100)
     assert examples["STORE"] == Path(paths.STORE_FILE)
+    assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
+    assert Path("tables/7/WANTED") == paths.wanted_file(Path(), TableId(7))
+    assert examples["batches"] == paths.staged_file(Path(), examples["batches"].stem)
+    assert paths.staged_commit(examples["batches"].name, TableId(7)) == examples["batches"].stem
+    assert paths.staged_commit(examples["batches"].name, TableId(8)) is None
     assert examples["LOCK"] == bucket / paths.LOCK_FILE
     assert examples["log"] == paths.segment_file(log, base)
     assert examples["index"] == paths.sparse_index_file(log, base)
@@ -462,10 +472,13 @@ def test_a_setting_is_the_one_in_the_code(setting: str, value: str) -> None:
     assert getattr(StoreOptions(), setting) == amount(value)
 
 
+NOT_LIMITS = {"STORE", "LOCK", "COMMIT", "WANTED", "KVLG", "KVIX", "KVWS"}
+
+
 def test_limits_named_in_the_text_are_in_the_table() -> None:
     known = {plain(limit).rpartition(".")[2] for limit, *_ in LIMITS}
     known |= {*batch.BatchHeader.__dataclass_fields__, "APPEND_ONLY", "NAMED_WRITER"}
-    assert set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", FORMAT.text)) - {"STORE", "LOCK", "KVLG", "KVIX", "KVWS"} <= known
+    assert set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", FORMAT.text)) - NOT_LIMITS <= known
     assert {plain(setting) for setting, *_ in SETTINGS} <= set(StoreOptions.__dataclass_fields__)
 
 
@@ -847,6 +860,36 @@ def write_a_store(path: Path) -> None:
             table.bucket(0).apply(changes, writer, sequence)
         table.delete("n0")
         table.snapshot()
+
+
+def leave_a_commit(path: Path) -> None:
+    """A commit whose process died when all buckets had it, after it had asked for them."""
+    with kvstore.open(path) as store:
+        table = store.create_table("pets", OTHERS, "name", buckets=3)
+        changes = kvstore.Changes.of(
+            [*(("upsert", {"name": f"n{n}", "age": n, "ok": None}) for n in range(9)), ("delete", {"name": "n0"})],
+            table.schema,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Commits, "_end", lambda *_: None)
+            table.apply_epoch(changes, "w", 4, "r")
+        Files().publish(paths.wanted_file(path, TableId(table.identity[1])), b"")
+
+
+def test_staged_batches_are_what_the_document_says(tmp_path: Path) -> None:
+    leave_a_commit(tmp_path / "s")
+    (path,) = (tmp_path / "s" / "staging").glob("*")
+    data, operations, buckets = path.read_bytes(), [], []
+    while data:
+        found = read_fields("Header of magic 3", data[: batch.decode_header(data).size])
+        assert (found["table_id"], found["schema_id"], found["writer_epoch"], found["batch_sequence"]) == (1, 1, 0, 0)
+        assert not any(found[name] for name in ("base_offset", "commit_timestamp", "durable_end", "attributes"))
+        rows = batch.decode_batch(data, OTHERS)
+        operations += zip(rows.rows["name"].to_pylist(), rows.change_types.tolist(), strict=True)
+        buckets.append(found["bucket_id"])
+        data = data[found["length"] + batch.LOG_OVERHEAD :]
+    assert buckets == [0, 1, 2]
+    assert sorted(operations) == sorted([("n0", ChangeType.DELETE), *((f"n{n}", ChangeType.INSERT) for n in range(9))])
 
 
 def pairs_of(path: Path, name: str | None = None) -> dict[bytes, bytes]:

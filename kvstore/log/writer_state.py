@@ -76,6 +76,11 @@ class WriterStates:
             )
         return None
 
+    def has(self, writer_id: WriterId, sequence: Sequence) -> bool:
+        """Whether a batch is one of its writer's last five, expired or not."""
+        entry = self._writers.get(writer_id)
+        return entry is not None and any(batch.sequence == sequence for batch in entry.batches)
+
     def last_sequence(self, writer_id: WriterId, *, now_ms: int) -> Sequence | None:
         """Sequence of a writer's last batch; None if there is none, or it is forgotten by now."""
         entry = self._live(writer_id, now_ms)

@@ -12,8 +12,20 @@ from functools import cached_property
 import pyarrow as pa
 
 from kvstore.errors import CorruptImage, UnknownSchema
+from kvstore.meta.writers import NO_WRITERS, TableWriters
 from logformat import schema as schemas
-from logformat.edits import AddSchema, AllocateWriter, CreateTable, DropTable, Edit, TableOptions
+from logformat.edits import (
+    AddSchema,
+    AllocateWriter,
+    BeginCommit,
+    CreateTable,
+    DropTable,
+    DropWriter,
+    Edit,
+    EndCommit,
+    OpenWriter,
+    TableOptions,
+)
 from logformat.ids import GIVEN_WRITERS, SchemaId, TableId, Txid, WriterId
 
 
@@ -83,6 +95,11 @@ class CatalogState:
     next_table_id: TableId = TableId(1)
     next_writer_id: WriterId = GIVEN_WRITERS
     tables: dict[TableId, TableDefinition] = field(default_factory=dict)
+    writers: dict[TableId, TableWriters] = field(default_factory=dict)
+
+    def writers_of(self, table_id: TableId) -> TableWriters:
+        """Writers of a table, and its open commits."""
+        return self.writers.get(table_id, NO_WRITERS)
 
     def table(self, name: str) -> TableDefinition | None:
         """The table of that name."""
@@ -105,11 +122,25 @@ class CatalogState:
                 following = TableId(max(self.next_table_id, table.id + 1))
                 return replace(state, tables={**self.tables, table.id: table}, next_table_id=following)
             case DropTable(table_id=dropped):
-                return replace(state, tables={id: table for id, table in self.tables.items() if id != dropped})
+                tables, writers = dict(self.tables), dict(self.writers)
+                tables.pop(dropped, None)
+                writers.pop(dropped, None)
+                return replace(state, tables=tables, writers=writers)
             case AddSchema(table_id=changed, schema_id=schema_id, columns=columns):
                 before = self.tables[changed]
                 after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
                 return replace(state, tables={**self.tables, changed: after})
             case AllocateWriter(writer_id=allocated):
-                return replace(state, next_writer_id=WriterId(max(self.next_writer_id, allocated + 1)))
+                return state._with_writer(allocated)
+            case OpenWriter() | DropWriter() | BeginCommit() | EndCommit() as about:
+                if isinstance(about, OpenWriter):
+                    state = state._with_writer(about.writer_id)
+                if about.table_id not in self.tables:
+                    return state
+                return replace(
+                    state, writers={**self.writers, about.table_id: self.writers_of(about.table_id).after(about)}
+                )
         raise AssertionError(edit.payload)
+
+    def _with_writer(self, writer_id: WriterId) -> CatalogState:
+        return replace(self, next_writer_id=WriterId(max(self.next_writer_id, writer_id + 1)))

@@ -26,6 +26,7 @@ from kvstore.log.log import EncodedBatch, Log
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.table import cdc
 from kvstore.table.automatic import Ids, next_count_after, numbered
 from kvstore.table.joined import beginning, joined
@@ -35,7 +36,7 @@ from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
 from kvstore.table.rules import OVERWRITE, engine_of_table
 from kvstore.table.targets import filled
-from logformat.batch import APPEND_ONLY, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
+from logformat.batch import APPEND_ONLY, NAMED_WRITER, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import Offset, SchemaId
@@ -76,6 +77,9 @@ class WritePath:
 
     Args:
         definition: The table.
+
+    Attributes:
+        named: Writers with a name, as the catalog has them.
     """
 
     def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
@@ -84,6 +88,7 @@ class WritePath:
         self.log = log
         self._state: IndexState
         self._writers: WriterStates
+        self.named: TableWriters = NO_WRITERS
         self.use(definition)
         self._load()
 
@@ -96,6 +101,10 @@ class WritePath:
     def state(self) -> IndexState:
         """How far the index is, with all that is not committed."""
         return self._state
+
+    def has(self, commit: OpenCommit) -> bool:
+        """Whether the bucket has its batch of a commit."""
+        return self._writers.has(commit.writer_id, commit.sequence)
 
     def apply_all(self, requests: Sequence[Request]) -> list[Outcome]:
         """Apply requests one after the other, as :meth:`apply` does; small ones in one pass where that is the same.
@@ -121,8 +130,11 @@ class WritePath:
                     outcomes.append(error)
         return outcomes
 
-    def apply(self, request: Request) -> Applied:
+    def apply(self, request: Request, *, decided: bool = False) -> Applied:
         """Apply a request to the index and encode its batch, which is appended later.
+
+        Args:
+            decided: Whether it belongs to a commit that takes place, whoever has the writer's name by now.
 
         Raises:
             OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
@@ -131,7 +143,7 @@ class WritePath:
             lmdb.Error: The index is full, or worse; :meth:`restore` it.
         """
         timestamp = self._now_ms()
-        seen = self._seen(request, timestamp)
+        seen = self._seen(request, timestamp, decided=decided)
         if seen is not None:
             return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
         encoded = self._append_rows(request, timestamp) if request.grouping is None else self._merge(request, timestamp)
@@ -203,8 +215,10 @@ class WritePath:
     def _now_ms(self) -> int:
         return max(self._state.last_timestamp, self._clock.now_ms())
 
-    def _seen(self, request: Request, now_ms: int) -> RememberedBatch | None:
-        """See :meth:`WriterStates.check`."""
+    def _seen(self, request: Request, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
+        """See :meth:`WriterStates.check`, and :meth:`apply`."""
+        if not decided:
+            self.named.check(request.writer_id, request.writer_epoch)
         last_offset = Offset(self._state.applied_offset + max(len(request.changes) - 1, 0))
         return self._writers.check(
             request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
@@ -410,6 +424,8 @@ class WritePath:
         self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
     ) -> LogBatch:
         count = rows.num_rows
+        if self.named.is_named(request.writer_id):
+            attributes |= NAMED_WRITER
         return LogBatch(
             base_offset=self._state.applied_offset,
             last_offset_delta=max(count - 1, 0),

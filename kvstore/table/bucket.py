@@ -107,6 +107,19 @@ class Bucket:
         request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
         return self._tablet.submit(request)
 
+    def begin(self, writer_id: int) -> int | None:
+        """Become the bucket's writer, and tell the sequence of the last batch of a writer; None if there is none.
+
+        If it has a name that was just opened, this is its last before the new incarnation's first.
+
+        Raises:
+            StoreLocked: Another process writes this bucket.
+            CorruptData, StoreFull, LogFailed: The bucket can't be written.
+        """
+        self._check_writable()
+        self._current()
+        return self._tablet.begin(WriterId(integer("writer_id", writer_id)))
+
     def last_sequence(self, writer_id: int) -> int | None:
         """Sequence of a writer's last batch; None if there is none.
 

@@ -6,6 +6,8 @@
 * If a group fails for other reasons than a request's content, the index is brought back to what the log holds. Requests
   are tried one by one if damage was found, so that only those that touch it fail; otherwise none is to blame, and all
   are answered alike.
+* A part of a commit over several buckets is applied, and then the bucket stands still until it is decided whether the
+  commit takes place. What was decided and is not here yet is appended before anything else.
 * It ends if something acknowledged without waiting for the disk is lost, or the index can't be brought back.
 """
 
@@ -23,13 +25,14 @@ from typing import TypeAlias
 import lmdb
 
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData, LogFailed, StoreClosed, StoreError, StoreFull
+from kvstore.errors import CorruptData, InvalidRequest, LogFailed, StoreClosed, StoreError, StoreFull, WriterRejected
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import OpenCommit, TableWriters
 from kvstore.options import StoreOptions
 from kvstore.table.apply import Applied, WritePath
-from kvstore.table.request import Request
+from kvstore.table.request import Prepared, Request
 from kvstore.table.results import AppendResult
 from kvstore.table.sizes import bytes_of
 from logformat.index_state import IndexState
@@ -45,10 +48,17 @@ READER_CHECK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    """Asks for everything acknowledged so far to be committed; ``last`` ends the thread."""
+    """Asks for everything acknowledged so far to be committed; ``settle``: for open commits first.
 
+    ``last`` ends the thread.
+    """
+
+    settle: bool = False
     last: bool = False
     answer: Future[None] = field(default_factory=Future)
+
+
+Item: TypeAlias = Request | Prepared | _Flush
 
 
 class Committer:
@@ -59,6 +69,8 @@ class Committer:
         log: The same log, for replays.
         lock: The bucket's lock.
         current: The table as the catalog has it now, other processes' edits included; raises if it was dropped.
+        writers: Likewise its writers.
+        staged: What a commit has for this bucket.
 
     Attributes:
         rolled: Called when the log goes on in a new segment.
@@ -73,6 +85,8 @@ class Committer:
         options: StoreOptions,
         clock: Clock,
         current: Callable[[], TableDefinition],
+        writers: Callable[[], TableWriters],
+        staged: Callable[[OpenCommit], Request],
     ) -> None:
         self._path = path
         self._log = log
@@ -80,12 +94,14 @@ class Committer:
         self._options = options
         self._clock = clock
         self._current = current
+        self._writers = writers
+        self._staged = staged
         self.rolled: Callable[[], None] = lambda: None
         self.growing: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._queue: queue.SimpleQueue[Request | _Flush] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
-        self._in_hand: list[Request | _Flush] = []
+        self._in_hand: list[Item] = []
         self._together = 1
         self._applied_first = self._applied_last = self._commit_seconds = 0.0
         self._readers_checked = clock.monotonic()
@@ -116,9 +132,23 @@ class Committer:
         self._enqueue(request)
         return request.answer
 
+    def prepare(self, part: Prepared) -> None:
+        """Have a request applied as a part of a commit; whoever asks has to decide."""
+        self._enqueue(part)
+
     def flush(self) -> None:
         """Return once everything acknowledged before is committed, and so seen by every process."""
         request = _Flush()
+        self._enqueue(request)
+        request.answer.result()
+
+    def settle(self) -> None:
+        """Append what the bucket lacks of open commits, and commit it.
+
+        Raises:
+            CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
+        """
+        request = _Flush(settle=True)
         self._enqueue(request)
         request.answer.result()
 
@@ -131,7 +161,10 @@ class Committer:
         """
         request = _Flush(last=True)
         try:
-            self._enqueue(request)
+            with self._gate:
+                self.check()
+                self._queue.put(request)
+                self._ended = StoreClosed("The store was closed; open it again.")  # for whoever comes behind it
             request.answer.result()
         except LogFailed:
             if self._options.durability != "sync":
@@ -140,7 +173,7 @@ class Committer:
             self._thread.join()
             self._path.close()
 
-    def _enqueue(self, item: Request | _Flush) -> None:
+    def _enqueue(self, item: Item) -> None:
         with self._gate:
             self.check()
             self._queue.put(item)
@@ -158,12 +191,13 @@ class Committer:
             with self._gate, self._lock:
                 self._ended = ended
                 self._path.index.abort()
-            waiting: list[Request | _Flush] = [*self._in_hand]
+            waiting: list[Item] = [*self._in_hand]
             while not self._queue.empty():
                 waiting.append(self._queue.get())
             for item in waiting:
-                if not item.answer.done():
-                    item.answer.set_exception(copy(ended))
+                for answer in (item.ready, item.answer) if isinstance(item, Prepared) else (item.answer,):
+                    if not answer.done():
+                        answer.set_exception(copy(ended))
 
     def _turn(self) -> bool:
         item = self._next()
@@ -178,20 +212,22 @@ class Committer:
         if group:
             self._together = len(group)
             self._commit_group(group)
-        if item is not None:
+        if isinstance(item, _Flush):
             return self._answer_flush(item)
+        if isinstance(item, Prepared):
+            self._take_part(item)
         if self._due():
             self._commit_in_time()
         return True
 
-    def _another(self, there: int) -> Request | _Flush | None:
+    def _another(self, there: int) -> Item | None:
         """What comes next of what waits; those answered last are likely to come again at once, so they are awaited."""
         try:
             return self._queue.get(timeout=GATHER_SECONDS if there < self._together else 0.0)
         except queue.Empty:
             return None
 
-    def _next(self) -> Request | _Flush | None:
+    def _next(self) -> Item | None:
         deadline = self._deadline()
         try:
             if deadline is None:
@@ -270,6 +306,10 @@ class Committer:
         definition = self._current()
         if definition is not self._path.definition:
             self._path.use(definition)
+        self._path.named = self._writers()
+        for commit in self._path.named.commits:
+            if not self._path.has(commit):
+                self._append([self._path.apply(self._staged(commit), decided=True)], durable=True)
         if self._path.log.is_full:
             self._path.roll()
             self.rolled()
@@ -277,13 +317,63 @@ class Committer:
     def _apply(self, group: Sequence[Request]) -> Outcomes:
         is_first = not self._path.index.writing
         outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
-        batches = [done.batch for _, done in outcomes if isinstance(done, Applied) and done.batch is not None]
-        if batches:
-            self._path.log.append(batches, durable=self._options.durability == "sync")
-        self._applied_last = self._clock.monotonic()
+        done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
+        self._append(done, durable=self._options.durability == "sync")
         if is_first:
             self._applied_first = self._applied_last
         return outcomes
+
+    def _append(self, done: Sequence[Applied], *, durable: bool) -> None:
+        batches = [each.batch for each in done if each.batch is not None]
+        if batches:
+            self._path.log.append(batches, durable=durable)
+        self._applied_last = self._clock.monotonic()
+
+    # Commits over several buckets
+
+    def _settle(self) -> None:
+        outcomes = None
+        while outcomes is None:
+            outcomes = self._try_group([])
+        if isinstance(outcomes, StoreError):
+            raise outcomes
+
+    def _take_part(self, prepared: Prepared) -> None:
+        while not prepared.ready.done():
+            failure = self._try_part(prepared)
+            if failure is not None and not prepared.ready.done():
+                prepared.ready.set_exception(copy(failure))
+            if failure is not None:
+                prepared.answer.set_exception(copy(failure))
+
+    def _try_part(self, prepared: Prepared) -> StoreError | None:
+        """Why a part could not be applied, or not be appended after it was decided that it is."""
+        with self._lock:
+            try:
+                self._prepare()
+                # A commit is all or nothing only if what came before it, and it was applied to, is never lost.
+                self._path.log.sync()
+                applied = self._path.apply(prepared.request)
+                prepared.ready.set_result(applied.result)
+                if not prepared.decision.result():
+                    if applied.batch is not None:
+                        self._restore()
+                    return None
+                self._append([applied], durable=True)
+            except lmdb.MapFullError:
+                return self._grow()
+            except lmdb.Error as error:
+                self._restore()
+                return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
+            except (InvalidRequest, WriterRejected) as error:
+                return error
+            except StoreError as error:
+                if isinstance(error, LogFailed) and self._path.log.has_lost:
+                    raise
+                self._restore()
+                return error
+        prepared.answer.set_result(applied.result)
+        return None
 
     # Commits
 
@@ -335,6 +425,8 @@ class Committer:
 
     def _answer_flush(self, request: _Flush) -> bool:
         try:
+            if request.settle:
+                self._settle()
             self._commit()
         except StoreError as error:
             if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):

@@ -52,6 +52,25 @@ class Request:
     answer: Future[AppendResult] = field(default_factory=Future)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch that is applied and not yet appended, while it is decided whether the commit it is a part of takes place.
+
+    Attributes:
+        ready: What its answer would be; an error if it can't be applied, and then it is over.
+        decision: Whether it is appended. Until then the bucket stands still.
+    """
+
+    request: Request
+    ready: Future[AppendResult] = field(default_factory=Future)
+    decision: Future[bool] = field(default_factory=Future)
+
+    @property
+    def answer(self) -> Future[AppendResult]:
+        """What came of it, if it was decided that it takes place."""
+        return self.request.answer
+
+
 _FIRST = np.zeros(1, np.int64)
 
 

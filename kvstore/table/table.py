@@ -17,6 +17,7 @@ from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import NamedWriter
 from kvstore.table.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.table.bucket import Bucket, fitted, request_of
 from kvstore.table.changelog import End, Start, changelog_schema
@@ -42,11 +43,13 @@ from kvstore.table.spread import buckets_of_rows, place_in, spread
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import schema_given, targets_of
 from kvstore.table.undo import check_undoable, first_changes
+from kvstore.table.writers import Writers
 from logformat import intake
 from logformat.changes import Changes
 from logformat.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset
 from logformat.intake import Data, Keys
+from writer import TableWriter, WriterOptions
 
 
 class Table:
@@ -56,6 +59,7 @@ class Table:
 
     Args:
         tablets: One for each bucket, in order.
+        writers: Those with a name.
         current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
         check_writable: Raises if the store was opened read-only.
     """
@@ -63,11 +67,13 @@ class Table:
     def __init__(
         self,
         tablets: Sequence[Tablet],
+        writers: Writers,
         current: Callable[[], TableDefinition],
         check_writable: Callable[[], None],
         batch_rows_max: int,
     ) -> None:
         self._tablets = tablets
+        self._writers = writers
         self._current = current
         self._check_writable = check_writable
         self._batch_rows_max = batch_rows_max
@@ -166,6 +172,63 @@ class Table:
         definition = self._current()
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         return self._apply_all(iter([fitting]), definition, targets)
+
+    def writer(self, name: str | None = None, **options: Any) -> TableWriter:
+        """A writer that gathers rows into batches and sends each exactly once, whatever is lost on the way.
+
+        With a name, it goes on where the last writer of that name was; that one, if it is still at work anywhere, is
+        fenced. Without, it is someone new. A name is for batches or for :meth:`apply_epoch`, not for both. Rows that
+        were not acknowledged when a process died are not known to the next one: exactly-once over a restart needs
+        epochs, or sequences the caller keeps (:meth:`Bucket.apply`).
+
+        Args:
+            name: Belongs to this table, and never expires; :meth:`kvstore.Store.drop_writer` forgets it.
+            options: Fields of :class:`writer.WriterOptions`: ``batch_rows``, ``batch_bytes``, ``linger_ms`` ….
+
+        Raises:
+            InvalidRequest: An argument is not possible, or the name sends epochs. Nothing was written.
+        """
+        self._check_writable()
+        self._current()
+        if unknown := set(options) - set(WriterOptions.__dataclass_fields__):
+            raise InvalidRequest("There is no such option of a writer.", unknown=sorted(unknown))
+        WriterOptions(**options)  # before anyone is fenced
+        return TableWriter(self, self._writers.open(name), new_id=self._writers.new_id, **options)
+
+    def apply_epoch(
+        self, changes: Changes, writer: str, epoch: int, run: str | None = None, takeover: bool = False
+    ) -> WriteResult:
+        """Apply changes to all buckets as one epoch of a named writer: once, and all or nothing.
+
+        Every bucket gets exactly one batch, empty where the epoch has nothing for it. An epoch that was applied before
+        is answered as it was then, for the last five; whoever is not sure sends it again. If a process dies in the
+        middle, the epoch was not applied at all, or it is brought to its end by whoever opens the table next.
+
+        Args:
+            changes: Upserts and deletes, in order; see :meth:`Bucket.apply`.
+            writer: Name of who counts the epochs; it sends nothing else.
+            epoch: Number of the epoch: any to begin with, then one more each time.
+            run: Who counts them in the writer's name, such as the id of a Spark query. Another run is refused.
+            takeover: Go on in the name of another run, which is refused from now on. Epochs count anew from this one.
+
+        Raises:
+            OutOfOrderSequence: The epoch is not the one after the last. Nothing was written.
+            WriterFenced: Another run has the name. Nothing was written.
+            InvalidRequest: The content is refused, or an argument; or the name sends batches. Nothing was written.
+            StoreLocked: Another process writes a bucket and does not hand it over. Nothing was written.
+            StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`. If ``committed`` stands in the error, the epoch
+                takes place: it is brought to its end before anything else is written.
+        """
+        self._check_writable()
+        definition = self._current()
+        fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=False)
+        return self._writers.apply_epoch(definition, fitting, writer, epoch, run, takeover)
+
+    @property
+    def writers(self) -> dict[str, NamedWriter]:
+        """Writers with a name: what they send, and under which id and incarnation."""
+        self._current()
+        return self._writers.named()
 
     def by_bucket(self, changes: Changes, other: int = 0, overwrite: bool = False) -> dict[int, Changes]:
         """Changes by the bucket they belong to, for :meth:`Bucket.apply`; those of one stay in the order they came.

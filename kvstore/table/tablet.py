@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -16,11 +16,13 @@ from kvstore.log import recovery as log_recovery
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import OpenCommit, TableWriters
 from kvstore.options import StoreOptions
 from kvstore.table.apply import WritePath
 from kvstore.table.committer import Committer
+from kvstore.table.handover import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.table.recovery import BucketPlace, is_at_end, is_complete, open_for_writing, usable_index
-from kvstore.table.request import Request
+from kvstore.table.request import Prepared, Request
 from kvstore.table.results import AppendResult
 from kvstore.table.snapshot import Snapshot
 from kvstore.table.upkeep import Upkeep
@@ -37,6 +39,9 @@ class Tablet:
 
     Args:
         current: The table as the catalog has it now; raises if it was dropped.
+        writers: Likewise its writers.
+        commits: Who commits to the table.
+        staged: What a commit has for this bucket.
         read_only: Whether nothing at all may be written; what a dead writer left to be recovered is not seen then.
     """
 
@@ -44,6 +49,9 @@ class Tablet:
         self,
         place: BucketPlace,
         current: Callable[[], TableDefinition],
+        writers: Callable[[], TableWriters],
+        commits: CommitLock,
+        staged: Callable[[OpenCommit], Request],
         options: StoreOptions,
         files: Files,
         clock: Clock,
@@ -52,6 +60,9 @@ class Tablet:
     ) -> None:
         self.place = place
         self._current = current
+        self._writers = writers
+        self._commits = commits
+        self._staged = staged
         self._options = options
         self._files = files
         self._clock = clock
@@ -76,35 +87,69 @@ class Tablet:
         Raises:
             StoreLocked: Another process is.
         """
-        return self._writer().submit(request)
+        while True:
+            committer = self._writer()
+            try:
+                return committer.submit(request)
+            except StoreClosed:
+                if not self._gave_up(committer):
+                    raise
+
+    def prepare(self, part: Prepared) -> None:
+        """Have a batch applied as a part of a commit, as the bucket's writer; whoever asks has to decide about it."""
+        self._writer().prepare(part)
+
+    def settle(self) -> None:
+        """Append what the bucket lacks of open commits; see :meth:`Committer.settle`.
+
+        Raises:
+            StoreLocked: Another process writes it, and will.
+        """
+        self._writer().settle()
 
     def flush(self) -> None:
         """Commit everything acknowledged, so that every process sees it."""
         committer = self._committer
         if committer is not None:
-            committer.flush()
+            try:
+                committer.flush()
+            except StoreClosed:
+                if not self._gave_up(committer):
+                    raise
+                # It committed everything then.
+
+    def begin(self, writer_id: WriterId) -> Sequence | None:
+        """Become the bucket's writer; sequence of the last batch of a writer whose earlier incarnations are fenced.
+
+        Raises:
+            StoreLocked: Another process is.
+        """
+        self._writer()
+        self.flush()  # what was applied before they were fenced shows
+        return self.last_sequence(writer_id)
 
     @contextmanager
     def latest(self) -> Iterator[View]:
         """Everything acknowledged; for short reads, because the bucket's writer waits meanwhile."""
-        committer = self._committer
-        if committer is None:
-            with self._reader().view() as view:
-                yield view
-            return
-        with self._lock:
-            committer.check()
-            index = committer.index
-            with index.written_view() if index.writing else index.view() as view:
-                yield view
+        while True:
+            committer = self._committer
+            if committer is None:
+                with self._reader().view() as view:
+                    yield view
+                return
+            with self._lock:
+                if not self._ended(committer):
+                    index = committer.index
+                    with index.written_view() if index.writing else index.view() as view:
+                        yield view
+                    return
 
     def state(self) -> IndexState:
         """How far everything acknowledged is."""
-        committer = self._committer
-        if committer is not None:
+        while (committer := self._committer) is not None:
             with self._lock:
-                committer.check()
-                return committer.state
+                if not self._ended(committer):
+                    return committer.state
         with self._reader().view() as view:
             return view.state()
 
@@ -125,13 +170,8 @@ class Tablet:
     @contextmanager
     def snapshot(self) -> Iterator[View]:
         """Everything acknowledged, at this moment; writing goes on."""
-        committer = self._committer
-        if committer is None:
-            index = self._reader()
-        else:
-            committer.flush()
-            index = committer.index
-        with index.view() as view:
+        self.flush()
+        with self._reader().view() as view:
             yield view
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
@@ -200,15 +240,22 @@ class Tablet:
         """
         self._writer()
 
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the bucket's writer."""
+        return self._committer is not None
+
     def stop_writing(self) -> None:
-        """Commit everything and let other processes write; who reads here goes on."""
+        """Commit everything and let other processes write; who reads here goes on, and who writes here begins anew."""
         with self._opening:
             self._stop_upkeep()
             committer, self._committer = self._committer, None
             try:
                 if committer is not None:
-                    self._index = self._opened_index()
-                    committer.close()
+                    try:
+                        self._index = self._opened_index()
+                    finally:
+                        committer.close()
             finally:
                 self._process_lock.release()
 
@@ -249,24 +296,62 @@ class Tablet:
         committer = self._committer
         if committer is not None:
             return committer
-        with self._opening:
-            self._check_open()
-            if self._committer is None:
-                self._committer = self._begin_writing()
-                self._upkeep = self._begin_upkeep(self._committer)
-            return self._committer
+        deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
+        while True:
+            commits = self._commits.held_elsewhere()
+            with self._opening:
+                self._check_open()
+                if self._committer is None and self._process_lock.try_acquire():
+                    self._committer = self._begin_writing()
+                    self._upkeep = self._begin_upkeep(self._committer)
+                if self._committer is not None:
+                    return self._committer
+            if not commits or self._clock.monotonic() >= deadline:
+                self._process_lock.refuse()
+            pause()
 
     def _begin_writing(self) -> Committer:
-        self._process_lock.acquire()
+        """Begin to write a bucket whose lock is held."""
         try:
-            path = self._recovered()
+            committer = self._begun()
         except BaseException:
             self._process_lock.release()
             raise
         if self._index is not None:
             self._index.close()
             self._index = None
-        return Committer(path, self.log, self._lock, self._options, self._clock, self._current)
+        return committer
+
+    def _begun(self) -> Committer:
+        """A committer for a bucket whose lock is held, which has all that was ever committed to it."""
+        committer = Committer(
+            *(self._recovered(), self.log, self._lock, self._options, self._clock),
+            *(self._current, self._writers, self._staged),
+        )
+        if self._writers().commits:
+            try:
+                committer.settle()
+            except BaseException:
+                committer.close()
+                raise
+        return committer
+
+    def _ended(self, committer: Committer) -> bool:
+        """Whether a committer has ended because the bucket was given up.
+
+        Raises:
+            StoreError: It has ended for another reason.
+        """
+        try:
+            committer.check()
+        except StoreClosed:
+            if not self._gave_up(committer):
+                raise
+            return True
+        return False
+
+    def _gave_up(self, committer: Committer) -> bool:
+        return self._committer is not committer
 
     def _begin_upkeep(self, committer: Committer) -> Upkeep:
         upkeep = Upkeep(
@@ -306,12 +391,24 @@ class Tablet:
         else:
             with self._index.view() as view:
                 complete = is_at_end(self.place, view.state())
-        if complete or self._process_lock.held or not self._process_lock.try_acquire():
+        commits = self._writers().commits
+        if (complete and self._has(commits)) or self._process_lock.held or not self._process_lock.try_acquire():
             return
         try:
-            self._recovered().close()
+            self._begun().close()
         finally:
             self._process_lock.release()
+
+    def _has(self, commits: Iterable[OpenCommit]) -> bool:
+        if not commits:
+            return True
+        index = self._opened_index()
+        try:
+            with index.view() as view:
+                writers = WriterStates(view.writers())
+        finally:
+            index.close()
+        return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
 
     def _recovered(self) -> WritePath:
         with refusals(self.place.directory):

@@ -1,0 +1,111 @@
+"""What a process has open of one table, shared by all who use it there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from kvstore.clock import Clock
+from kvstore.errors import StoreError
+from kvstore.files import Files
+from kvstore.log.segments import LogIdentity
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import TableWriters
+from kvstore.options import StoreOptions
+from kvstore.table.commits import Commits
+from kvstore.table.handover import HANDOVER_LOOK_MS, CommitLock
+from kvstore.table.recovery import BucketPlace
+from kvstore.table.staging import Staging
+from kvstore.table.tablet import Tablet
+from kvstore.table.writers import Writers
+from logformat import paths
+from logformat.ids import BucketId
+
+
+@dataclass(frozen=True, slots=True)
+class TableParts:
+    """One table.
+
+    Attributes:
+        tablets: One for each bucket, in order.
+    """
+
+    tablets: Sequence[Tablet]
+    lock: CommitLock
+    commits: Commits
+    writers: Writers
+
+    def hand_over(self) -> None:
+        """Give the buckets up if another process commits to the table."""
+        if any(tablet.writes for tablet in self.tablets) and self.lock.is_wanted():
+            for tablet in self.tablets:
+                if tablet.writes:
+                    # What could not be committed is in the log; whoever writes next is told what is wrong.
+                    with suppress(StoreError):
+                        tablet.stop_writing()
+
+
+def open_parts(
+    store: Path,
+    store_id: UUID,
+    definition: TableDefinition,
+    current: Callable[[], TableDefinition],
+    journal: Journal,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+    *,
+    read_only: Callable[[], bool],
+) -> TableParts:
+    """The parts of a table; no file is opened yet.
+
+    Args:
+        current: The table as the catalog has it now; raises if it was dropped.
+        read_only: See :class:`Tablet`.
+    """
+    table = definition.id
+
+    def writers() -> TableWriters:
+        return journal.state().writers_of(table)
+
+    def tablet(bucket: BucketId) -> Tablet:
+        return Tablet(
+            BucketPlace(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket)),
+            *(current, writers, lock, lambda commit: staging.request(commit, current(), bucket)),
+            *(options, files, clock),
+            read_only=read_only,
+        )
+
+    lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
+    tablets = [tablet(BucketId(bucket)) for bucket in range(definition.buckets)]
+    commits = Commits(table, tablets, lock, staging, journal, writers, clock)
+    return TableParts(tablets, lock, commits, Writers(table, commits, journal, writers))
+
+
+class HandingOver:
+    """Looks, while a process may write, whether another one wants its buckets.
+
+    Args:
+        parts: All that the process has open.
+    """
+
+    def __init__(self, parts: Callable[[], Sequence[TableParts]]) -> None:
+        self._parts = parts
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-handover", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(HANDOVER_LOOK_MS / 1000):
+            for parts in self._parts():
+                parts.hand_over()

@@ -1,0 +1,275 @@
+"""A process that dies in the middle of a commit over several buckets leaves all of it or nothing, and nobody stuck.
+
+Killed at each of its steps, with the buckets held by itself, by a live process that goes on writing, by a dead one, and
+by a dead one whose forked child lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.errors import CorruptData
+from kvstore.files import Files
+from kvstore.log.log import Log
+from kvstore.meta.journal import Journal
+from kvstore.table.commits import Commits
+from kvstore.table.handover import CommitLock
+from kvstore.table.staging import Staging
+from tests.crash.places import workplace
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+BUCKETS = 3
+KEYS = range(12)
+SECONDS_MAX = 20
+
+
+def changes(value: int) -> kvstore.Changes:
+    return kvstore.Changes.of([("upsert", {"k": k, "v": value}) for k in KEYS], SCHEMA)
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(kind: type, name: str, *, call: int = 0, after: bool = False) -> None:
+    """Have this process die before or after a call of a method."""
+    real: Callable[..., Any] = getattr(kind, name)
+    calls = count()  # one thread after the other takes a number
+
+    def planted(*arguments: Any, **named: Any) -> Any:
+        mine = next(calls)
+        if mine == call and not after:
+            die()
+        result = real(*arguments, **named)
+        if mine == call:
+            die()
+        return result
+
+    setattr(kind, name, planted)
+
+
+# Each says where a process dies that has the store open and is about to commit, and whether the commit takes place.
+STEPS: dict[str, tuple[Callable[[], None], bool]] = {
+    "nothing is staged": (lambda: dies(Staging, "write"), False),
+    "half is staged": (lambda: dies(Files, "sync_directory"), False),
+    "all is staged": (lambda: dies(Staging, "write", after=True), False),
+    "before the intent": (lambda: dies(Journal, "append"), False),
+    "after the intent": (lambda: dies(Journal, "append", after=True), True),
+    "before an append": (lambda: dies(Log, "append"), True),
+    "after one append": (lambda: dies(Log, "append", after=True), True),
+    "after two appends": (lambda: dies(Log, "append", call=1, after=True), True),
+    "before the end": (lambda: dies(Commits, "_end"), True),
+    "after the edit of the end": (lambda: dies(Journal, "append", call=1, after=True), True),
+    "after the end": (lambda: dies(Commits, "_end", after=True), True),
+}
+ASKING = {
+    "while it asks": (lambda: dies(CommitLock, "is_wanted"), False),
+    "when it has asked": (lambda: dies(Commits, "_takes", call=1), False),
+}
+
+
+def leave_a_child() -> None:
+    """Fork a child that has all this process has open, and outlives it."""
+    if not os.fork():
+        time.sleep(2 * SECONDS_MAX)
+        os._exit(0)
+
+
+def commit(pipe: Pipe, path: Path, step: str | None, *, own: bool, child_lives: bool = False) -> None:
+    """Commit epoch 1, dying at a step."""
+    with kvstore.open(path) as store:
+        store.table("t").apply_epoch(kvstore.Changes.of([], SCHEMA), "w", 0)
+    store = kvstore.open(path)
+    table = store.table("t")
+    if own:
+        table.apply(changes(0))
+        store.flush()
+    if child_lives:
+        leave_a_child()
+    if step is not None:
+        (STEPS | ASKING)[step][0]()
+    pipe.send("ready")
+    pipe.recv()
+    table.apply_epoch(changes(1), "w", 1)
+    pipe.send("done")
+
+
+def write(pipe: Pipe, path: Path, *, child_lives: bool = False) -> None:
+    """Hold all buckets, and write a row of its own over and over."""
+    store = kvstore.open(path)
+    table = store.table("t")
+    table.apply(changes(0))
+    if child_lives:
+        leave_a_child()
+    pipe.send("ready")
+    pipe.recv()
+    written = 0
+    while not pipe.poll():
+        table.upsert({"k": 100, "v": written})
+        written += 1
+    pipe.send(written)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with workplace() as directory:
+        with kvstore.open(directory / "s") as store:
+            store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS).apply(changes(0))
+        yield directory / "s"
+
+
+def judge(path: Path, *, takes_place: bool, written: int | None = None) -> None:
+    """All or nothing, seen by a reader at once; the epoch can be sent again, and nothing is left lying about."""
+    began = time.monotonic()
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        found = {row["k"]: row["v"] for row in rows_of(table)}
+        if written is not None:
+            assert found.pop(100) == written - 1
+        assert found == dict.fromkeys(KEYS, int(takes_place))
+        again = table.apply_epoch(changes(1), "w", 1)
+        assert [each.duplicated for each in again.by_bucket.values()] == [takes_place] * BUCKETS
+        table.apply_epoch(changes(2), "w", 2)
+        assert {row["v"] for row in rows_of(table) if row["k"] in KEYS} == {2}
+        writer_id = table.writers["w"].writer_id
+        assert [table.bucket(bucket).last_sequence(writer_id) for bucket in range(BUCKETS)] == [2] * BUCKETS
+        report = store.check()
+        assert report.ok, report.findings
+    assert not list((path / "staging").glob("*"))
+    assert not list((path / "tables").glob("*/WANTED"))
+    assert time.monotonic() - began < SECONDS_MAX
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("child_lives", [False, True], ids=["", "its child lives"])
+def test_killed_with_the_buckets_its_own(path: Path, step: str, child_lives: bool) -> None:
+    with Child(commit_own, path, step, child_lives) as child:
+        assert child.hear() == "ready"
+        child.say("go")
+        assert child.join() == -signal.SIGKILL
+        judge(path, takes_place=STEPS[step][1])
+
+
+def commit_own(pipe: Pipe, path: Path, step: str, child_lives: bool) -> None:
+    commit(pipe, path, step, own=True, child_lives=child_lives)
+
+
+def commit_others(pipe: Pipe, path: Path, step: str | None) -> None:
+    commit(pipe, path, step, own=False)
+
+
+@pytest.mark.parametrize("step", {k: v for k, v in (STEPS | ASKING).items() if k != "while it asks"})
+def test_killed_with_the_buckets_of_a_live_process(path: Path, step: str) -> None:
+    """That one gets them back, goes on writing, and has all of the commit or nothing."""
+    with Child(commit_others, path, step) as child:
+        assert child.hear() == "ready"
+        with Child(write, path) as holder:
+            assert holder.hear() == "ready"
+            holder.say("go")
+            child.say("go")
+            assert child.join() == -signal.SIGKILL
+            time.sleep(0.05)
+            holder.say("stop")
+            written = holder.hear()
+            assert written > 0
+            holder.join()
+        takes_place = (STEPS | ASKING)[step][1]
+        judge(path, takes_place=takes_place, written=written)
+
+
+@pytest.mark.parametrize("step", ["all is staged", "after the intent", "after one append"])
+@pytest.mark.parametrize("child_lives", [False, True], ids=["", "its child lives"])
+def test_killed_with_the_buckets_of_a_dead_process(path: Path, step: str, child_lives: bool) -> None:
+    with ExitStack() as stack:
+        child = stack.enter_context(Child(commit_others, path, step))
+        assert child.hear() == "ready"
+        holder = stack.enter_context(Child(write_with_child, path, child_lives))
+        assert holder.hear() == "ready"
+        holder.kill()
+        child.say("go")
+        assert child.join() == -signal.SIGKILL
+        judge(path, takes_place=STEPS[step][1])
+
+
+def write_with_child(pipe: Pipe, path: Path, child_lives: bool) -> None:
+    write(pipe, path, child_lives=child_lives)
+
+
+def test_the_holder_is_killed_while_it_is_asked(path: Path) -> None:
+    with Child(commit_others, path, None) as child:
+        assert child.hear() == "ready"
+        with Child(die_when_wanted, path) as holder:
+            assert holder.hear() == "ready"
+            child.say("go")
+            assert child.hear() == "done"
+            assert holder.join() == -signal.SIGKILL
+        child.join()
+        judge(path, takes_place=True)
+
+
+def die_when_wanted(pipe: Pipe, path: Path) -> None:
+    table = kvstore.open(path).table("t")
+    table.apply(changes(0))
+    real = CommitLock.is_wanted
+
+    def planted(self: CommitLock) -> bool:
+        if real(self):
+            die()
+        return False
+
+    CommitLock.is_wanted = planted  # type: ignore[method-assign]
+    pipe.send("ready")
+    signal.pause()
+
+
+def test_a_staged_batch_that_is_damaged_stops_its_bucket_and_says_which_file(path: Path) -> None:
+    with Child(commit_own, path, "after the intent", False) as child:
+        assert child.hear() == "ready"
+        child.say("go")
+        assert child.join() == -signal.SIGKILL
+    (staged,) = (path / "staging").glob("*")
+    data = staged.read_bytes()
+    staged.write_bytes(data[:-64])
+    with kvstore.open(path) as store:
+        for _ in range(2):
+            with pytest.raises(CorruptData, match=r"staged.*batches"):
+                store.table("t").apply_epoch(changes(1), "w", 1)
+    staged.write_bytes(data)
+    judge(path, takes_place=True)
+
+
+@pytest.mark.parametrize("step", ["after the intent", "after one append"])
+@pytest.mark.parametrize("how", ["read", "write"])
+def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str, step: str) -> None:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        assert {row["v"] for row in rows_of(table)} == {0}
+        with Child(commit_own, path, step, False) as child:
+            assert child.hear() == "ready"
+            child.say("go")
+            assert child.join() == -signal.SIGKILL
+        if how == "write":
+            # Each bucket appends its part before what comes after it.
+            table.apply(changes(5))
+            log = [change for batch in table.changelog() for change in batch.to_pylist()]
+            history = {k: [c["v"] for c in log if c["k"] == k and c["_change_type"] != "update_preimage"] for k in KEYS}
+            assert history == {key: [0, 0, 1, 5] for key in KEYS}
+            table.apply(changes(1))
+        else:
+            deadline = time.monotonic() + SECONDS_MAX
+            while {row["v"] for row in rows_of(table)} != {1}:
+                assert time.monotonic() < deadline
+    judge(path, takes_place=True)

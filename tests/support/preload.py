@@ -1,0 +1,10 @@
+"""What children of the fork server need is imported here, once, before they are forked."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import kvstore
+import kvstore.store  # noqa: F401
+
+assert all((np, pa, pc))

@@ -1,0 +1,53 @@
+"""Lanes by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from logformat.changes import Changes
+from logformat.intake import empty
+from writer.lane import Lane, Sending, Timing
+from writer.target import Identity
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False)])
+TIMING = Timing(request_timeout=10.0, delivery_timeout=100.0, backoff_min=1.0, backoff_max=4.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    first_offset: int = 0
+    last_offset: int = 0
+    duplicated: bool = False
+    timestamp_ms: int = 0
+
+
+DUPLICATE = Answer(duplicated=True)
+LONG_DUPLICATE = Answer(0, 1, duplicated=True)
+
+
+def batch(*keys: int) -> Changes:
+    return Changes.upserts(pa.RecordBatch.from_pydict({"k": list(keys)}, SCHEMA))
+
+
+def keys_of(changes: Changes) -> list[int]:
+    found: list[int] = changes.rows.column("k").to_pylist()
+    return found
+
+
+def lane_of(batches: int, identity: Identity = Identity(7), jitter: float = 1.0) -> Lane:  # noqa: B008
+    lane = Lane(0, identity, Changes.upserts(empty(SCHEMA)), TIMING, lambda: jitter)
+    for serial in range(batches):
+        lane.add(batch(serial), serial)
+    return lane
+
+
+def sequences(sendings: list[Sending]) -> list[int]:
+    return [sending.sequence for sending in sendings]
+
+
+def told(lane: Lane) -> list[tuple[int, str | None]]:
+    """What became of batches since it was last asked: serial, and name of the error."""
+    settled, lane.settled = lane.settled, []
+    return [(each.serial, type(each.error).__name__ if each.error else None) for each in settled]

@@ -1,0 +1,144 @@
+"""Changes of each bucket until they are worth a batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from logformat.changes import Changes
+from writer.intake import Intake, Item, beginning, part, together
+from writer.options import WriterOptions
+from writer.refused import Refused, tell_apart
+from writer.target import TargetTable
+
+
+class Pile:
+    """What waits for one bucket."""
+
+    def __init__(self) -> None:
+        self.parts: list[Changes] = []
+        self.rows = self.size = 0
+
+    def add(self, changes: Changes, size: int) -> None:
+        """One more part, of so many bytes."""
+        self.parts.append(changes)
+        self.rows += len(changes)
+        self.size += size
+
+
+class Made(NamedTuple):
+    """A batch.
+
+    Attributes:
+        size: Bytes of it, as they were gathered.
+    """
+
+    bucket: int
+    changes: Changes
+    size: int
+
+
+class Accumulator:
+    """Makes batches of items; used by one thread.
+
+    Attributes:
+        batches: Those that are complete, in order, since the caller last emptied this.
+        gathered: Bytes that ever came so far as to wait for a bucket.
+        refused: Rows that fit no batch, since the caller last emptied this.
+    """
+
+    def __init__(self, table: TargetTable, options: WriterOptions) -> None:
+        self.batches: list[Made] = []
+        self.refused: list[Refused] = []
+        self.gathered = 0
+        self._table = table
+        self._options = options
+        self._piles: dict[int, Pile] = {}
+        self._turn = count()
+        self._intake = intake_of(table)
+        self._items: list[Item] = []
+        self._whole: deque[Changes] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Rows of incomplete batches."""
+        return sum(pile.rows for pile in self._piles.values())
+
+    def take(self, items: list[Item]) -> None:
+        """Spread items over the buckets.
+
+        Raises:
+            StoreError: The table is gone. What of the items is in no batch and was not refused is in
+                :meth:`left_over`.
+        """
+        self._items += items
+        schema = rows_schema(self._table)
+        if not schema.equals(self._intake.schema):
+            self._intake = intake_of(self._table)
+        self._convert()
+        while self._whole:
+            self._spread(self._whole[0])
+            self._whole.popleft()
+
+    def seal(self) -> None:
+        """Make batches of everything that waits."""
+        for bucket in list(self._piles):
+            self._seal(bucket)
+
+    def left_over(self, items: list[Item]) -> list[Changes]:
+        """Everything that is in no batch, and items that were not taken, when nothing can be sent any more."""
+        self._items += items
+        self._convert()
+        return [changes for pile in self._piles.values() for changes in pile.parts] + list(self._whole)
+
+    def _convert(self) -> None:
+        found, refused = self._intake.changes(self._items)
+        self._items = []
+        self._whole += found
+        self.refused += refused
+
+    def _spread(self, changes: Changes) -> None:
+        other = next(self._turn) % self._table.buckets
+        done, failed = tell_apart(
+            len(changes), lambda start, end: self._table.by_bucket(part(changes, start, end), other)
+        )
+        self.refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
+        for by_bucket in done:
+            for bucket, belonging in by_bucket.items():
+                self._gather(bucket, belonging)
+
+    def _gather(self, bucket: int, changes: Changes) -> None:
+        options = self._options
+        start = 0
+        while start < len(changes):
+            pile = self._piles.setdefault(bucket, Pile())
+            rest = part(changes, start, len(changes))
+            piece = beginning(rest, options.batch_rows - pile.rows, options.batch_bytes)
+            size = piece.rows.nbytes
+            if pile.rows and pile.size + size > options.batch_bytes:
+                self._seal(bucket)
+                continue
+            pile.add(piece, size)
+            self.gathered += size
+            start += len(piece)
+            if pile.rows >= options.batch_rows or pile.size >= options.batch_bytes:
+                self._seal(bucket)
+
+    def _seal(self, bucket: int) -> None:
+        pile = self._piles.pop(bucket, None)
+        if pile is not None:
+            self.batches.append(Made(bucket, together(pile.parts), pile.size))
+
+
+def rows_schema(table: TargetTable) -> pa.Schema:
+    """Columns of a row as it is given: all but the one the table fills."""
+    automatic = table.options.auto_increment
+    return table.schema if automatic is None else pa.schema([f for f in table.schema if f.name != automatic])
+
+
+def intake_of(table: TargetTable) -> Intake:
+    """What makes changes of rows for a table."""
+    return Intake(rows_schema(table), table.primary_key or ())

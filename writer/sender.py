@@ -1,0 +1,237 @@
+"""The thread that makes batches of what callers hand over, sends them and takes the answers.
+
+It alone uses the accumulator and the lanes. Answers come from whatever thread a bucket gives them in, and only wake it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from logformat.changes import Changes
+from logformat.errors import NotAcknowledged, StoreClosed, StoreError, UnsupportedOperation
+from logformat.intake import empty
+from writer.accumulator import Accumulator
+from writer.buffer import Buffer
+from writer.clock import Clock
+from writer.intake import Item
+from writer.lane import Errand, Lane, Restart, Sending
+from writer.options import WriterOptions
+from writer.refused import Refused
+from writer.target import AppendTarget, Identity, TargetTable
+
+log = logging.getLogger("writer")
+
+ABORT_SECONDS = 5.0
+"""How long a writer that is left on an exception waits for the answers to what it sent."""
+
+
+class Sender:
+    """See above.
+
+    Args:
+        new_id: Gives a writer id that was never given before; None if there is no way to get one.
+
+    Attributes:
+        restarts: What went on under a new writer id.
+    """
+
+    def __init__(
+        self,
+        table: TargetTable,
+        identity: Identity,
+        options: WriterOptions,
+        clock: Clock,
+        new_id: Callable[[], int] | None,
+    ) -> None:
+        self.restarts: list[Restart] = []
+        self._table = table
+        self._identity = identity
+        self._options = options
+        self._clock = clock
+        self._new_id = new_id
+        self._events: queue.SimpleQueue[tuple[Lane, Sending, Future[Any]] | None] = queue.SimpleQueue()
+        self.buffer = Buffer(options.buffer_bytes, lambda: self._events.put(None))
+        self._accumulator = Accumulator(table, options)
+        self._lanes: dict[int, Lane] = {}
+        self._targets: dict[int, AppendTarget] = {}
+        self._serial = 0
+        self._open: dict[int, int] = {}
+        """Bytes of each batch that is not settled, by its serial, in order."""
+        self._flushes: list[tuple[int, int]] = []
+        """Flushes that wait: their ticket, and the first serial after them."""
+        self._flush_seen = 0
+        self._linger_at: float | None = None
+        self._abort_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="kvstore-writer", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Return once the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        ended: StoreError = NotAcknowledged("The writer ended on an error that is no store's; see standard error.")
+        try:
+            while self._turn():
+                pass
+            ended = StoreClosed("The writer was closed; open another.")
+        except StoreError as error:
+            ended = error
+        finally:
+            # Whatever ended the thread, nobody may wait for it for ever, and nothing may be forgotten.
+            self.buffer.end(ended, self._left)
+
+    def _left(self, items: list[Item]) -> tuple[list[Changes], list[Refused]]:
+        left = [changes for lane in self._lanes.values() for changes in lane.unacknowledged()]
+        left += [made.changes for made in self._accumulator.batches]
+        left += self._accumulator.left_over(items)
+        return left, self._accumulator.refused
+
+    def _turn(self) -> bool:
+        self._wait()
+        now = self._clock.monotonic()
+        if self.buffer.aborted:
+            return self._await_last(now)
+        self._gather(now)
+        for bucket, lane in self._lanes.items():
+            self._drive(bucket, lane, now)
+        self._settle()
+        return True
+
+    def _wait(self) -> None:
+        """Wait for whatever comes next, and take all the answers there are."""
+        wake = [time for lane in self._lanes.values() if (time := lane.wake_at()) is not None]
+        wake += [time for time in (self._linger_at, self._abort_at) if time is not None]
+        try:
+            timeout = max(0.0, min(wake) - self._clock.monotonic()) if wake else None
+            self._take_answer(self._events.get(timeout=timeout))
+            while True:
+                self._take_answer(self._events.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _take_answer(self, event: tuple[Lane, Sending, Future[Any]] | None) -> None:
+        if event is None:
+            return
+        lane, sending, future = event
+        error = future.exception()
+        if error is None:
+            lane.acknowledged(sending, future.result())
+        elif isinstance(error, StoreError):
+            lane.failed(sending, error, self._clock.monotonic())
+        else:
+            raise error
+
+    def _await_last(self, now: float) -> bool:
+        """After an abort: whether answers are still awaited."""
+        if self._abort_at is None:
+            self._abort_at = now + min(ABORT_SECONDS, self._options.request_timeout_ms / 1000)
+        self._settle()
+        return now < self._abort_at and any(lane.in_flight for lane in self._lanes.values())
+
+    # What comes
+
+    def _gather(self, now: float) -> None:
+        asked = self.buffer.asked
+        lingered = self._linger_at is not None and now >= self._linger_at
+        flush = asked > self._flush_seen
+        if lingered or flush or self.buffer.is_worth_it:
+            self._take()
+            if lingered or flush:
+                self._accumulator.seal()
+        if self.buffer.is_full and not self._open:
+            self._accumulator.seal()  # nothing would make room
+        self._put_in_line()
+        if flush:
+            self._flush_seen = asked
+            self._flushes.append((asked, self._serial))
+        if not self.buffer.waiting and not self._accumulator.waiting:
+            self._linger_at = None
+        elif self._linger_at is None or lingered:
+            self._linger_at = now + self._options.linger_ms / 1000
+
+    def _take(self) -> None:
+        items = self.buffer.take()
+        if not items:
+            return
+        known = sum(item.rows.nbytes for item in items if isinstance(item, Changes))
+        before = self._accumulator.gathered
+        self._accumulator.take(items)
+        self.buffer.converted(len(items), known, self._accumulator.gathered - before)
+        refused, self._accumulator.refused = self._accumulator.refused, []
+        if refused:
+            self.buffer.settle(0, refused)
+
+    def _put_in_line(self) -> None:
+        batches, self._accumulator.batches = self._accumulator.batches, []
+        for bucket, changes, size in batches:
+            if bucket not in self._lanes:
+                nothing = Changes.upserts(empty(changes.rows.schema))
+                timing = self._options.timing
+                self._lanes[bucket] = Lane(bucket, self._identity, nothing, timing, random.random)
+                self._targets[bucket] = self._table.bucket(bucket)
+            self._lanes[bucket].add(changes, self._serial)
+            self._open[self._serial] = size
+            self._serial += 1
+
+    # What goes
+
+    def _drive(self, bucket: int, lane: Lane, now: float) -> None:
+        target = self._targets[bucket]
+        errand = lane.errand(now)
+        if errand is not None:
+            try:
+                lane.errand_done(self._run_errand(errand, target))
+            except StoreError as error:
+                lane.errand_failed(error, now)
+        for sending in lane.due(now):
+            try:
+                future = target.submit(sending.changes, sending.writer_id, sending.sequence, sending.epoch)
+            except StoreError as error:
+                future = Future()
+                future.set_exception(error)
+            future.add_done_callback(partial(self._answer, lane, sending))
+        for restart in lane.restarts:
+            log.warning(
+                "bucket %d does not know writer %d any more; going on as writer %d; rows that may be there twice: %d",
+                restart.bucket,
+                restart.before,
+                restart.after,
+                sum(map(len, restart.in_doubt)),
+            )
+        self.restarts += lane.restarts
+        lane.restarts = []
+        if lane.error is not None:
+            raise lane.error
+
+    def _answer(self, lane: Lane, sending: Sending, future: Future[Any]) -> None:
+        self._events.put((lane, sending, future))
+
+    def _run_errand(self, errand: Errand, target: AppendTarget) -> int | None:
+        if errand is Errand.BEGIN:
+            return target.begin(self._identity.writer_id)
+        if self._new_id is None:
+            raise UnsupportedOperation("The bucket has forgotten this writer, and there is no new id; open another.")
+        return self._new_id()
+
+    def _settle(self) -> None:
+        size, refused = 0, []
+        for lane in self._lanes.values():
+            for settled in lane.settled:
+                size += self._open.pop(settled.serial)
+                if settled.error is not None:
+                    refused.append(Refused(settled.changes, settled.error))
+            lane.settled = []
+        if size or refused:
+            self.buffer.settle(size, refused)
+        first_open = next(iter(self._open), self._serial)
+        while self._flushes and self._flushes[0][1] <= first_open:
+            ticket, _ = self._flushes.pop(0)
+            self.buffer.flushed(ticket)
