@@ -52,9 +52,6 @@ class Request:
     answer: Future[AppendResult] = field(default_factory=Future)
 
 
-_FIRST = np.zeros(1, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A batch that is applied and not yet appended, while it is decided whether the commit it is a part of takes place.
@@ -72,6 +69,9 @@ class Prepared:
     def answer(self) -> Future[AppendResult]:
         """What came of it, if it was decided that it takes place."""
         return self.request.answer
+
+
+_FIRST = np.zeros(1, np.int64)
 
 
 def group(keys: Octets) -> Grouping:

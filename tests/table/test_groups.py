@@ -23,7 +23,7 @@ from kvstore.table import apply, joined
 from kvstore.table.apply import WritePath
 from logformat.batch import decode_batch
 from tests.support.clocks import SetClock
-from tests.support.tables import rows_of
+from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
 KEYS = ["", "a", "a\x00", "b", "long" * 20]
@@ -195,3 +195,12 @@ class TestAGroup:
         with mock.patch.object(joined, "ROWS_MAX", 3):
             together(table, [self.upsert(key) for key in "abcdefgh"])
         assert passes == [1, 3, 3, 1]
+
+
+def test_rows_that_overwrite_are_told_alike_in_a_group(tmp_path: Path) -> None:
+    """Whatever the table's engine: without preimages nobody has looked whether there was a row."""
+    with table_of(tmp_path / "store", merge_engine="first_row", changelog_image="wal") as table:
+        row = {"k": "a", "n": 1, "s": None}
+        together(table, [([(word, row)], (-1, -1, 0), True, None) for word in ("upsert", "upsert", "delete", "upsert")])
+        kinds = [change[1] for change in changes_of(table)]
+    assert kinds == ["update_postimage", "update_postimage", "delete", "update_postimage"]
