@@ -9,6 +9,8 @@ narrower type, as it was written for. Whatever does not fit is a SchemaMismatch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -93,20 +95,36 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Recor
     for kind in set(map(type, rows)):
         if not issubclass(kind, Mapping):
             raise SchemaMismatch("Every row is a dict from column name to value.", given=kind.__name__)
+    batch = None
+    if len(rows) <= FEW:
+        _check_rows(rows, schema)
+        batch = few_rows(rows, schema)
+    if batch is None:
+        columns = []
+        for field, values in zip(schema, _values(rows, schema), strict=True):
+            with _MisfitsOf(field):
+                columns.append(column_of(values, field.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    _check_nulls(batch, schema, None)
+    return batch
+
+
+def _values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> list[list[Any]]:
+    """The values of each column."""
+    names = schema.names
+    if set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(names)}:
+        # As many names as there are columns, so if every column is there, no other is.
+        with suppress(KeyError):
+            return [list(map(itemgetter(name), rows)) for name in names]
+    _check_rows(rows, schema)
+    return [[row[name] for row in rows] for name in names]
+
+
+def _check_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
     wanted = set(schema.names)
     for row in rows:
         if row.keys() != wanted:
             _check_names(list(row), schema)
-    batch = few_rows(rows, schema) if len(rows) <= FEW else None
-    if batch is None:
-        columns = []
-        for field in schema:
-            name = field.name
-            with _MisfitsOf(field):
-                columns.append(column_of([row[name] for row in rows], field.type))
-        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    _check_nulls(batch, schema, None)
-    return batch
 
 
 def _arrow_batches(data: Data) -> Iterator[pa.RecordBatch]:

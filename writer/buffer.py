@@ -198,14 +198,14 @@ class Buffer:
         """Whether nothing more is to be sent."""
         return self._aborted
 
-    def take(self) -> list[Item]:
-        """All items."""
+    def take(self) -> tuple[list[Item], int]:
+        """All items, and how many bytes were known of them."""
         with self._lock:
             items, self._items = self._items, []
-            self._items_size = 0
+            known, self._items_size = self._items_size, 0
             self._look()
             self._changed.notify_all()
-        return items
+        return items, known
 
     def converted(self, items: int, known: int, now: int) -> None:
         """Items became changes.

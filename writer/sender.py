@@ -162,10 +162,9 @@ class Sender:
             self._linger_at = now + self._options.linger_ms / 1000
 
     def _take(self) -> None:
-        items = self.buffer.take()
+        items, known = self.buffer.take()
         if not items:
             return
-        known = sum(item.rows.nbytes for item in items if isinstance(item, Changes))
         before = self._accumulator.gathered
         self._accumulator.take(items)
         self.buffer.converted(len(items), known, self._accumulator.gathered - before)

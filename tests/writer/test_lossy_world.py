@@ -174,7 +174,7 @@ def _templates() -> Iterator[None]:
 
 IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 RUNS = 10 if IS_LONG else 1  # Hypothesis remembers all of a run, so one of 5,000 would need much memory
-EXAMPLES = settings(max_examples=500 if IS_LONG else 75, stateful_step_count=50)
+EXAMPLES = settings(max_examples=500 if IS_LONG else 50, stateful_step_count=50)
 
 
 def test_every_acknowledged_row_is_there_exactly_once() -> None:

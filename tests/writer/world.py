@@ -307,9 +307,10 @@ class World:
     def heal(self) -> None:
         """Everything that is on its way arrives, nothing is lost any more: no lane may wait for ever."""
         self.locked = False
-        for _ in range(400):
-            while self.requests or self.replies:
+        for _ in range(2000):
+            if self.requests or self.replies:
                 self.carry_everything()
+                continue
             lanes = [lane for actor in self.actors for lane in actor.lanes if lane.error is None and len(lane)]
             if not lanes:
                 return
