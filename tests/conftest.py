@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import kvstore
+from tests.support.order import rank_of, scope_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,23 +29,25 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 OpenStore = Callable[..., kvstore.Store]
 TOLD = "told"
 """The user property of a test that has lines for the end of the output; reports bring it from where the test ran."""
-LONG_ROOMS = ("spark", "crash", "table", "cli", "store", "logformat")
-"""What takes longest begins first, so that workers end together."""
-SINGLE = "crash"
-"""A room whose tests are spread one by one; those of others go to a worker a file at a time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order tests, and group them for ``-n``: all that need Spark in one, for there is one session in the run."""
-    ranks = {}
-    for item in items:
-        room = item.path.parent.name
-        if item.get_closest_marker("spark"):
-            room = "spark"
-        ranks[item] = LONG_ROOMS.index(room) if room in LONG_ROOMS else len(LONG_ROOMS)
-        if room != SINGLE:
-            item.add_marker(pytest.mark.xdist_group("spark" if room == "spark" else f"{room}-{item.path.stem}"))
-    items.sort(key=ranks.__getitem__)
+    """Long rooms first."""
+    items.sort(key=lambda item: rank_of(item.nodeid))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Two workers with a session of Spark each would only be slow; nobody would notice."""
+    if item.get_closest_marker("spark") and scope_of(item.nodeid) != "spark":
+        pytest.fail("tests/support/order.py does not know that this needs Spark", pytrace=False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With ``-n``, see :mod:`tests.support.workers`."""
+    from tests.support.workers import Scheduling
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

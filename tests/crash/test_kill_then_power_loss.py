@@ -22,6 +22,8 @@ from tests.crash.trace import Plan
 from tests.crash.workload import MARKS, Script, script
 
 QUICK_POINTS = 10
+TRIES = 3
+"""A run makes some calls more or less, as its commits fall, and may end before it is killed."""
 END = Call("exit", "exit")
 
 
@@ -45,9 +47,12 @@ def cut_after(
     explorer = Explorer(plan, work, judges)
     killed = 0
     for point in points:
-        directory = Path(tempfile.mkdtemp(dir=work))
-        first = recorder.run(Order("run", directory, plan, Plan(kill_at=point)))
-        if first.status != -signal.SIGKILL:
+        for _ in range(TRIES):
+            directory = Path(tempfile.mkdtemp(dir=work))
+            first = recorder.run(Order("run", directory, plan, Plan(kill_at=point)))
+            if first.status == -signal.SIGKILL:
+                break
+        else:
             continue
         killed += 1
         step = max(0, (directory / MARKS).read_bytes().count(b"START") - 1) if (directory / MARKS).exists() else 0

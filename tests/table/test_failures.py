@@ -19,6 +19,7 @@ from kvstore.store import Store
 from logformat.index_state import IndexState
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
+from tests.table.test_follow import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
@@ -111,10 +112,13 @@ def test_only_the_request_to_blame_fails(store_path: Path, disk: FailingDisk) ->
         table = store.table("t")
         table.upsert({"k": 99, "v": 0})
         answers: dict[int, StoreError | None] = {}
-        started = threading.Event()
+        committer = table._tablets[0]._committer
+        gathered = threading.Event()
 
         def slow(call: str) -> int:
-            started.wait(0.2)  # the first group waits here, so that the others gather behind it
+            if not gathered.is_set():  # the first group waits here, so that the others gather behind it
+                wait_until(lambda: len(committer._in_hand) + committer._queue.qsize() >= 10)
+                gathered.set()
             return 0
 
         def write(key: int) -> None:

