@@ -19,7 +19,6 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import (
     NotAcknowledged,
-    OutOfOrderSequence,
     StoreError,
     StoreLocked,
     UnsupportedOperation,
@@ -29,7 +28,7 @@ from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.changes import Changes
-from logformat.ids import NO_SEQUENCE, Epoch, WriterId, next_sequence
+from logformat.ids import NO_SEQUENCE, next_sequence
 from logformat.intake import empty
 from tests.support.clocks import SetClock
 from writer.lane import Batch, Errand, Lane, Sending, Timing
@@ -134,7 +133,6 @@ class World:
         self.spoiled = False
         """Whether files of writers were damaged on purpose; a check finds those."""
         self._lives = 0
-        self._fences: dict[int, int] = {}
         self._eras: list[list[int]] = [[] for _ in range(BUCKETS)]
         """Offsets at which everybody was forgotten, for each bucket."""
         self.path = Path(shutil.copytree(template(kind), self.directory / "0"))
@@ -151,13 +149,7 @@ class World:
 
     def join(self, name: str | None = None) -> Actor:
         """A new writer, or a new incarnation of one with a name."""
-        if name is None:
-            identity = Identity(WriterId(self.store.new_writer_id()))
-        else:
-            before = [actor.identity for actor in self.actors if actor.identity.name == name]
-            id = before[-1].writer_id if before else WriterId(100 + len(self.actors))
-            identity = Identity(id, Epoch(len(before) + 1), name)
-            self._fences[id] = identity.epoch
+        identity = self.table._writers.open(name)
         nothing = Changes.upserts(empty(SCHEMA))
         lanes = [WatchedLane(bucket, identity, nothing, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
         for lane in lanes:
@@ -204,14 +196,12 @@ class World:
             raise StoreLocked("Locked.")
         if errand is Errand.NEW_ID:
             return self.store.new_writer_id()
-        return self.buckets[bucket].last_sequence(actor.identity.writer_id)
+        return self.buckets[bucket].begin(actor.identity.writer_id)
 
     def _check_may_be_over(self, actor: Actor, error: StoreError) -> None:
         if isinstance(error, WriterFenced):
-            assert actor.identity.epoch < self._fences[actor.identity.writer_id]
-        elif isinstance(error, OutOfOrderSequence):
-            assert actor.identity.name is not None
-            assert self.expired
+            name, epoch = actor.identity.name, actor.identity.epoch
+            assert any(other.identity.name == name and other.identity.epoch > epoch for other in self.actors)
         else:
             assert isinstance(error, NotAcknowledged | StoreLocked), error  # it is not known, or it never began
             assert self.expired
@@ -233,8 +223,6 @@ class World:
         try:
             if self.locked:
                 raise StoreLocked("Locked.")
-            if sending.epoch < self._fences.get(sending.writer_id, 0):
-                raise WriterFenced("Fenced.")  # as Bucket.begin() has it
             return self.buckets[request.bucket].submit(
                 sending.changes, sending.writer_id, sending.sequence, sending.epoch
             )
@@ -341,13 +329,14 @@ class World:
         for bucket, (start, end) in self.table.offsets().items():
             expected, eras = start, list(self._eras[bucket])
             last: dict[int, int] = {}
+            named = {actor.identity.writer_id for actor in self.actors if actor.identity.name is not None}
             for found in self.buckets[bucket].log.batches(start, end):
                 header = found.header
                 assert header.base_offset == expected
                 expected += max(1, header.record_count)
                 while eras and header.base_offset >= eras[0]:
                     del eras[0]
-                    last.clear()
+                    last = {id: sequence for id, sequence in last.items() if id in named}
                 assert header.batch_sequence == next_sequence(last.get(header.writer_id, NO_SEQUENCE)), header
                 last[header.writer_id] = header.batch_sequence
             assert expected == end
