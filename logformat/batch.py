@@ -11,8 +11,10 @@ Magic 0, 1 and 2 are the layouts of Apache Fluss; the store writes magic 3. In a
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,12 @@ NAMED_WRITER = 2
 """Attribute (magic 3): the writer has a name and never expires."""
 
 
-@dataclass(frozen=True, slots=True)
+_COMPUTED = {
+    *("length", "magic", "record_count", "last_offset_delta", "statistics_length", "records_position", "crc"),
+}
+
+
+@dataclass(frozen=True)
 class Layout:
     """Header of one magic: struct format, field names in its order, what the checksum leaves out."""
 
@@ -49,10 +56,25 @@ class Layout:
     checksum_from: int
     """The checksum covers all from here on; in magic 3 also all before the checksum itself."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the header."""
         return struct.calcsize(self.format)
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """Names of the fields that are as :class:`BatchHeader` has them; the others are computed."""
+        return tuple(name for name in self.names if name not in _COMPUTED)
+
+    @cached_property
+    def values_of(self) -> Callable[[BatchHeader], tuple[Any, ...]]:
+        """Values of these fields."""
+        return attrgetter(*self.given)
+
+    @cached_property
+    def in_order(self) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+        """Values by name, as the format has them."""
+        return itemgetter(*self.names)
 
 
 _FLUSS_HEAD = ("base_offset", "length", "magic", "commit_timestamp")
@@ -283,8 +305,8 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     }
     head = bytearray(place + before)
     head[layout.size : place] = statistics + changes
-    values = (computed[name] if name in computed else getattr(batch, name) for name in layout.names)
-    struct.pack_into(layout.format, head, 0, *values)
+    values = dict(zip(layout.given, layout.values_of(batch), strict=True)) | computed
+    struct.pack_into(layout.format, head, 0, *layout.in_order(values))
     pieces = [memoryview(head), message, memoryview(bytes(after))]
     crc = crc32c(pieces[0][:_CRC_POSITION]) if magic == MAGIC else 0
     crc = crc32c(pieces[0][layout.checksum_from :], crc)

@@ -146,7 +146,8 @@ class WritePath:
         seen = self._seen(request, timestamp, decided=decided)
         if seen is not None:
             return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
-        encoded = self._append_rows(request, timestamp) if request.grouping is None else self._merge(request, timestamp)
+        has_key = self.definition.primary_key is not None
+        encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
         return _applied(encoded)
 
     def commit(self) -> None:
@@ -230,7 +231,8 @@ class WritePath:
     def _replaces(self, request: Request) -> bool:
         """Whether its rows take the place of those stored, whatever these are."""
         options = self.definition.options
-        is_whole = request.grouping is not None and request.targets is None and options.auto_increment is None
+        has_key = self.definition.primary_key is not None
+        is_whole = has_key and request.targets is None and options.auto_increment is None
         return is_whole and isinstance(self._engine_of(request), LastRow) and not options.skip_identical_updates
 
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
@@ -276,6 +278,8 @@ class WritePath:
 
     def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
         """Operations whose result depends on the stored rows; the index is changed once everything else is done."""
+        if request.grouping is None:
+            request = replace(request, grouping=group(self._layout.encode_keys(request.changes.rows)))
         assert request.grouping is not None
         grouping, options = request.grouping, self.definition.options
         incoming = filled(request.changes.rows, self.definition.schema)

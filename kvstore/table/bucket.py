@@ -27,6 +27,8 @@ from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId,
 
 NO_EPOCH = Epoch(0)
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
+GROUPED_LATER_MAX = 64
+"""As few rows cost as much to be brought in order as many; they are together with those of other requests."""
 
 
 class Bucket:
@@ -202,11 +204,12 @@ def request_of(
     rows = filled(changes.rows, definition.schema)
     if rows is not changes.rows:
         changes = Changes(rows, changes.is_delete)
+    grouping = None
     if definition.primary_key is None:
         if changes.is_delete.true_count:
             raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
-        grouping = None
-    else:
+    elif len(changes) > GROUPED_LATER_MAX or definition.buckets > 1:
+        # Of several buckets a key that is too long must be found before any of them is written.
         grouping = group(layout_of(definition).encode_keys(changes.rows))
     return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite)
 

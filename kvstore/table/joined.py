@@ -42,8 +42,8 @@ def beginning(requests: Iterable[Request], fits: Callable[[Request], bool], is_n
 
 
 def joined(requests: Sequence[Request], layout: TableLayout) -> Request:
-    """The operations of requests, whose rows are stored as they come, as one request; nobody awaits it."""
-    if len(requests) == 1:
+    """The operations of requests, whose rows are stored as they come, as one request by key; nobody awaits it."""
+    if len(requests) == 1 and requests[0].grouping is not None:
         return requests[0]
     rows = pa.concat_batches([filled(request.changes.rows, layout.schema) for request in requests])
     is_delete = pa.concat_arrays([request.changes.is_delete for request in requests])
