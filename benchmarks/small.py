@@ -36,8 +36,7 @@ from benchmarks.stores import KvStore, RawLimit, RocksDict, Sqlite
 ONE_ROW = 300
 THREADS = (1, 2, 4, 8)
 SECONDS_OF_THREADS = 1.0
-HANDED_OVER = 10_000
-BATCH_ROWS = 1_000
+HANDED_OVER = 100_000
 WORKS = [Work("update, batches of 1,000", 1_000, 100), Work("update, batches of 100", 100, 300)]
 
 Row = dict[str, Any]
@@ -105,24 +104,26 @@ def by_threads(table: kvstore.Table, rows: list[Row], rounds: int) -> Rounds:
 
 
 def handed_over(table: kvstore.Table, rows: Rows, rounds: int) -> Rounds:
-    """Rows a second of the same rows in batches of ``BATCH_ROWS``, by how they are handed over."""
+    """Rows a second of the same rows, by how they are handed over; until the last is acknowledged."""
 
-    def as_arrow(batches: list[Any]) -> None:
-        for batch, _ in batches:
-            table.upsert(batch)
+    def row_by_row(_: Any, listed: list[Row]) -> None:
+        with table.writer() as writer:
+            for row in listed:
+                writer.upsert(row)
 
-    def as_dicts(batches: list[Any]) -> None:
-        for _, listed in batches:
-            table.upsert(listed)
-
-    # Row by row, through a writer that makes batches of them, belongs here.
-    ways = {"Arrow": as_arrow, "lists of dicts": as_dicts}
+    ways: dict[str, Callable[[Any, list[Row]], object]] = {
+        "one Arrow batch": lambda batch, _: table.upsert(batch),
+        "one list of dicts": lambda _, listed: table.upsert(listed),
+        "row by row, to a writer": row_by_row,
+    }
     found: Rounds = {name: [] for name in ways}
     for number in range(rounds + 1):
-        batches = [(batch, batch.to_pylist()) for batch in rows.updates(BATCH_ROWS, HANDED_OVER // BATCH_ROWS)]
+        (batch,) = rows.updates(HANDED_OVER, 1)
+        listed = batch.to_pylist()
         for name, way in ways.items():
+            table.flush()
             began = time.perf_counter()
-            way(batches)
+            way(batch, listed)
             if number:
                 found[name].append(HANDED_OVER / (time.perf_counter() - began))
     return found
@@ -147,13 +148,13 @@ def main() -> None:
     try:
         with kvstore.open(directory / "store") as store:
             table = store.create_table("t", SCHEMA, "k")
-            table.upsert(rows.batch(np.arange(1000)))
+            table.upsert(rows.batch(np.arange(arguments.rows)))
             single = one_row(directory, table, few, arguments.rounds)
             threads = by_threads(table, few, arguments.rounds)
             ways = handed_over(table, rows, arguments.rounds)
         told("one row, durable", "ms", single, "kvstore", console)
         told("threads, one row each", "rows/s", threads, "1", console)
-        told(f"batches of {BATCH_ROWS:,}, given as", "rows/s", ways, "Arrow", console)
+        told(f"{HANDED_OVER:,} updates, given as", "rows/s", ways, "one Arrow batch", console)
         batches = measure([KvStore, Sqlite, RocksDict, RawLimit], directory, rows, WORKS, arguments.rounds)
         shown(batches, console)
     finally:
