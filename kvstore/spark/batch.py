@@ -75,16 +75,19 @@ class KvStoreReader(DataSourceReader):
             raise InvalidRequest("Option `maxOffsetsPerTrigger` is for streams; leave it out.")
         self._pinned = pinned
         self._schema = schema
+        self._push_filters = options.push_filters
         self._filter: pc.Expression | None = None
         self._bucket: int | None = None
 
     @property
-    def pushFilters(self) -> _PushFilters:  # noqa: N802
+    def pushFilters(self) -> PushFilters:  # noqa: N802
         """Takes the filters of a query."""
-        return _PushFilters(self)
+        return PushFilters(self)
 
     def take_filters(self, filters: list[Filter]) -> None:
-        """Leave out what can't pass them, as far as that is known here."""
+        """Leave out what can't pass them, as far as that is known here; or do not, see :class:`PushFilters`."""
+        if not self._push_filters:
+            return
         place = self._pinned.place
         with place.open() as table:
             columns = _stored(table, place.kind)
@@ -106,8 +109,14 @@ class KvStoreReader(DataSourceReader):
             yield from read(partition, arrow_schema(self._schema), self._filter)
 
 
-class _PushFilters:
+class PushFilters:
     """What Spark calls as ``reader.pushFilters(filters)``.
+
+    Filters are made use of only where option ``pushFilters`` says so. A DataFrame of a Python data source has one plan
+    of what is read, which Spark (4.3) replaces whenever filters are pushed down, and uses for every query on that
+    DataFrame that has none. After ``df.where("k = 1").count()``, ``df.count()`` has the rows of ``k = 1`` only, and so
+    have all parts of a union but the last. What is right for a DataFrame that is used once is wrong for any other, and
+    nobody here can tell them apart.
 
     Spark fails every query on a reader that has such a method of its own while its setting
     ``spark.sql.python.filterPushdown.enabled`` is off, as it is by default. So this one passes for the inherited method
@@ -120,6 +129,7 @@ class _PushFilters:
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters; which of them are left to Spark."""
         self._reader.take_filters(filters)
         return filters  # Spark evaluates them again, on what is left
 

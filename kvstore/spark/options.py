@@ -16,7 +16,7 @@ from logformat.ids import OFFSET_MAX
 
 NAMES = (
     *("path", "table", "columns", "asOf", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "failOnDataLoss"),
+    *("maxOffsetsPerTrigger", "failOnDataLoss", "pushFilters"),
 )
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -41,6 +41,7 @@ class Options:
         start, end, as_of: None where nothing is said.
         offsets_max: How many offsets one batch of a stream may take.
         fail_on_data_loss: Whether it is an error if changes that are to be read have expired.
+        push_filters: Whether filters that Spark pushes down are made use of; see ``batch.PushFilters``.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Options:
     as_of: int | dict[int, int] | dt.datetime | None
     offsets_max: int | None
     fail_on_data_loss: bool
+    push_filters: bool
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -81,7 +83,8 @@ class Options:
             end=_end(options),
             as_of=_as_of(options.get("asof")),
             offsets_max=_count(options.get("maxoffsetspertrigger")),
-            fail_on_data_loss=_flag(options.get("failondataloss", "true")),
+            fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
+            push_filters=_flag("pushFilters", options.get("pushfilters", "false")),
         )
         if kind is Kind.ROWS and (told.start is not None or told.end is not None):
             raise InvalidRequest(
@@ -185,7 +188,7 @@ def _count(text: str | None) -> int | None:
     return count
 
 
-def _flag(text: str) -> bool:
+def _flag(option: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise InvalidRequest("Option `failOnDataLoss` is true or false.", given=text)
+        raise InvalidRequest(f"Option `{option}` is true or false.", given=text)
     return text.lower() == "true"

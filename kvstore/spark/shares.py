@@ -94,12 +94,15 @@ def shares_of(
     return [Share(place, tuple(pieces)) for pieces in shares if pieces]
 
 
-def read(share: Share, target: pa.Schema, filter: pc.Expression | None = None) -> Iterator[pa.RecordBatch]:
+def read(
+    share: Share, target: pa.Schema, filter: pc.Expression | None = None, needed: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """What a share holds, in batches of Spark's form.
 
     Args:
         target: Columns wanted, as Spark wants them.
         filter: Rows for which it is true.
+        needed: Columns that the filter may use, and those wanted; the latter if None.
 
     Raises:
         NoSuchTable: The table was dropped since.
@@ -109,7 +112,7 @@ def read(share: Share, target: pa.Schema, filter: pc.Expression | None = None) -
     _freeze_once()
     with share.table.open() as table:
         for piece in share.pieces:
-            batches = _batches(table, share.table.kind, piece, target)
+            batches = _batches(table, share.table.kind, piece, target, list(needed or target.names))
             if filter is not None:
                 batches = _larger(rows_where(batches, filter))
             for batch in batches:
@@ -129,15 +132,15 @@ def _parts(table: Table, kind: Kind, wanted: Wanted, filter: pc.Expression | Non
 
             yield _Part(shares.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
         filter = None  # what it says of a change does not say where among the keys
-    if (kind is Kind.ROWS or wanted.inserted_at is not None) and (ranges := shares.keys_where(filter)):
+    if (kind is Kind.ROWS or wanted.inserted_at is not None) and (ranges := shares.keys_where(filter, as_of=rows.end)):
         yield _Part(
             shares.row_bytes(ranges) / ROWS_TASK_BYTES_MIN,
             lambda parts: [replace(rows, keys=keys) for keys in shares.split_keys(ranges, parts)],
         )
 
 
-def _batches(table: Table, kind: Kind, piece: Piece, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    shares, bucket, names = table.shares(piece.bucket), piece.bucket, target.names
+def _batches(table: Table, kind: Kind, piece: Piece, target: pa.Schema, names: list[str]) -> Iterator[pa.RecordBatch]:
+    shares, bucket = table.shares(piece.bucket), piece.bucket
     if kind is Kind.ROWS:
         assert piece.keys is not None
         return shares.rows(piece.keys, names, as_of=piece.end)

@@ -71,12 +71,13 @@ class Shares:
         """A range of offsets cut between commits, into ``parts`` of about one size or fewer."""
         return self._tablet.log.split(start, end, parts, 1)
 
-    def keys_where(self, filter: pc.Expression | None) -> list[KeyRange]:
-        """Ranges of keys outside of which no row passes a filter, now or in the past."""
+    def keys_where(self, filter: pc.Expression | None, *, as_of: int) -> list[KeyRange]:
+        """Ranges of keys outside of which no row passes a filter, of those there were at an offset."""
         if filter is None:
             return [KeyRange()]
         with self._tablet.snapshot() as view:
-            return ranges_where(view, self._current(), filter, beyond=True)
+            # Keys of the past may lie beyond those of now.
+            return ranges_where(view, self._current(), filter, beyond=view.state().applied_offset != as_of)
 
     def row_bytes(self, ranges: Sequence[KeyRange]) -> int:
         """About how many bytes of the index ranges of keys take."""

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -447,7 +448,60 @@ class Table:
         changes = self._changes(names, start, "latest", whole_updates=True)
         return first_changes(changes, definition).undo()
 
+    # Spark
+
+    def to_spark(
+        self,
+        spark: Any,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> Any:
+        """All rows as a DataFrame, as they are at the moment of the call; the fastest way for Spark to read them.
+
+        Args:
+            spark: The session, on this machine.
+            columns, as_of: See :meth:`scan`.
+            where: Only rows for which it is true; the ``filter`` of :meth:`scan`.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange: See :meth:`scan`.
+            UnsupportedOperation: Spark has no type for a column.
+        """
+        # Whoever has a session has pyspark; who has none need not.
+        from kvstore.spark import frames
+
+        return frames.rows_frame(self, spark, columns, where, as_of)
+
+    def changelog_to_spark(
+        self,
+        spark: Any,
+        start: Start = "earliest",
+        end: End = "latest",
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> Any:
+        """Changes as a DataFrame, up to the moment of the call; the fastest way for Spark to read them.
+
+        Args:
+            spark: The session, on this machine.
+            start, end, columns: See :meth:`changelog`.
+            where: Only changes for which it is true, such as ``pc.field("_change_type") == "delete"``.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange: See :meth:`changelog`.
+            UnsupportedOperation: Spark has no type for a column.
+        """
+        from kvstore.spark import frames
+
+        return frames.changes_frame(self, spark, start, end, columns, where)
+
     # For readers in other processes, which share the work
+
+    @property
+    def store_path(self) -> Path:
+        """Directory of the store."""
+        return self._tablets[0].place.directory.parents[2]
 
     def changelog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Columns of the changelog; all if None.

@@ -260,7 +260,7 @@ def test_an_old_starting_offset_is_no_matter_to_a_stream_with_a_checkpoint(short
     query.run()
     query.stop()
     assert query.rows()[-1]["_log_offset"] == table.offsets()[0][1] - 1
-    fresh = Query(query.options)
+    fresh = Query(query.options | {"failOnDataLoss": "true"})
     with pytest.raises(OffsetOutOfRange, match="does not hold this offset"):
         fresh.run()
     fresh.stop()
