@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 REPO ?= .
 
-.PHONY: setup demo test test-long bench bench-growth bench-parts lint lock clean
+SPARK_ROWS ?= 10000000
+
+.PHONY: setup demo test test-long bench bench-growth bench-parts bench-spark lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -44,6 +46,10 @@ bench-growth: .venv/bench
 
 bench-parts: .venv/ready
 	$(BIN)/python -m benchmarks.parts
+
+# SPARK_ROWS=2000000 measures less.
+bench-spark: setup
+	$(BIN)/python -m benchmarks.spark --rows $(SPARK_ROWS)
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
