@@ -20,7 +20,9 @@ SCHEMA = pa.schema([("path", pa.string()), ("size", pa.int64())])
 
 
 def main(directory: Path, remote: str = "local[2]") -> list[int]:
+    # For a server that is started here; one that is there has its own.
     os.environ["JAVA_HOME"] = str(find_java())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.remote(remote).getOrCreate()
     spark.dataSource.register(KvStoreSource)
     with kvstore.open(directory / "store") as store:
