@@ -244,6 +244,14 @@ def test_only_the_part_of_a_log_is_read_that_can_have_it(store: kvstore.Store, m
         assert count < 60
 
 
+def test_the_commit_that_a_range_begins_within(store: kvstore.Store) -> None:
+    table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), "k")
+    table.upsert([{"k": k} for k in range(10)])
+    table.flush()
+    found = read(store, "t$changelog", [EqualTo(("_commit_version",), 0)], startingOffsets='{"0": 4}')
+    assert [row["k"] for row in found] == [4, 5, 6, 7, 8, 9]
+
+
 CONDITIONS = [
     "k = 7",
     "k in (1, 2, 99)",

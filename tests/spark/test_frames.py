@@ -14,6 +14,9 @@ from pyspark.sql import SparkSession
 import kvstore
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.spark import KvStoreSource
+from kvstore.spark.options import Kind
+from kvstore.spark.place import TablePlace
+from kvstore.spark.shares import Wanted, read, shares_of
 from tests.spark.test_source import SCHEMA, listed, load, python_changes
 
 pytestmark = pytest.mark.spark
@@ -117,3 +120,16 @@ def test_work_is_cut_into_as_many_tasks_as_there_are_cores(store: kvstore.Store)
         assert sum(sizes) == count
         assert len(sizes) == 2
         assert min(sizes) > 0.3 * count
+
+
+def test_rows_come_first_and_then_what_was_changed_since(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    table.upsert([{"k": k, "s": "a", "v": 0.0} for k in range(3)])
+    table.upsert([{"k": k, "s": "b", "v": 0.0} for k in range(2)])
+    table.flush()
+    place = TablePlace.of(str(store.path), table, Kind.CHANGELOG)
+    target = pa.schema([("k", pa.int64()), ("s", pa.string()), ("_change_type", pa.string())])
+    shares = shares_of(place, table, [Wanted(0, 3, 7, inserted_at=0)])
+    found = [tuple(row.values()) for share in shares for batch in read(share, target) for row in batch.to_pylist()]
+    update = [(k, text, kind) for k in (0, 1) for text, kind in (("a", "update_preimage"), ("b", "update_postimage"))]
+    assert sorted(found) == sorted([(k, "a", "insert") for k in range(3)] + update)
