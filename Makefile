@@ -7,7 +7,9 @@ JOBS ?= 2
 # Where tests write: in memory if there is enough, for a disk that others use is waited for; TMPDIR says otherwise.
 SCRATCH = $(or $(TMPDIR),$(shell df --output=avail -BG /dev/shm 2>/dev/null | awk '$$1 + 0 >= 4 { print "/dev/shm" }'))
 
-.PHONY: setup demo test test-long bench bench-growth bench-parts lint lock clean
+SPARK_ROWS ?= 10000000
+
+.PHONY: setup demo test test-long bench bench-growth bench-parts bench-spark lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -49,6 +51,10 @@ bench-growth: .venv/bench
 
 bench-parts: .venv/ready
 	$(BIN)/python -m benchmarks.parts
+
+# SPARK_ROWS=2000000 measures less.
+bench-spark: setup
+	$(BIN)/python -m benchmarks.spark --rows $(SPARK_ROWS)
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

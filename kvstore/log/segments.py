@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
@@ -52,6 +53,14 @@ class FoundBatch:
     def end(self) -> Position:
         """Where the next one stands."""
         return Position(self.position + self.header.size)
+
+
+class Mark(NamedTuple):
+    """Where a sparse index says that a batch stands."""
+
+    base: Offset
+    offset: Offset
+    position: Position
 
 
 class Segment:
@@ -224,6 +233,22 @@ class LogFiles:
                 return found.header.base_offset
         return end
 
+    def commit_end(self, start: Offset, end: Offset, records: int) -> Offset:
+        """Where a reader who takes whole batches stops: after ``records`` at most, but after the first batch at least.
+
+        Args:
+            start, end: Ends of batches: from here on, and no further than this.
+        """
+        if end - start <= records:
+            return end
+        header = next(self.batches(Offset(start + records), end)).header
+        return header.base_offset if header.base_offset > start else header.next_offset
+
+    def bytes_between(self, start: Offset, end: Offset) -> int:
+        """About how many bytes hold a range of offsets: to an entry of the sparse index on either side."""
+        _, first, last = self._places(start, end)
+        return last - first
+
     def split(self, start: Offset, end: Offset, parts: int, bytes_min: int) -> list[tuple[Offset, Offset]]:
         """A range of offsets cut between batches where the sparse indexes know one.
 
@@ -231,20 +256,46 @@ class LogFiles:
             parts: At most so many, of about the same number of bytes.
             bytes_min: And none much smaller than this.
         """
+        inner, first, last = self._places(start, end)
+        parts = max(1, min(parts, (last - first) // max(bytes_min, 1)))
+        places = [first + (last - first) * part // parts for part in range(1, parts)]
+        nearest = (bisect_right(inner, (place, Offset(0))) for place in places)
+        cuts = sorted({inner[at][1] for at in nearest if at < len(inner)})
+        return list(pairwise([start, *cuts, end]))
+
+    def marks(self, start: Offset, end: Offset) -> list[Mark]:
+        """Batches between two offsets (exclusive) that the sparse indexes know, in order; they may be wrong."""
+        return [
+            Mark(base, entry.offset, entry.position)
+            for base in self._bases_between(start, end)
+            for entry in self.segment(base).sparse_index()
+            if start < entry.offset < end
+        ]
+
+    def marked(self, mark: Mark) -> FoundBatch | None:
+        """The batch at a mark; None if the sparse index was wrong."""
+        try:
+            return self.segment(mark.base).batch_at(mark.position, mark.offset)
+        except CorruptBatch:
+            return None
+
+    def _places(self, start: Offset, end: Offset) -> tuple[list[tuple[int, Offset]], int, int]:
+        """Places in the log, in bytes from somewhere, of batches between two offsets, of the first and of the end."""
         known: list[tuple[int, Offset]] = []
         size = 0
-        for base in self.bases():
+        for base in self._bases_between(start, end):
             segment = self.segment(base)
             known += [(size + entry.position, entry.offset) for entry in segment.sparse_index()]
             size += segment.size
         inner = [(place, offset) for place, offset in known if start < offset < end]
         first = max((place for place, offset in known if offset <= start), default=0)
         last = min((place for place, offset in known if offset >= end), default=size)
-        parts = max(1, min(parts, (last - first) // bytes_min))
-        places = [first + (last - first) * part // parts for part in range(1, parts)]
-        nearest = (bisect_right(inner, (place, Offset(0))) for place in places)
-        cuts = sorted({inner[at][1] for at in nearest if at < len(inner)})
-        return list(pairwise([start, *cuts, end]))
+        return inner, first, last
+
+    def _bases_between(self, start: Offset, end: Offset) -> list[Offset]:
+        """Segments that may hold something of a range."""
+        bases = self.bases()
+        return bases[max(bisect_right(bases, start) - 1, 0) : bisect_right(bases, end - 1)]
 
     def _next(self, base: Offset, position: Position, expected: Offset) -> tuple[FoundBatch, Offset]:
         following = self._following(base, position)

@@ -12,8 +12,6 @@ from kvstore.spark.java import find_java
 SETTINGS = {
     # A task with a Python worker costs 56 ms over TCP, half of it without.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Without this a reader's filters never reach it.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 

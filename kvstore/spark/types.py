@@ -25,7 +25,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
     Raises:
         UnsupportedOperation: Spark has no type for a column.
     """
-    return cast(StructType, from_arrow_schema(pa.schema([(field.name, _spark_type(field.type)) for field in schema])))
+    return cast(StructType, from_arrow_schema(pa.schema([(field.name, spark_type(field.type)) for field in schema])))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -54,7 +54,8 @@ def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _spark_type(stored: pa.DataType) -> pa.DataType:
+def spark_type(stored: pa.DataType) -> pa.DataType:
+    """The Arrow type that Spark reads for a stored one."""
     types = pa.types
     if stored in _WIDENED:
         return _WIDENED[stored]
@@ -67,9 +68,9 @@ def _spark_type(stored: pa.DataType) -> pa.DataType:
     if types.is_time(stored):
         return pa.time64("ns")
     if types.is_map(stored):
-        return pa.map_(_spark_type(stored.key_type), _spark_type(stored.item_type))
+        return pa.map_(spark_type(stored.key_type), spark_type(stored.item_type))
     if types.is_list(stored):
-        return pa.list_(_spark_type(stored.value_type))
+        return pa.list_(spark_type(stored.value_type))
     if types.is_struct(stored):
-        return pa.struct([(field.name, _spark_type(field.type)) for field in stored])
+        return pa.struct([(field.name, spark_type(field.type)) for field in stored])
     return stored

@@ -6,6 +6,7 @@ import datetime as dt
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,22 +39,64 @@ class KeyRange:
     stop: bytes | None = None
 
 
-def split_keys(view: View, parts: int, bytes_min: int) -> list[KeyRange]:
-    """All keys cut into ranges: evenly between the first and the last, as if keys were spread so."""
+def split_keys(view: View, ranges: Sequence[KeyRange], parts: int) -> list[tuple[KeyRange, ...]]:
+    """Ranges of keys cut into ``parts`` or fewer, evenly between the first key and the last, as if keys were spread so.
+
+    Args:
+        ranges: In order; they do not meet.
+    """
     bounds = view.bounds()
-    parts = min(parts, view.leaf_bytes() // bytes_min)
-    if bounds is None or parts < 2:
-        return [KeyRange()]
-    inner = evenly_between(*bounds, parts)
-    return [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
+    if bounds is None or parts < 2 or not ranges:
+        return [tuple(ranges)]
+    low, high = max(bounds[0], ranges[0].start), bounds[1]
+    if ranges[-1].stop is not None:
+        high = min(high, ranges[-1].stop)
+    inner = evenly_between(low, high, parts) if low < high else []
+    cut = [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
+    found = [tuple(filter(None, (_common(each, part) for each in ranges))) for part in cut]
+    return [part for part in found if part]
+
+
+def bytes_within(view: View, ranges: Iterable[KeyRange]) -> int:
+    """About how many bytes the rows of some ranges take, as if keys were spread evenly."""
+    bounds = view.bounds()
+    if bounds is None:
+        return 0
+    first, last = bounds
+    shared = _shared(first, last)
+    low, high = _number(first, shared), _number(last, shared)
+    share = 0
+    for each in ranges:
+        start = low if each.start <= first else _number(each.start, shared)
+        stop = high if each.stop is None or each.stop > last else _number(each.stop, shared)
+        share += max(0, min(stop, high) - max(start, low))
+    return view.leaf_bytes() * share // (high - low) if high > low else view.leaf_bytes()
 
 
 def evenly_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
     """Byte strings, in order, that cut what lies between two keys into parts, or into fewer if they are close."""
-    shared = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
-    low, high = (int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big") for key in (first, last))
+    shared = _shared(first, last)
+    low, high = _number(first, shared), _number(last, shared)
     cuts = {low + (high - low) * part // parts for part in range(1, parts)} - {low}
     return [first[:shared] + cut.to_bytes(_WORD, "big") for cut in sorted(cuts)]
+
+
+def _shared(first: bytes, last: bytes) -> int:
+    """How many bytes two keys begin with in common."""
+    return next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+
+
+def _number(key: bytes, shared: int) -> int:
+    """What stands behind the first ``shared`` bytes of a key."""
+    return int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big")
+
+
+def _common(one: KeyRange, other: KeyRange) -> KeyRange | None:
+    """What is in both."""
+    start = max(one.start, other.start)
+    stops = [each.stop for each in (one, other) if each.stop is not None]
+    stop = min(stops, default=None)
+    return KeyRange(start, stop) if stop is None or start < stop else None
 
 
 def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
@@ -87,9 +130,12 @@ def rows_as_of(
     definition: TableDefinition,
     offset: Offset,
     columns: Sequence[str] | None = None,
-    keys: KeyRange | None = None,
+    keys: Sequence[KeyRange] = (KeyRange(),),
 ) -> Iterator[pa.RecordBatch]:
     """Rows as they were after all changes before ``offset``, in key order: those of now, changes since then undone.
+
+    Args:
+        keys: Ranges of keys, in order; they do not meet.
 
     Raises:
         OffsetOutOfRange: The log does not hold the changes since then, or there is no such offset yet.
@@ -97,9 +143,8 @@ def rows_as_of(
     now = view.state().applied_offset
     if not 0 <= offset <= now:
         raise OffsetOutOfRange("Rows can be read as of offset 0 to the log's end.", as_of=offset, log_end=now)
-    within = keys or KeyRange()
     if offset == now:
-        return rows_now(view, definition, columns, within)
+        return chain.from_iterable(rows_now(view, definition, columns, within) for within in keys)
     check_undoable(definition)
     layout = layout_of(definition)
     names = list(columns) if columns is not None else definition.schema.names
@@ -107,8 +152,10 @@ def rows_as_of(
     changes = changes_between(
         log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
     )
-    undone = _within(first_changes(changes, definition, names), within)
-    return _rows_undone(view, definition, undone, names, within)
+    undone = first_changes(changes, definition, names)
+    return chain.from_iterable(
+        _rows_undone(view, definition, _within(undone, within), names, within) for within in keys
+    )
 
 
 def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogFiles, now: Offset) -> Offset:

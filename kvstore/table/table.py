@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import column_names, integer, integer_within, shown
-from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NamedWriter
@@ -36,8 +37,8 @@ from kvstore.table.scan import (
     rows_now,
     rows_where,
     scan_schema,
-    split_keys,
 )
+from kvstore.table.shares import Shares
 from kvstore.table.sizes import of_size
 from kvstore.table.spread import buckets_of_rows, place_in, spread
 from kvstore.table.tablet import Tablet
@@ -480,8 +481,7 @@ class Table:
             InvalidRequest, OffsetOutOfRange, SchemaMismatch, CorruptBatch: See :meth:`changelog`.
             UnsupportedOperation: The table's changelog is a WAL image.
         """
-        check_undoable(self._current())
-        schema = binlog_schema(self._current(), _names(columns))
+        schema = self.binlog_schema(columns)
         changes = self._changes(changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
         return binlog_of(changes, schema)
 
@@ -511,7 +511,60 @@ class Table:
         changes = self._changes(names, start, "latest", whole_updates=True)
         return first_changes(changes, definition).undo()
 
+    # Spark
+
+    def to_spark(
+        self,
+        spark: Any,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> Any:
+        """All rows as a DataFrame, as they are at the moment of the call; the fastest way for Spark to read them.
+
+        Args:
+            spark: The session, on this machine.
+            columns, as_of: See :meth:`scan`.
+            where: Only rows for which it is true; the ``filter`` of :meth:`scan`.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange: See :meth:`scan`.
+            UnsupportedOperation: Spark has no type for a column.
+        """
+        # Whoever has a session has pyspark; who has none need not.
+        from kvstore.spark import frames
+
+        return frames.rows_frame(self, spark, columns, where, as_of)
+
+    def changelog_to_spark(
+        self,
+        spark: Any,
+        start: Start = "earliest",
+        end: End = "latest",
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> Any:
+        """Changes as a DataFrame, up to the moment of the call; the fastest way for Spark to read them.
+
+        Args:
+            spark: The session, on this machine.
+            start, end, columns: See :meth:`changelog`.
+            where: Only changes for which it is true, such as ``pc.field("_change_type") == "delete"``.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange: See :meth:`changelog`.
+            UnsupportedOperation: Spark has no type for a column.
+        """
+        from kvstore.spark import frames
+
+        return frames.changes_frame(self, spark, start, end, columns, where)
+
     # For readers in other processes, which share the work
+
+    @property
+    def store_path(self) -> Path:
+        """Directory of the store."""
+        return self._tablets[0].place.directory.parents[2]
 
     def changelog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Columns of the changelog; all if None.
@@ -529,6 +582,19 @@ class Table:
         """
         return scan_schema(self._keyed(), _names(columns))
 
+    def binlog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Columns of the binlog.
+
+        Args:
+            columns: Those of the rows before and after; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+            UnsupportedOperation: The table's changelog is a WAL image.
+        """
+        check_undoable(self._current())
+        return binlog_schema(self._current(), _names(columns))
+
     def offset_ranges(self, start: Start = "earliest", end: End = "latest") -> dict[BucketId, tuple[Offset, Offset]]:
         """For each bucket the offsets that :meth:`changelog` would read from (inclusive) and to (exclusive).
 
@@ -544,27 +610,53 @@ class Table:
             ranges[bucket] = range_between(first, last, tablet.log, now)
         return ranges
 
-    def split_changes(
-        self, bucket: int, start: Offset, end: Offset, parts: int, bytes_min: int
-    ) -> list[tuple[Offset, Offset]]:
-        """A range of offsets cut between batches, into ``parts`` of about one size, or fewer of ``bytes_min`` each."""
-        return self._tablet(bucket).log.split(start, end, parts, bytes_min)
+    def offsets_as_of(self, as_of: int | Mapping[int, int] | dt.datetime) -> dict[BucketId, Offset]:
+        """For each bucket the offset before which lies what :meth:`scan` would read as of this.
 
-    def split_keys(self, bucket: int, parts: int, bytes_min: int) -> list[KeyRange]:
-        """All keys of a bucket cut into ``parts`` ranges, or fewer if they would be smaller than ``bytes_min``."""
-        with self._tablet(bucket).snapshot() as view:
-            return split_keys(view, parts, bytes_min)
+        Raises:
+            InvalidRequest, OffsetOutOfRange: See :meth:`scan`.
+            UnsupportedOperation: The table's changelog is a WAL image, or the table has no key.
+        """
+        check_undoable(self._keyed())
+        found, buckets = {}, self._bucket_ids()
+        for bucket, tablet in zip(buckets, self._tablets, strict=True):
+            with tablet.snapshot() as view:
+                now = view.state().applied_offset
+            offset = offset_as_of(place_in("as_of", as_of, bucket, buckets), tablet.log, now)
+            if not tablet.log.start() <= offset <= now:
+                raise OffsetOutOfRange(
+                    "Rows can be read as of offsets that the log holds.",
+                    as_of=offset,
+                    log_start=tablet.log.start(),
+                    log_end=now,
+                )
+            found[bucket] = offset
+        return found
 
-    def rows_within(
-        self, bucket: int, keys: KeyRange, columns: Sequence[str] | None = None, *, as_of: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Like :meth:`scan`, of one bucket and a range of keys."""
-        tablet, names = self._tablet(bucket), self.scan_schema(columns).names
+    def committed(self) -> dict[BucketId, tuple[Offset, int]]:
+        """For each bucket the offset after the last change that every process sees, and when that was committed (ms).
 
-        def read(tablet: Tablet, view: View) -> Iterator[pa.RecordBatch]:
-            return rows_as_of(view, tablet.log, self._keyed(), Offset(as_of), names, keys)
+        For those who ask often: it costs next to nothing.
+        """
+        self._current()
+        states = {bucket: tablet.committed() for bucket, tablet in zip(self._bucket_ids(), self._tablets, strict=True)}
+        return {bucket: (state.applied_offset, state.last_timestamp) for bucket, state in states.items()}
 
-        return self._held(tablet, read)
+    def bucket_of(self, values: Mapping[str, pa.Scalar]) -> int | None:
+        """The bucket of all rows with these values; None if there may be some in several."""
+        definition = self._current()
+        if definition.bucket_key is None or not set(definition.bucket_key) <= values.keys():
+            return None
+        columns = {name: pa.array([values[name]]) for name in definition.bucket_key}
+        return int(buckets_of_rows(definition, pa.RecordBatch.from_pydict(columns))[0])
+
+    def shares(self, bucket: int) -> Shares:
+        """Reads of a bucket that are cut up among several.
+
+        Raises:
+            InvalidRequest: The table has no such bucket.
+        """
+        return Shares(self._tablet(bucket), self._keyed, self._held)
 
     def _keyed(self) -> TableDefinition:
         definition = self._current()

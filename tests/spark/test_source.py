@@ -155,7 +155,7 @@ def test_several_buckets_and_added_columns(spark: SparkSession, store: kvstore.S
     table.upsert([{"k": k, "s": "b", "v": 1.0, "n": k} for k in range(50, 150)])
     table.flush()
     rows = load(spark, store, "t")
-    assert rows.rdd.getNumPartitions() == 3
+    assert rows.rdd.getNumPartitions() == 1  # there is little of each
     assert listed(rows, "k") == sorted(table.scan().read_all().to_pylist(), key=lambda row: row["k"])
     changes = listed(load(spark, store, "t$changelog"), "_bucket", "_log_offset")
     assert changes == python_changes(table)
@@ -229,15 +229,23 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
     ("table", "options", "message"),
     [
         ("t", {"colums": "k"}, "There is no such option"),
-        ("t", {"ASOF": "3"}, "no such option yet.*asOf"),
+        ("t", {"ASOF": "yesterday"}, "or a time with its zone"),
+        ("t", {"asOf": "2026-01-01T00:00:00"}, "or a time with its zone"),
+        ("t$changelog", {"asOf": "1"}, "for a table's rows"),
         ("t", {"columns": "k,s, k"}, "names a column twice"),
-        ("t$binlog", {}, r"`name\$changelog` for its changes"),
+        ("t$bin", {}, r"`name\$changelog` or `name\$binlog` for its changes"),
+        ("t$binlog", {"columns": "zzz"}, "no such column"),
         ("nope", {}, "There is no such table"),
         ("t", {"columns": "zzz"}, "no such column"),
         ("t$changelog", {"columns": "zzz"}, "no such column"),
         ("t", {"startingOffsets": "earliest"}, "for a changelog"),
         ("t$changelog", {"startingOffsets": "newest"}, "JSON from bucket to offset"),
-        ("t$changelog", {"startingOffsets": "full"}, "can't be full yet"),
+        ("t$changelog", {"endingOffsets": "full"}, "JSON from bucket to offset"),
+        ("t$changelog", {"startingTimestamp": "now"}, "in milliseconds"),
+        ("t$changelog", {"startingTimestamp": "1", "startingOffsets": "latest"}, "leave one out"),
+        ("t$changelog", {"failOnDataLoss": "maybe"}, "true or false"),
+        ("t$changelog", {"maxOffsetsPerTrigger": "0"}, "a number above 0"),
+        ("t$changelog", {"maxOffsetsPerTrigger": "1"}, "for streams"),
         ("t$changelog", {"startingOffsets": '{"0": 1}', "endingOffsets": '{"0": 0}'}, "does not come before its start"),
         ("t$changelog", {"startingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"endingOffsets": '{"0": 99}'}, "does not hold this offset"),
@@ -250,17 +258,17 @@ def test_bad_options(
     store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "s": "a", "v": None})
     store.flush()
     with pytest.raises(AnalysisException, match=message):
-        load(spark, store, table, **options)
+        load(spark, store, table, **options).collect()
 
 
 @pytest.mark.parametrize(
     ("table", "options", "error"),
     [
-        *(
-            ("t", {name: "1"}, UnsupportedOperation)
-            for name in ("startingTimestamp", "endingtimestamp", "AsOf", "failOnDataLoss", "maxOffsetsPerTrigger")
-        ),
-        ("t$changelog", {"startingOffsets": "full"}, UnsupportedOperation),
+        ("t", {"startingTimestamp": "1"}, InvalidRequest),
+        ("log", {}, UnsupportedOperation),
+        ("log$changelog", {"startingOffsets": "full"}, UnsupportedOperation),
+        ("wal$binlog", {}, UnsupportedOperation),
+        ("wal", {"asOf": "0"}, UnsupportedOperation),
         ("t", {"columns": "k,k"}, SchemaMismatch),
         ("t$foo", {}, InvalidRequest),
         ("t", {"path": "hdfs:///store"}, InvalidRequest),
@@ -270,6 +278,8 @@ def test_bad_options(
 )
 def test_the_class_of_an_error(store: kvstore.Store, table: str, options: dict[str, str], error: type) -> None:
     store.create_table("t", SCHEMA, primary_key="k")
+    store.create_table("log", SCHEMA)
+    store.create_table("wal", SCHEMA, primary_key="k", changelog_image="wal")
     with pytest.raises(InvalidRequest) as raised:
         KvStoreSource({"path": str(store.path), "table": table} | options).schema()
     assert type(raised.value) is error

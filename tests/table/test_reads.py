@@ -200,10 +200,10 @@ class TestSplits:
         table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
         data = {"name": [f"{n % 97:02}" for n in range(5000)], "n": pa.array(range(5000), pa.int32()), "v": range(5000)}
         table.upsert(pa.table({"name": data["name"], "n": data["n"], "v": pa.array(data["v"])}))
-        ranges = table.split_keys(0, 4, 1)
+        ranges = table.shares(0).split_keys([KeyRange()], 4)
         assert len(ranges) == 4
         end = table.offsets()[0][1]
-        parts = [pa.Table.from_batches(table.rows_within(0, keys, as_of=end), SCHEMA) for keys in ranges]
+        parts = [pa.Table.from_batches(table.shares(0).rows(keys, as_of=end), SCHEMA) for keys in ranges]
         assert pa.concat_tables(parts).equals(table.scan().read_all())
         assert min(part.num_rows for part in parts) > 500
 
@@ -213,10 +213,18 @@ class TestSplits:
         then, expected = table.offsets()[0][1], table.scan().read_all()
         table.upsert([{"name": str(n), "n": 0, "v": 1} for n in range(3000)])
         table.delete([(str(n), 0) for n in range(0, 3000, 5)])
-        ranges = table.split_keys(0, 3, 1)
+        ranges = table.shares(0).split_keys([KeyRange()], 3)
         assert len(ranges) == 3
-        parts = [pa.Table.from_batches(table.rows_within(0, keys, as_of=then), SCHEMA) for keys in ranges]
+        parts = [pa.Table.from_batches(table.shares(0).rows(keys, as_of=then), SCHEMA) for keys in ranges]
         assert pa.concat_tables(parts).equals(expected)
 
-    def test_a_small_table_is_one_range(self, table: kvstore.Table) -> None:
-        assert table.split_keys(0, 4, 1 << 20) == [KeyRange()]
+    def test_the_size_of_ranges(self, store: kvstore.Store) -> None:
+        table = store.create_table("u", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
+        table.upsert(pa.table({"k": range(100_000)}))
+        shares = table.shares(0)
+        whole = shares.row_bytes([KeyRange()])
+        halves = shares.split_keys([KeyRange()], 2)
+        assert [round(shares.row_bytes(half) / whole, 2) for half in halves] == [0.5, 0.5]
+        (tenth,) = shares.keys_where((pc.field("k") >= 20_000) & (pc.field("k") < 30_000))
+        assert 0.09 < shares.row_bytes([tenth]) / whole < 0.12
+        assert len(shares.split_keys([tenth], 3)) == 3

@@ -1,0 +1,141 @@
+"""Batch reads: what they read is known before the first task, and only then is it cut up and filtered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from kvstore.errors import InvalidRequest
+from kvstore.spark.filters import expression_of, values_of
+from kvstore.spark.options import Kind, Options
+from kvstore.spark.place import TablePlace
+from kvstore.spark.shares import Share, Wanted, read, shares_of
+from kvstore.spark.types import arrow_schema
+from kvstore.table.changelog import End, Start
+from kvstore.table.table import Table
+from logformat.ids import BucketId
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What is read, whenever it is."""
+
+    place: TablePlace
+    wanted: tuple[Wanted, ...]
+
+
+def pinned(place: TablePlace, table: Table, options: Options) -> Pinned:
+    """What the options ask for, as of now.
+
+    Raises:
+        InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog` and :meth:`kvstore.Table.scan`.
+    """
+    if options.kind is not Kind.ROWS:
+        start = options.start or "earliest"
+        return Pinned(place, changes_wanted(table, start, options.end or "latest", options.fail_on_data_loss))
+    if options.as_of is not None:
+        ends = table.offsets_as_of(options.as_of)
+    else:
+        ends = {bucket: last for bucket, (_, last) in table.offset_ranges("latest").items()}
+    return Pinned(place, tuple(Wanted(bucket, end, end) for bucket, end in ends.items()))
+
+
+def changes_wanted(
+    table: Table, start: Start, end: End = "latest", fail_on_data_loss: bool = True
+) -> tuple[Wanted, ...]:
+    """Which changes of each bucket are between two places, and the rows at the first if that is ``full``.
+
+    Args:
+        fail_on_data_loss: If false, and the log does not reach back to ``start``, begin where it begins.
+    """
+    if start == "full":
+        table.scan_schema()  # it has a key
+        now = table.committed()
+        ranges = table.offset_ranges({bucket: offset for bucket, (offset, _) in now.items()}, end)
+        return tuple(Wanted(bucket, *each, now[bucket][1]) for bucket, each in ranges.items())
+    if not fail_on_data_loss:
+        begins = {bucket: first for bucket, (first, _) in table.offsets().items()}
+        if isinstance(start, Mapping):
+            start = {bucket: max(offset, begins.get(BucketId(bucket), 0)) for bucket, offset in start.items()}
+        if isinstance(end, Mapping):
+            end = {bucket: max(offset, begins.get(BucketId(bucket), 0)) for bucket, offset in end.items()}
+    return tuple(Wanted(bucket, *each) for bucket, each in table.offset_ranges(start, end).items())
+
+
+class KvStoreReader(DataSourceReader):
+    """Reads what was pinned, in a few large partitions."""
+
+    def __init__(self, pinned: Pinned, schema: StructType, options: Options) -> None:
+        if options.offsets_max is not None:
+            raise InvalidRequest("Option `maxOffsetsPerTrigger` is for streams; leave it out.")
+        self._pinned = pinned
+        self._schema = schema
+        self._push_filters = options.push_filters
+        self._filter: pc.Expression | None = None
+        self._bucket: int | None = None
+
+    @property
+    def pushFilters(self) -> PushFilters:  # noqa: N802
+        """Takes the filters of a query."""
+        return PushFilters(self)
+
+    def take_filters(self, filters: list[Filter]) -> None:
+        """Leave out what can't pass them, as far as that is known here; or do not, see :class:`PushFilters`."""
+        if not self._push_filters:
+            return
+        place = self._pinned.place
+        with place.open() as table:
+            columns = _stored(table, place.kind)
+            self._filter = expression_of(filters, columns)
+            if place.kind is not Kind.BINLOG:
+                self._bucket = table.bucket_of(values_of(filters, columns))
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each core, or fewer if there is little to read."""
+        place = self._pinned.place
+        wanted = [each for each in self._pinned.wanted if self._bucket in (None, each.bucket)]
+        with place.open() as table:
+            return shares_of(place, table, wanted, self._filter)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        # Where there is no partition, Spark asks for one that is none.
+        if isinstance(partition, Share):
+            yield from read(partition, arrow_schema(self._schema), self._filter)
+
+
+class PushFilters:
+    """What Spark calls as ``reader.pushFilters(filters)``.
+
+    Filters are made use of only where option ``pushFilters`` says so. A DataFrame of a Python data source has one plan
+    of what is read, which Spark (4.3) replaces whenever filters are pushed down, and uses for every query on that
+    DataFrame that has none. After ``df.where("k = 1").count()``, ``df.count()`` has the rows of ``k = 1`` only, and so
+    have all parts of a union but the last. What is right for a DataFrame that is used once is wrong for any other, and
+    nobody here can tell them apart.
+
+    Spark fails every query on a reader that has such a method of its own while its setting
+    ``spark.sql.python.filterPushdown.enabled`` is off, as it is by default. So this one passes for the inherited method
+    where Spark looks, and is called only where the setting is on.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: KvStoreReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters; which of them are left to Spark."""
+        self._reader.take_filters(filters)
+        return filters  # Spark evaluates them again, on what is left
+
+
+def _stored(table: Table, kind: Kind) -> pa.Schema:
+    """Columns as they are stored."""
+    if kind is Kind.ROWS:
+        return table.scan_schema()
+    return table.binlog_schema() if kind is Kind.BINLOG else table.changelog_schema()

@@ -1,0 +1,132 @@
+"""Filters that Spark pushes down, as Arrow's expressions on stored columns.
+
+* Spark evaluates each filter again, so all that matters here is that none drops a row that Spark would keep. Where
+  Arrow says false and Spark says null, a ``Not`` around it keeps more rows, never fewer; nowhere is it the other way.
+* A value is compared only if the stored type holds exactly that value; else the filter is left to Spark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from kvstore.spark.types import spark_type
+
+_CHARACTER_MAX, _SURROGATES = 0x10FFFF, range(0xD7FF, 0xE000)
+
+
+def expression_of(filters: Iterable[Filter], schema: pa.Schema) -> pc.Expression | None:
+    """What rows must be like that pass all filters; None if nothing can be said of them.
+
+    Args:
+        schema: Columns as they are stored.
+    """
+    found = [each for each in (_expression(filter, schema) for filter in filters) if each is not None]
+    return reduce(and_, found) if found else None
+
+
+def values_of(filters: Iterable[Filter], schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """Columns that have one value in all rows that pass."""
+    found = {}
+    for filter in filters:
+        if isinstance(filter, (EqualTo, EqualNullSafe)) and len(filter.attribute) == 1:
+            kind = _type_of(filter.attribute, schema)
+            value = None if kind is None else _scalar(filter.value, kind)
+            if value is not None:
+                found[filter.attribute[0]] = value
+    return found
+
+
+def _expression(filter: Filter, schema: pa.Schema) -> pc.Expression | None:
+    if isinstance(filter, Not):
+        inner = _expression(filter.child, schema)
+        return None if inner is None else ~inner
+    kind = _type_of(filter.attribute, schema)
+    if kind is None:
+        return None
+    field = pc.field(*filter.attribute)
+    if isinstance(filter, IsNull):
+        return field.is_null()
+    if isinstance(filter, IsNotNull):
+        return field.is_valid()
+    if isinstance(filter, In):
+        values = [_scalar(value, kind) for value in filter.value if value is not None]
+        known = [value.as_py() for value in values if value is not None]
+        return field.isin(pa.array(known, kind)) if len(known) == len(values) else None
+    if isinstance(filter, (StringStartsWith, StringEndsWith, StringContains)):
+        return _of_text(filter, field) if pa.types.is_string(kind) else None
+    value = _scalar(filter.value, kind)
+    return None if value is None else _comparison(filter, field, value)
+
+
+def _comparison(filter: Filter, field: pc.Expression, value: pa.Scalar) -> pc.Expression | None:
+    if isinstance(filter, EqualTo):
+        return field == value
+    if isinstance(filter, EqualNullSafe):
+        return (field == value) & field.is_valid()
+    if isinstance(filter, LessThan):
+        return field < value
+    if isinstance(filter, LessThanOrEqual):
+        return field <= value
+    # Spark holds NaN for the largest number.
+    more = pc.is_nan(field) if pa.types.is_floating(value.type) else None
+    if isinstance(filter, GreaterThan):
+        return field > value if more is None else (field > value) | more
+    if isinstance(filter, GreaterThanOrEqual):
+        return field >= value if more is None else (field >= value) | more
+    return None
+
+
+def _of_text(filter: Filter, field: pc.Expression) -> pc.Expression:
+    if isinstance(filter, StringEndsWith):
+        return pc.ends_with(field, filter.value)
+    if isinstance(filter, StringContains):
+        return pc.match_substring(field, filter.value)
+    found = pc.starts_with(field, filter.value)
+    # The same in other words, which say where among the keys.
+    last = ord(filter.value[-1]) if filter.value else _CHARACTER_MAX
+    if last < _CHARACTER_MAX and last not in _SURROGATES:
+        found = found & (field >= filter.value) & (field < filter.value[:-1] + chr(last + 1))
+    return found
+
+
+def _type_of(path: Sequence[str], schema: pa.Schema) -> pa.DataType | None:
+    """Type of a column, or of a field in it; None if there is none, or none that is compared here as Spark does."""
+    kind: Any = pa.struct(list(schema))
+    for name in path:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return None if pa.types.is_float16(kind) else kind
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar | None:
+    """A value of Spark's as one of a stored type; None if that does not hold it, or holds it for another."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    try:
+        return pa.scalar(bytes(value) if isinstance(value, bytearray) else value, spark_type(kind)).cast(kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,42 @@
+"""Examples run, and are right: each checks what it prints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLAIN = ["streaming_aggregation.py"]
+CONNECT = ["connect.py", "pipeline/run.py"]
+"""Those that need a package more."""
+
+
+def run(name: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+
+
+def test_every_example_is_known() -> None:
+    found = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").rglob("*.py")}
+    assert found == {*PLAIN, *CONNECT, "pipeline/transformations/changes.py"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_example(name: str) -> None:
+    run(name)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("grpc") is None, reason="needs pyspark[connect]")
+@pytest.mark.parametrize("name", CONNECT)
+def test_an_example_of_spark_connect(name: str) -> None:
+    run(name)
