@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -81,15 +82,57 @@ class ProcessLock:
             self._descriptor = -1
 
 
+class Presence:
+    """That this process is one of those that hold a file's lock together, and whether there are others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._mutex = threading.Lock()
+        _locks.add(self)
+
+    def show(self) -> None:
+        """Be there, from now until :meth:`release`."""
+        if self._descriptor >= 0:
+            return
+        with self._mutex:
+            if self._descriptor < 0:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                self._descriptor = descriptor
+
+    def others(self) -> bool:
+        """Whether other processes are there."""
+        with self._mutex:
+            if self._descriptor < 0:
+                return _refuses(self._path, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # who fails to get the other one has lost this one
+            return False
+
+    def release(self) -> None:
+        """Be there no more."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 def is_locked(path: Path) -> bool:
-    """Whether someone holds the lock of a file; who holds it here asks otherwise."""
+    """Whether someone holds the :class:`ProcessLock` of a file; who holds it here asks otherwise."""
+    return _refuses(path, fcntl.LOCK_SH)  # shared, so that two who look do not take each other for a holder
+
+
+def _refuses(path: Path, kind: int) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that two who look do not take each other for a holder.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -97,7 +140,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+_locks: weakref.WeakSet[ProcessLock | Presence] = weakref.WeakSet()
 
 
 def _holder(path: Path) -> dict[str, object]:

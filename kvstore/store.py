@@ -39,6 +39,7 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
 from kvstore.table.creation import added_fields, bucket_key_of, options_of
 from kvstore.table.parts import HandingOver, TableParts, open_parts
+from kvstore.table.staging import Staging
 from kvstore.table.table import Table
 from kvstore.table.tablet import Tablet
 from kvstore.table.writers import new_writer_id
@@ -216,7 +217,8 @@ class Store:
 
         parts = core.parts(definition)
         if not self._read_only:
-            parts.commits.settle()
+            with suppress(StoreError):  # who writes to the table next is told why
+                parts.commits.settle()
         return Table(parts.tablets, parts.writers, current, self._check_writable, core.options.batch_rows_max)
 
     def list_tables(self) -> list[str]:
@@ -267,7 +269,15 @@ class Store:
             for table in tables
             for bucket, tablet in enumerate(core.parts(table).tablets)
         ]
-        return CheckReport(buckets, [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)])
+        findings = [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)]
+        now = core.catalog()
+        for table in tables:
+            if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
+                with suppress(StoreError):
+                    core.parts(table).commits.settle()
+                left = open_commits & set(core.catalog().writers_of(table.id).commits)
+                findings += [f"table {table.name}: commit {commit.commit_id} came to no end" for commit in left]
+        return CheckReport(buckets, findings)
 
     def flush(self) -> None:
         """Return once everything acknowledged, of any table, is on the disk and seen by every process."""
@@ -416,7 +426,7 @@ class _Core:
         for tablet in tablets:
             with suppress(StoreError):  # what could not be committed goes too
                 tablet.close()
-        self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
+        self._remove_files(definition.id)
 
     def drop_writer(self, name: str) -> None:
         tables = [id for id, writers in self.catalog().writers.items() if name in writers.named]
@@ -444,16 +454,16 @@ class _Core:
                 self._close()
             elif not self.writers:
                 with ExitStack() as stack:
-                    for tablet in self._all_tablets():
-                        stack.callback(tablet.stop_writing)
+                    for parts in self._all_parts():
+                        stack.callback(parts.stop_writing)
 
     def _close(self) -> None:
         if self._handing_over is not None:
             self._handing_over.close()
         with ExitStack() as stack:  # each of them, whatever the others raise
             stack.callback(self._journal.close)
-            for tablet in self._all_tablets():
-                stack.callback(tablet.close)
+            for parts in self._all_parts():
+                stack.callback(parts.close)
             self._parts.clear()
 
     def _all_parts(self) -> list[TableParts]:
@@ -479,7 +489,12 @@ class _Core:
                 lacks=unknown,
             )
         for table_id in self._table_ids() - state.tables.keys():
-            self._files.remove_tree(self.path / paths.TABLES / str(table_id))
+            self._remove_files(table_id)
+
+    def _remove_files(self, table_id: TableId) -> None:
+        """Remove everything a table has that is gone from the catalog."""
+        Staging(self.path, table_id, self._files).sweep(())
+        self._files.remove_tree(self.path / paths.TABLES / str(table_id))
 
     def unknown_tables(self, state: CatalogState) -> list[TableId]:
         """Tables with changes that the catalog knows nothing of, and has never dropped: it has lost edits."""
@@ -583,7 +598,7 @@ def _created(path: Path, files: Files, clock: Clock) -> StoreFile:
 def _table_name(name: str) -> str:
     name = printable("name", name, TABLE_NAME_BYTES_MAX)
     if "$" in name:
-        raise InvalidRequest("A table's name has no $.", name=name)
+        raise InvalidRequest("A table's name is without $.", name=name)
     return name
 
 

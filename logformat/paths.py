@@ -13,6 +13,7 @@ TABLES = "tables"
 LOCK_FILE = "LOCK"
 COMMIT_FILE = "COMMIT"
 WANTED_FILE = "WANTED"
+WRITING_FILE = "WRITING"
 STAGING = "staging"
 LOG = "log"
 INDEX = "index"
@@ -64,6 +65,11 @@ def commit_lock(store: Path, table: TableId) -> Path:
 def wanted_file(store: Path, table: TableId) -> Path:
     """There while who commits to a table waits for the buckets of others."""
     return store / TABLES / str(table) / WANTED_FILE
+
+
+def writing_file(store: Path, table: TableId) -> Path:
+    """Locked, together, by those who write buckets of a table by themselves."""
+    return store / TABLES / str(table) / WRITING_FILE
 
 
 def staged_file(store: Path, commit_id: str) -> Path:

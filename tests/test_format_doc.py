@@ -433,6 +433,7 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     log, base = bucket / paths.LOG, Offset(100)
     assert examples["STORE"] == Path(paths.STORE_FILE)
     assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
+    assert Path("tables/7/WRITING") == paths.writing_file(Path(), TableId(7))
     assert Path("tables/7/WANTED") == paths.wanted_file(Path(), TableId(7))
     assert examples["batches"] == paths.staged_file(Path(), examples["batches"].stem)
     assert paths.staged_commit(examples["batches"].name, TableId(7)) == examples["batches"].stem
@@ -472,7 +473,7 @@ def test_a_setting_is_the_one_in_the_code(setting: str, value: str) -> None:
     assert getattr(StoreOptions(), setting) == amount(value)
 
 
-NOT_LIMITS = {"STORE", "LOCK", "COMMIT", "WANTED", "KVLG", "KVIX", "KVWS"}
+NOT_LIMITS = {"STORE", "LOCK", "COMMIT", "WANTED", "WRITING", "KVLG", "KVIX", "KVWS"}
 
 
 def test_limits_named_in_the_text_are_in_the_table() -> None:

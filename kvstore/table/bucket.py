@@ -81,7 +81,8 @@ class Bucket:
             CorruptData: A stored row or batch is damaged. Nothing was written.
             LogFailed: The disk refused. Whether it was written shows after the store is opened again.
         """
-        return self.submit(changes, writer_id, sequence, writer_epoch, columns, overwrite, schema_id).result()
+        arguments = changes, writer_id, sequence, writer_epoch, columns, overwrite, schema_id
+        return self._submit(*arguments, waits=True).result()
 
     def submit(
         self,
@@ -95,9 +96,25 @@ class Bucket:
     ) -> Future[AppendResult]:
         """Like :meth:`apply`, for those who do not wait: batches are applied in the order they are submitted.
 
+        It does not wait for the bucket either, if another process was given it for a commit: it is locked then.
+
         Returns:
             The answer to come. What depends on stored rows or on sequences is raised by it, the rest by this call.
         """
+        return self._submit(changes, writer_id, sequence, writer_epoch, columns, overwrite, schema_id, waits=False)
+
+    def _submit(
+        self,
+        changes: Changes,
+        writer_id: int,
+        sequence: int,
+        writer_epoch: int,
+        columns: Several[str] | None,
+        overwrite: bool,
+        schema_id: int | None,
+        *,
+        waits: bool,
+    ) -> Future[AppendResult]:
         self._check_writable()
         numbers = _numbers(writer_id, sequence, writer_epoch)
         if not isinstance(overwrite, bool):
@@ -107,7 +124,7 @@ class Bucket:
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
         request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
-        return self._tablet.submit(request)
+        return self._tablet.submit(request, waits=waits)
 
     def begin(self, writer_id: int) -> int | None:
         """Become the bucket's writer, and tell the sequence of the last batch of a writer; None if there is none.

@@ -11,7 +11,7 @@ One commit at a time is on its way in a table. A bucket that another process wri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from uuid import uuid4
 
@@ -26,7 +26,7 @@ from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.staging import Staging
 from kvstore.table.tablet import Tablet
 from logformat.edits import BeginCommit, EndCommit, Payload
-from logformat.ids import BucketId, TableId
+from logformat.ids import BucketId, TableId, WriterId
 
 
 class Commits:
@@ -67,6 +67,10 @@ class Commits:
             self._settle()
             yield
 
+    def knows(self, writer_id: WriterId) -> bool:
+        """Whether any bucket has a batch of a writer with a name."""
+        return any(tablet.last_sequence(writer_id) is not None for tablet in self._tablets.values())
+
     def settle(self) -> None:
         """Bring open commits of dead processes to their end, unless somebody is about to."""
         if self._writers().commits and not self._lock.held_elsewhere():
@@ -87,10 +91,11 @@ class Commits:
         """
         first = requests[BucketId(0)]
         commit = OpenCommit(f"{self._table}-{uuid4().hex}", first.writer_id, first.writer_epoch, first.sequence)
-        parts = {bucket: Prepared(request) for bucket, request in requests.items()}
+        decision: Future[bool] = Future()
+        parts = {bucket: Prepared(request, decision) for bucket, request in requests.items()}
         with self._all_taken():
             if len(parts) == 1:
-                parts[BucketId(0)].decision.set_result(True)  # one batch is all or nothing by itself
+                decision.set_result(True)  # one batch is all or nothing by itself
                 self._tablets[0].prepare(parts[BucketId(0)])
                 return WriteResult({BucketId(0): parts[BucketId(0)].answer.result()})
             takes_place = False
@@ -105,8 +110,7 @@ class Commits:
                 takes_place = True
             finally:
                 # Who is told no, though the commit is journaled, finds it there before anything else is appended.
-                for part in parts.values():
-                    part.decision.set_result(takes_place)
+                decision.set_result(takes_place)
                 if not takes_place and commit not in self._writers().commits:
                     self._staging.remove(commit.commit_id)
             return WriteResult(self._answers(parts, commit))
@@ -118,7 +122,8 @@ class Commits:
         except StoreError as error:
             error.where["committed"] = True
             raise
-        self._end(commit)
+        with suppress(StoreError):  # it took place; that it is over is for the next turn to say
+            self._end(commit)
         return answers
 
     def _settle(self) -> None:
@@ -155,8 +160,8 @@ class Commits:
 
     @contextmanager
     def _all_taken(self) -> Iterator[None]:
-        """Write every bucket; those of other processes go back to them afterwards."""
-        with ExitStack() as handed_over:
+        """Write every bucket; those that are not this process's own go to others afterwards, if there are any."""
+        try:
             with ExitStack() as asking:
                 deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
                 for tablet in self._tablets.values():
@@ -164,13 +169,17 @@ class Commits:
                         if not self._lock.wanted:
                             asking.enter_context(self._lock.wanting())
                         pause()
-                    if self._lock.wanted:
-                        handed_over.callback(tablet.stop_writing)
             yield
+        finally:
+            if self._lock.presence.others():
+                for tablet in self._tablets.values():
+                    if not tablet.is_own:
+                        with suppress(StoreError):  # all of it is in the log, and who writes next is told
+                            tablet.stop_writing()
 
     def _takes(self, tablet: Tablet, deadline: float) -> bool:
         try:
-            tablet.write()
+            tablet.take()
         except StoreLocked:
             if self._clock.monotonic() >= deadline:
                 raise

@@ -3,6 +3,8 @@
 * The lock of a table's commits is ``flock`` on a file, like that of a bucket, so it ends with the process.
 * Who holds it and finds a bucket written elsewhere says so in a file; whoever writes there looks for it, commits what
   it has and lets go. It writes again when the commit is over, and waits for that.
+* Who writes buckets by itself, not in commits only, shares another lock as long as it has the table open. Who commits
+  keeps the buckets it took for the next commit only if nobody else is there: the others want them back.
 * What stands there and nobody who commits is alive was left by a dead process; it is removed.
 """
 
@@ -10,13 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.clock import Clock
 from kvstore.errors import StoreLocked
-from kvstore.files import Files
-from kvstore.lock import ProcessLock, is_locked
+from kvstore.files import Files, refusals
+from kvstore.lock import Presence, ProcessLock, is_locked
 from logformat import paths
 from logformat.ids import TableId
 
@@ -35,6 +37,7 @@ class CommitLock:
 
     Attributes:
         wanted: Whether this process, which holds it, asks for buckets.
+        presence: Of processes that write buckets of the table by themselves.
     """
 
     def __init__(self, store: Path, table: TableId, files: Files, clock: Clock) -> None:
@@ -45,6 +48,7 @@ class CommitLock:
         self._clock = clock
         self._threads = threading.Lock()
         self._processes = ProcessLock(self._path)
+        self.presence = Presence(paths.writing_file(store, table))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -78,13 +82,15 @@ class CommitLock:
     @contextmanager
     def wanting(self) -> Iterator[None]:
         """Ask whoever writes the table's buckets for them; the lock is held."""
-        self._files.publish(self._wanted_file, b"")
+        with refusals(self._wanted_file):
+            self._files.publish(self._wanted_file, b"")
         self.wanted = True
         try:
             yield
         finally:
             self.wanted = False
-            self._files.remove(self._wanted_file)
+            with suppress(OSError):  # without a holder of the lock it means nothing
+                self._files.remove(self._wanted_file)
 
     def is_wanted(self) -> bool:
         """Whether another process waits for the buckets."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -40,6 +40,20 @@ class TableParts:
     commits: Commits
     writers: Writers
 
+    def stop_writing(self) -> None:
+        """Commit everything and let other processes write; who reads here goes on."""
+        with ExitStack() as stack:
+            stack.callback(self.lock.presence.release)
+            for tablet in self.tablets:
+                stack.callback(tablet.stop_writing)
+
+    def close(self) -> None:
+        """Commit everything and give the files up, for good."""
+        with ExitStack() as stack:
+            stack.callback(self.lock.presence.release)
+            for tablet in self.tablets:
+                stack.callback(tablet.close)
+
     def hand_over(self) -> None:
         """Give the buckets up if another process commits to the table."""
         if any(tablet.writes for tablet in self.tablets) and self.lock.is_wanted():
@@ -47,7 +61,7 @@ class TableParts:
                 if tablet.writes:
                     # What could not be committed is in the log; whoever writes next is told what is wrong.
                     with suppress(StoreError):
-                        tablet.stop_writing()
+                        tablet.hand_over()
 
 
 def open_parts(
@@ -108,4 +122,5 @@ class HandingOver:
     def _run(self) -> None:
         while not self._closing.wait(HANDOVER_LOOK_MS / 1000):
             for parts in self._parts():
-                parts.hand_over()
+                with suppress(OSError):  # too many open files, perhaps: it looks again
+                    parts.hand_over()

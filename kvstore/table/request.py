@@ -57,13 +57,13 @@ class Prepared:
     """A batch that is applied and not yet appended, while it is decided whether the commit it is a part of takes place.
 
     Attributes:
+        decision: Whether it is appended; all parts have the same. Until then the bucket stands still.
         ready: What its answer would be; an error if it can't be applied, and then it is over.
-        decision: Whether it is appended. Until then the bucket stands still.
     """
 
     request: Request
+    decision: Future[bool]
     ready: Future[AppendResult] = field(default_factory=Future)
-    decision: Future[bool] = field(default_factory=Future)
 
     @property
     def answer(self) -> Future[AppendResult]:

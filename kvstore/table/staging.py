@@ -90,8 +90,9 @@ class Staging:
     def remove(self, commit_id: str) -> None:
         """Remove what a commit staged, if it is there."""
         path = paths.staged_file(self._store, commit_id)
-        if path.exists():
-            self._files.remove(path)
+        with refusals(path):
+            if path.exists():
+                self._files.remove(path)
 
     def sweep(self, open_commits: tuple[OpenCommit, ...]) -> None:
         """Remove what was staged for commits that are not open; nobody may be about to commit to the table."""

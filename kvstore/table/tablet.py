@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData, StoreClosed
+from kvstore.errors import CorruptData, StoreClosed, StoreError
 from kvstore.files import Files, refusals
 from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
@@ -30,6 +31,7 @@ from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.index_state import IndexState
 
+T = TypeVar("T")
 RECOVER_SECONDS = 0.25
 """How long a reader may not see what a writer that died has acknowledged."""
 
@@ -72,6 +74,7 @@ class Tablet:
         self._lock = threading.Lock()
         self._index: Index | None = None
         self._committer: Committer | None = None
+        self._is_own = self._is_claimed = False
         self._recover_next = self._look_next = 0.0
         self._closed = False
         self._upkeep: Upkeep | None = None
@@ -81,16 +84,22 @@ class Tablet:
         """The log, for reading up to the ``applied_offset`` of a view."""
         return LogFiles(self.place.log, self.place.identity)
 
-    def submit(self, request: Request) -> Future[AppendResult]:
+    def submit(self, request: Request, *, waits: bool = True) -> Future[AppendResult]:
         """Have one batch applied, as the bucket's writer; see :class:`kvstore.table.apply.WritePath` for what may fail.
+
+        Args:
+            waits: For a commit of another process, to which the bucket was handed over.
 
         Raises:
             StoreLocked: Another process is.
         """
+        self._show_presence()
         while True:
-            committer = self._writer()
+            committer = self._writer(waits=waits)
             try:
-                return committer.submit(request)
+                answer = committer.submit(request)
+                self._is_own = True
+                return answer
             except StoreClosed:
                 if not self._gave_up(committer):
                     raise
@@ -124,7 +133,9 @@ class Tablet:
         Raises:
             StoreLocked: Another process is.
         """
-        self._writer()
+        self._show_presence()
+        self._writer(waits=False)
+        self._is_own = True
         self.flush()  # what was applied before they were fenced shows
         return self.last_sequence(writer_id)
 
@@ -190,11 +201,11 @@ class Tablet:
 
     def take_snapshot(self) -> Snapshot:
         """Take a snapshot of everything acknowledged, as the bucket's writer; see :meth:`Upkeep.snapshot`."""
-        return self._kept().snapshot()
+        return self._with_upkeep(Upkeep.snapshot)
 
     def retain(self) -> None:
         """Let go what has expired of the log, as the bucket's writer; see :meth:`Upkeep.retain`."""
-        self._kept().retain()
+        self._with_upkeep(Upkeep.retain)
 
     def verify_pages(self) -> None:
         """Verify the pages of what is committed of the index.
@@ -225,10 +236,12 @@ class Tablet:
         """
         with self._opening:
             self._process_lock.acquire()
+            self._is_claimed = True
 
     def give_back(self) -> None:
         """Take a claim back: let other processes write, unless it is written here."""
         with self._opening:
+            self._is_claimed = False
             if self._committer is None:
                 self._process_lock.release()
 
@@ -238,6 +251,11 @@ class Tablet:
         Raises:
             StoreLocked: Another process is.
         """
+        self._show_presence()
+        self._writer()
+
+    def take(self) -> None:
+        """Like :meth:`write`, for a commit over several buckets."""
         self._writer()
 
     @property
@@ -245,9 +263,20 @@ class Tablet:
         """Whether this process is the bucket's writer."""
         return self._committer is not None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it was written here otherwise than by commits over several buckets, since it was taken."""
+        return self._is_own
+
+    def hand_over(self) -> None:
+        """Like :meth:`stop_writing`, unless nobody else is to write the bucket."""
+        if not self._is_claimed:
+            self.stop_writing()
+
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; who reads here goes on, and who writes here begins anew."""
         with self._opening:
+            self._is_own = False
             self._stop_upkeep()
             committer, self._committer = self._committer, None
             try:
@@ -273,12 +302,17 @@ class Tablet:
         if upkeep is not None:
             upkeep.close()
 
-    def _kept(self) -> Upkeep:
-        self._writer()
-        upkeep = self._upkeep
-        if upkeep is None:
-            raise StoreClosed("The store was closed; open it again.")
-        return upkeep
+    def _with_upkeep(self, work: Callable[[Upkeep], T]) -> T:
+        while True:
+            self._writer()
+            upkeep = self._upkeep
+            try:
+                if upkeep is not None:
+                    return work(upkeep)
+            except StoreClosed:
+                if self._upkeep is upkeep:
+                    raise
+            # The bucket was handed over meanwhile.
 
     def _stop(self) -> None:
         self._stop_upkeep()
@@ -292,13 +326,18 @@ class Tablet:
                 self._index.close()
                 self._index = None
 
-    def _writer(self) -> Committer:
+    def _show_presence(self) -> None:
+        with refusals(self.place.directory):
+            self._commits.presence.show()
+
+    def _writer(self, *, waits: bool = True) -> Committer:
         committer = self._committer
         if committer is not None:
             return committer
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
         while True:
-            commits = self._commits.held_elsewhere()
+            with refusals(self.place.directory):
+                commits = waits and self._commits.held_elsewhere()
             with self._opening:
                 self._check_open()
                 if self._committer is None and self._process_lock.try_acquire():
@@ -396,6 +435,10 @@ class Tablet:
             return
         try:
             self._begun().close()
+        except StoreError:
+            if complete:
+                return  # what is there can be read; why a commit comes to no end is told to who writes, and by a check
+            raise
         finally:
             self._process_lock.release()
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvstore.arguments import integer_within, printable, shown
@@ -86,19 +87,27 @@ class Writers:
             run = printable("run", run, NAME_BYTES_MAX)
         if not isinstance(takeover, bool):
             raise InvalidRequest("`takeover` is True or False.", takeover=shown(takeover))
+        # In a thread of its own: whoever interrupts the caller does not interrupt a commit between its steps.
+        with ThreadPoolExecutor(1, "kvstore-commit") as thread:
+            return thread.submit(self._in_turn, definition, changes, name, epoch, run, takeover=takeover).result()
+
+    def _in_turn(
+        self, definition: TableDefinition, changes: Changes, name: str, epoch: int, run: str | None, *, takeover: bool
+    ) -> WriteResult:
         with self._commits.turn():
             writer = self._of_run(name, epoch, run, takeover=takeover)
             if epoch < writer.first_epoch:
-                raise self._out_of_order(name, epoch, writer, None)
+                if self._commits.knows(writer.writer_id):
+                    raise self._out_of_order(name, epoch, writer, None)
+                writer = self._bound(name, epoch, run, writer.writer_id)
             try:
                 return self._apply(definition, changes, writer, epoch)
             except OutOfOrderSequence as error:
                 current = error.where.get("current")
-                if current == NO_SEQUENCE and epoch != writer.first_epoch:
-                    # Nothing was ever applied under the name: the epoch it was opened for was refused.
-                    writer = self._bound(name, epoch, run, writer.writer_id)
-                    return self._apply(definition, changes, writer, epoch)
-                raise self._out_of_order(name, epoch, writer, current) from error
+                if current != NO_SEQUENCE or epoch == writer.first_epoch or self._commits.knows(writer.writer_id):
+                    raise self._out_of_order(name, epoch, writer, current) from error
+            # Nothing was ever applied under the name: the epoch it was opened for was refused.
+            return self._apply(definition, changes, self._bound(name, epoch, run, writer.writer_id), epoch)
 
     def _apply(self, definition: TableDefinition, changes: Changes, writer: NamedWriter, epoch: int) -> WriteResult:
         sequence = Sequence((epoch - writer.first_epoch) % (SEQUENCE_MAX + 1))

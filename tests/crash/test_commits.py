@@ -244,9 +244,12 @@ def test_a_staged_batch_that_is_damaged_stops_its_bucket_and_says_which_file(pat
     data = staged.read_bytes()
     staged.write_bytes(data[:-64])
     with kvstore.open(path) as store:
+        table = store.table("t")
+        assert {row["v"] for row in rows_of(table)} == {0, 1}  # it can be read, and the other buckets have theirs
+        assert any("came to no end" in finding for finding in store.check().findings)
         for _ in range(2):
             with pytest.raises(CorruptData, match=r"staged.*batches"):
-                store.table("t").apply_epoch(changes(1), "w", 1)
+                table.apply_epoch(changes(1), "w", 1)
     staged.write_bytes(data)
     judge(path, takes_place=True)
 
@@ -273,3 +276,51 @@ def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str
             while {row["v"] for row in rows_of(table)} != {1}:
                 assert time.monotonic() < deadline
     judge(path, takes_place=True)
+
+
+def send_epochs(pipe: Pipe, path: Path, count: int) -> None:
+    table = kvstore.open(path).table("t")
+    for epoch in range(count):
+        table.apply_epoch(changes(epoch), "w", epoch)
+    pipe.send("done")
+    pipe.recv()
+
+
+@pytest.mark.parametrize("keys", [KEYS, range(1)], ids=["of all buckets", "of one bucket"])
+def test_who_writes_by_itself_has_its_buckets_back_after_every_commit_of_another(path: Path, keys: range) -> None:
+    """Also those it had not taken again, or never had, when the next commit came."""
+    rows = [{"k": k, "v": -1} for k in keys]
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        table.upsert(rows)
+        with Child(send_epochs, path, 2) as other:
+            assert other.hear() == "done"
+            table.upsert(rows)
+            table.apply(changes(7))
+            other.say("end")
+            other.join()
+        assert {row["v"] for row in rows_of(table)} == {7}
+
+
+def test_who_only_commits_keeps_the_buckets(path: Path) -> None:
+    """It would have to open them anew for every epoch."""
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        for epoch in range(2):
+            table.apply_epoch(changes(epoch), "w", epoch)
+            assert all(tablet.writes for tablet in table._tablets)
+
+
+def test_a_snapshot_that_is_interrupted_by_a_commit_of_another_is_taken_all_the_same(path: Path) -> None:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        table.apply(changes(1))
+        with Child(send_epochs, path, 4) as other:
+            taken = 0
+            while not other.pipe.poll():
+                table.snapshot()
+                taken += 1
+            assert taken
+            assert other.hear() == "done"
+            other.say("end")
+            other.join()

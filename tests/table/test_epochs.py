@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from kvstore.errors import (
 )
 from kvstore.options import StoreOptions
 from kvstore.store import Store
+from kvstore.table.commits import Commits
 from logformat.batch import decode_header
 from tests.conftest import OpenStore
 from tests.support.disks import FailingDisk, failing
@@ -294,3 +297,65 @@ def test_what_an_epoch_was_checked_against_is_durable_before_it_takes_place(stor
         assert not any(opened)
         assert all(begun)
         assert all(ended)
+
+
+def test_an_epoch_that_took_place_is_answered_whatever_fails_afterwards(store_path: Path) -> None:
+    disk = FailingDisk()
+    with Store(store_path, StoreOptions(), files=disk) as store:
+        table = table_of(store)
+        journal = table._writers._journal
+        append, edits = journal.append, []
+
+        def refuse_the_end(decide: Any) -> Any:
+            edits.append(decide)
+            if len(edits) == 3:
+                raise StoreFull("planted")
+            return append(decide)
+
+        journal.append = refuse_the_end
+        result = table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
+        assert not any(each.duplicated for each in result.by_bucket.values())
+        assert len(list((store_path / "staging").glob("*"))) == 1
+        table.apply_epoch(changes({}), "w", 1)
+        assert not list((store_path / "staging").glob("*"))
+
+
+def test_who_interrupts_an_epoch_interrupts_only_the_wait_for_it(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(store)
+    waits = []
+
+    def interrupted(self: Future[Any], timeout: float | None = None) -> Any:
+        if threading.current_thread() is threading.main_thread() and not waits:
+            waits.append(self)
+            raise KeyboardInterrupt
+        return result(self, timeout)
+
+    result = Future.result
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        table.apply_epoch(changes(dict.fromkeys(range(9), 7)), "w", 0)
+    assert values(table) == dict.fromkeys(range(9), 7)
+    assert all(each.duplicated for each in table.apply_epoch(changes({}), "w", 0).by_bucket.values())
+
+
+def test_a_name_nothing_was_applied_under_may_begin_with_an_earlier_epoch(store: kvstore.Store) -> None:
+    table = table_of(store, merge_engine=kvstore.Aggregate({"v": "sum"}))
+    overflow = kvstore.Changes.of([("upsert", {"k": 1, "v": 127})] * 2, SCHEMA)
+    with pytest.raises(AggregateOverflow):
+        table.apply_epoch(overflow, "w", 5)
+    table.apply_epoch(changes({1: 1}), "w", 3)
+    table.apply_epoch(changes({1: 1}), "w", 4)
+    assert values(table) == {1: 2}
+
+
+def test_what_was_staged_goes_with_its_table(store_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        table = table_of(store)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Commits, "_end", lambda *_: None)
+            table.apply_epoch(changes({1: 1}), "w", 0)
+        assert len(list((store_path / "staging").glob("*"))) == 1
+        store.drop_table("t")
+        assert not list((store_path / "staging").glob("*"))
