@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ROOMS = ("spark", "crash", "table", "cli", "store", "logformat")
+ROOMS = ("spark", "crash", "table", "writer", "cli", "store", "logformat")
 """What takes longest begins first, so that workers end together."""
 SPARK = ("tests/spark/", "tests/cli/test_demo.py")
 SINGLE = "tests/crash/"
