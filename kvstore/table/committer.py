@@ -41,7 +41,7 @@ Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
-GATHER_SECONDS = 0.0005
+GATHER_SECONDS = 0.002
 """How long, at most, one more request is waited for while a group is smaller than the last one was."""
 READER_CHECK_SECONDS = 60.0
 
