@@ -32,12 +32,13 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit, TableWriters
 from kvstore.options import StoreOptions
 from kvstore.table.apply import Applied, WritePath
-from kvstore.table.request import Prepared, Request
+from kvstore.table.fitting import requests_of
+from kvstore.table.request import Prepared, Request, RowRequest
 from kvstore.table.results import AppendResult
-from kvstore.table.sizes import bytes_of
 from logformat.index_state import IndexState
 
-Outcomes: TypeAlias = list[tuple[Request, Applied | StoreError]]
+Submitted: TypeAlias = Request | RowRequest
+Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
@@ -58,7 +59,7 @@ class _Flush:
     answer: Future[None] = field(default_factory=Future)
 
 
-Item: TypeAlias = Request | Prepared | _Flush
+Item: TypeAlias = Submitted | Prepared | _Flush
 
 
 class Committer:
@@ -127,7 +128,7 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, request: Request) -> Future[AppendResult]:
+    def submit(self, request: Submitted) -> Future[AppendResult]:
         """Have a request applied. Its answer comes; if it is an error, nothing of it was written."""
         self._enqueue(request)
         return request.answer
@@ -201,11 +202,11 @@ class Committer:
 
     def _turn(self) -> bool:
         item = self._next()
-        group: list[Request] = []
+        group: list[Submitted] = []
         waiting = 0
-        while isinstance(item, Request):
+        while isinstance(item, (Request, RowRequest)):
             group.append(item)
-            waiting += bytes_of(item.changes.rows)
+            waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
             item = None if full else self._another(len(group))
         self._in_hand = [*group, item] if item is not None else [*group]
@@ -238,7 +239,7 @@ class Committer:
 
     # One group
 
-    def _commit_group(self, group: Sequence[Request]) -> None:
+    def _commit_group(self, group: Sequence[Submitted]) -> None:
         outcomes = None
         while outcomes is None:
             outcomes = self._try_group(group)
@@ -258,7 +259,7 @@ class Committer:
             else:
                 request.answer.set_result(outcome.result)
 
-    def _try_group(self, group: Sequence[Request]) -> Outcomes | StoreError | None:
+    def _try_group(self, group: Sequence[Submitted]) -> Outcomes | StoreError | None:
         """The outcome of each request; or why all of them failed; or None if they are to be tried again.
 
         If it is not an outcome of each, none of them took effect.
@@ -314,9 +315,12 @@ class Committer:
             self._path.roll()
             self.rolled()
 
-    def _apply(self, group: Sequence[Request]) -> Outcomes:
+    def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         is_first = not self._path.index.writing
-        outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
+        requests = requests_of(group, self._path.definition)
+        applied = iter(self._path.apply_all([each for each in requests if isinstance(each, Request)]))
+        found = [next(applied) if isinstance(each, Request) else each for each in requests]
+        outcomes: Outcomes = list(zip(group, found, strict=True))
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
         self._append(done, durable=self._options.durability == "sync")
         if is_first:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.table.results import AppendResult
+from kvstore.table.sizes import bytes_of
 from logformat.changes import Changes
 from logformat.ids import Epoch, Sequence, WriterId
 from logformat.keys import ROW
@@ -50,6 +52,28 @@ class Request:
     targets: frozenset[str] | None = None
     overwrite: bool = False
     answer: Future[AppendResult] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return bytes_of(self.changes.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """One row to be stored, which is taken in with others when its turn comes.
+
+    Attributes:
+        row: As it was given; nobody else has it.
+    """
+
+    row: dict[str, Any]
+    answer: Future[AppendResult] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        """Bytes, at least."""
+        return sum(len(value) for value in self.row.values() if isinstance(value, (str, bytes)))
 
 
 @dataclass(frozen=True, slots=True)

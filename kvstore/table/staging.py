@@ -16,7 +16,7 @@ from kvstore.errors import CorruptBatch, CorruptData
 from kvstore.files import Files, read_file, refusals
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
-from kvstore.table.bucket import request_of
+from kvstore.table.fitting import request_of
 from kvstore.table.request import Request
 from logformat import paths
 from logformat.batch import BatchHeader, LogBatch, decode_batch, decode_header, encode_parts, verify

@@ -20,12 +20,14 @@ from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NamedWriter
 from kvstore.table.binlog import binlog_of, binlog_schema, changelog_columns
-from kvstore.table.bucket import Bucket, fitted, request_of
+from kvstore.table.bucket import Bucket
 from kvstore.table.changelog import End, Start, changelog_schema
+from kvstore.table.fitting import fitted, request_of
 from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
 from kvstore.table.lookup import FOUND, prefix_row, rows_of_keys, rows_of_prefix
 from kvstore.table.pushdown import ranges_where
+from kvstore.table.request import RowRequest
 from kvstore.table.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
 from kvstore.table.rules import engine_of_table
 from kvstore.table.scan import (
@@ -139,6 +141,9 @@ class Table:
         """
         self._check_writable()
         definition = self._current()
+        if type(data) is dict and columns is None and definition.buckets == 1:
+            answer = self._tablets[0].submit(RowRequest(data.copy()))
+            return WriteResult({BucketId(0): answer.result()})
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
         batches = of_size(intake.record_batches(data, given), self._batch_rows_max)

@@ -23,7 +23,7 @@ from kvstore.table.apply import WritePath
 from kvstore.table.committer import Committer
 from kvstore.table.handover import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.table.recovery import BucketPlace, is_at_end, is_complete, open_for_writing, usable_index
-from kvstore.table.request import Prepared, Request
+from kvstore.table.request import Prepared, Request, RowRequest
 from kvstore.table.results import AppendResult
 from kvstore.table.snapshot import Snapshot
 from kvstore.table.upkeep import Upkeep
@@ -84,7 +84,7 @@ class Tablet:
         """The log, for reading up to the ``applied_offset`` of a view."""
         return LogFiles(self.place.log, self.place.identity)
 
-    def submit(self, request: Request, *, waits: bool = True) -> Future[AppendResult]:
+    def submit(self, request: Request | RowRequest, *, waits: bool = True) -> Future[AppendResult]:
         """Have one batch applied, as the bucket's writer; see :class:`kvstore.table.apply.WritePath` for what may fail.
 
         Args:

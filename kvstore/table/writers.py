@@ -17,8 +17,8 @@ from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, Writ
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, TableWriters
-from kvstore.table.bucket import request_of
 from kvstore.table.commits import Commits
+from kvstore.table.fitting import request_of
 from kvstore.table.results import WriteResult
 from kvstore.table.spread import spread
 from logformat.changes import Changes
