@@ -15,7 +15,7 @@ from copy import copy
 
 from logformat.changes import Changes
 from logformat.errors import ForkedStore, RowsRefused, StoreError
-from writer.intake import Item
+from writer.intake import Item, Whole
 from writer.refused import Refused
 
 _FIRST_CHUNK_ROWS = 64
@@ -91,7 +91,7 @@ class Buffer:
             with self._lock:
                 if not self._has_room:
                     self._wait_for_room(tell=is_first)
-                size = item.rows.nbytes if isinstance(item, Changes) else 0
+                size = item.changes.rows.nbytes if isinstance(item, Whole) else 0
                 self._items.append(item)
                 self._size += size
                 self._items_size += size

@@ -17,7 +17,6 @@ from typing import Any
 
 from logformat.changes import Changes
 from logformat.errors import NotAcknowledged, StoreClosed, StoreError, UnsupportedOperation
-from logformat.intake import empty
 from writer.accumulator import Accumulator
 from writer.buffer import Buffer
 from writer.clock import Clock
@@ -174,13 +173,11 @@ class Sender:
 
     def _put_in_line(self) -> None:
         batches, self._accumulator.batches = self._accumulator.batches, []
-        for bucket, changes, size in batches:
+        for bucket, changes, schema_id, size in batches:
             if bucket not in self._lanes:
-                nothing = Changes.upserts(empty(changes.rows.schema))
-                timing = self._options.timing
-                self._lanes[bucket] = Lane(bucket, self._identity, nothing, timing, random.random)
                 self._targets[bucket] = self._table.bucket(bucket)
-            self._lanes[bucket].add(changes, self._serial)
+                self._lanes[bucket] = Lane(bucket, self._identity, self._options.timing, random.random)
+            self._lanes[bucket].add(changes, self._serial, schema_id)
             self._open[self._serial] = size
             self._serial += 1
 
@@ -196,7 +193,13 @@ class Sender:
                 lane.errand_failed(error, now)
         for sending in lane.due(now):
             try:
-                future = target.submit(sending.changes, sending.writer_id, sending.sequence, sending.epoch)
+                future = target.submit(
+                    sending.changes,
+                    sending.writer_id,
+                    sending.sequence,
+                    sending.epoch,
+                    schema_id=sending.batch.schema_id,
+                )
             except StoreError as error:
                 future = Future()
                 future.set_exception(error)

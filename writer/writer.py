@@ -12,9 +12,9 @@ from logformat import intake
 from logformat.changes import Changes
 from logformat.errors import DeletionDisabled, SchemaMismatch, UnsupportedOperation
 from logformat.intake import Data, Keys
-from writer.accumulator import rows_schema
+from writer.accumulator import columns_of
 from writer.clock import Clock, SystemClock
-from writer.intake import Key
+from writer.intake import Key, Whole
 from writer.lane import Restart
 from writer.options import WriterOptions
 from writer.sender import Sender
@@ -27,6 +27,9 @@ class TableWriter:
     It may be used from any thread; the rows of one thread stay in order. What it was given must not be changed before
     it is flushed, but for the outermost dict. Leaving it flushes it. Leaving it on an exception sends nothing more:
     what was acknowledged stays, and :attr:`unacknowledged` and a note on the exception say what was not.
+
+    Rows given as dicts may lack columns that were added to the table since the writer was opened, and keys know none:
+    what was handed over before is written, and the new columns are null. Arrow data has the columns of the moment.
 
     Args:
         table: A :class:`kvstore.Table`, or what else is a :class:`writer.target.TargetTable`.
@@ -92,8 +95,9 @@ class TableWriter:
                 raise SchemaMismatch("Every row is a dict from column name to value.", given=wrong[0].__name__)
             self._buffer.add_all(map(dict, data))
         else:
-            batches = intake.record_batches(data, rows_schema(self._table))
-            self._buffer.add_all(Changes.upserts(rows) for rows in batches if rows.num_rows)
+            schema, schema_id = columns_of(self._table)
+            batches = intake.record_batches(data, schema)
+            self._buffer.add_all(Whole(Changes.upserts(rows), schema_id) for rows in batches if rows.num_rows)
 
     def delete(self, keys: Keys) -> None:
         """Hand over keys whose rows are to be removed; one that is not there is no error.
@@ -113,10 +117,10 @@ class TableWriter:
         if not isinstance(keys, list) and any(
             hasattr(keys, way) for way in ("__arrow_c_stream__", "__arrow_c_array__", "tolist")
         ):
-            schema = rows_schema(self._table)
+            schema, schema_id = columns_of(self._table)
             rows = intake.key_rows(keys, pa.schema([schema.field(name) for name in key]))
             if rows.num_rows:
-                self._buffer.add_all([Changes.deletes(rows, schema)])
+                self._buffer.add_all([Whole(Changes.deletes(rows, schema), schema_id)])
             return
         listed = keys if isinstance(keys, list) else [keys]
         self._buffer.add_all(Key(dict(each) if isinstance(each, Mapping) else each) for each in listed)

@@ -458,7 +458,7 @@ def test_a_forked_child_can_not_use_it_and_does_not_hang() -> None:
 
 
 class BrokenBucket(MemoryBucket):
-    def submit(self, *_: Any) -> Any:
+    def submit(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("no error of a store")
 
 
