@@ -48,13 +48,13 @@ class Accumulator:
     """Makes batches of items; used by one thread.
 
     Attributes:
-        batches: Those that are complete, in order, since the caller last emptied this.
+        batches: Those that are complete, in order, that the caller has not removed.
         gathered: Bytes that ever came so far as to wait for a bucket.
         refused: Rows that fit no batch, since the caller last emptied this.
     """
 
     def __init__(self, table: TargetTable, options: WriterOptions) -> None:
-        self.batches: list[Made] = []
+        self.batches: deque[Made] = deque()
         self.refused: list[Refused] = []
         self.gathered = 0
         self._table = table

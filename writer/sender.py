@@ -172,13 +172,15 @@ class Sender:
             self.buffer.settle(0, refused)
 
     def _put_in_line(self) -> None:
-        batches, self._accumulator.batches = self._accumulator.batches, []
-        for bucket, changes, schema_id, size in batches:
+        batches = self._accumulator.batches
+        while batches:
+            bucket, changes, schema_id, size = batches[0]
             if bucket not in self._lanes:
                 self._targets[bucket] = self._table.bucket(bucket)
                 self._lanes[bucket] = Lane(bucket, self._identity, self._options.timing, random.random)
-            self._lanes[bucket].add(changes, self._serial, schema_id)
             self._open[self._serial] = size
+            self._lanes[bucket].add(changes, self._serial, schema_id)
+            batches.popleft()
             self._serial += 1
 
     # What goes

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import AggregateOverflow, KeyTooLarge, RowsRefused, SchemaMismatch, StoreClosed, StoreLocked
+from kvstore.errors import (
+    AggregateOverflow,
+    KeyTooLarge,
+    NoSuchTable,
+    RowsRefused,
+    SchemaMismatch,
+    StoreClosed,
+    StoreLocked,
+)
 from tests.support.tables import rows_of
 from tests.writer.test_table_writer import eventually
 from writer import Identity, TableWriter
@@ -176,6 +184,25 @@ def test_a_batch_made_before_a_column_was_added_is_written_and_so_is_the_empty_o
         (refused,) = told.value.refused
         assert isinstance(refused.error, AggregateOverflow)
         assert rows_of(table) == [{"k": "a", "n": 100, "x": None}, {"k": "b", "n": 1, "x": None}]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_rows_that_were_taken_are_not_lost_when_the_table_is_gone(store_path: Path, how: str) -> None:
+    with kvstore.open(store_path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", buckets=3)
+        writer = TableWriter(table, who(store), linger_ms=60_000)
+        for i in range(64):
+            writer.upsert({"k": f"{i}", "n": 1})
+        assert eventually(lambda: taken(writer))
+        if how == "closed":
+            store.close()
+        else:
+            store.drop_table("t")
+        with pytest.raises(StoreClosed if how == "closed" else NoSuchTable):
+            writer.flush()
+    assert sorted(int(k) for changes in writer.unacknowledged for k in changes.rows.column("k").to_pylist()) == [
+        *range(64)
+    ]
 
 
 def test_a_store_that_is_closed_ends_the_writer(store_path: Path) -> None:
