@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from logformat.changes import Changes
-from writer.intake import Intake, Item, Whole, beginning, part, together
+from logformat.errors import SchemaMismatch
+from writer.intake import Intake, Item, Key, Whole, beginning, part, together
 from writer.options import WriterOptions
 from writer.refused import Refused, tell_apart
 from writer.target import TargetTable
@@ -94,9 +95,15 @@ class Accumulator:
             self._seal(bucket)
 
     def left_over(self, items: list[Item]) -> list[Changes]:
-        """Everything that is in no batch, and items that were not taken, when nothing can be sent any more."""
+        """Everything that is in no batch, and items that were not taken, when nothing can be sent any more.
+
+        It raises nothing: what can't be converted is among the refused.
+        """
         self._items += items
-        self._convert()
+        try:
+            self._convert()
+        except Exception:
+            self._convert_each()
         return [changes for pile in self._piles.values() for changes in pile.parts] + [
             whole.changes for whole in self._whole
         ]
@@ -106,6 +113,21 @@ class Accumulator:
         self._items = []
         self._whole += found
         self.refused += refused
+
+    def _convert_each(self) -> None:
+        items, self._items = self._items, []
+        for item in items:
+            try:
+                found, refused = self._intake.changes([item])
+            except Exception as error:
+                if isinstance(item, Whole):
+                    self._whole.append(item)
+                    continue
+                misfit = SchemaMismatch("The writer ended as this was converted.", reason=repr(error))
+                misfit.__cause__ = error
+                found, refused = [], [Refused([item.key if isinstance(item, Key) else item], misfit)]
+            self._whole += found
+            self.refused += refused
 
     def _intake_of(self, columns: Columns) -> Intake:
         """What makes changes of rows; those that were handed over before a column was added are taken without it."""

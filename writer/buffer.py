@@ -131,6 +131,12 @@ class Buffer:
         return refused
 
     @property
+    def refused(self) -> list[Refused]:
+        """The same, and they are still to be told."""
+        with self._lock:
+            return list(self._refused)
+
+    @property
     def is_forked(self) -> bool:
         """Whether this is a forked child of the process it was made in."""
         return isinstance(self._ended, ForkedStore)
@@ -243,12 +249,15 @@ class Buffer:
         """
         with self._lock:
             # Under the lock: what comes later is not taken at all.
-            self.unacknowledged, refused = leave(self._items)
-            self._refused += refused
-            self._items = []
-            self._ended = error
-            self._look()
-            self._changed.notify_all()
+            try:
+                self.unacknowledged, refused = leave(self._items)
+                self._refused += refused
+                self._items = []
+            finally:
+                # Whatever happened, nobody waits for ever.
+                self._ended = error
+                self._look()
+                self._changed.notify_all()
 
     def forget_parent(self) -> None:
         """In a forked child: the thread is not there, and what waits is the parent's to send."""

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from logformat import intake
 from logformat.changes import Changes
+from logformat.errors import SchemaMismatch, StoreError
 from logformat.keys import KEY_BYTES_MAX, KeyCodec
 from logformat.schema import is_variable
 from writer.refused import Refused, tell_apart
@@ -75,7 +76,8 @@ class Intake:
     def _upserts(self, rows: list[Item]) -> Changes:
         if self._later:
             rows = [self._later | row for row in rows]
-        return self._checked(Changes.upserts(intake.one_batch(rows, self.schema)))
+        with _Unforeseen():
+            return self._checked(Changes.upserts(intake.one_batch(rows, self.schema)))
 
     def _rows(self, rows: list[Item], found: list[Whole], refused: list[Refused]) -> None:
         done, failed = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
@@ -89,7 +91,8 @@ class Intake:
         is_key = np.array([type(item) is Key for item in items])
 
         def deleted(start: int, end: int) -> Changes:
-            return self._checked(Changes.deletes(intake.key_rows(keys[start:end], self.key_schema), self.schema))
+            with _Unforeseen():
+                return self._checked(Changes.deletes(intake.key_rows(keys[start:end], self.key_schema), self.schema))
 
         batches, bad_rows = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
         deletes, bad_keys = tell_apart(len(keys), deleted)
@@ -120,6 +123,17 @@ class Intake:
             if 2 * longest + _FIXED_BYTES * len(columns) > KEY_BYTES_MAX:
                 self._codec.encode(columns)
         return changes
+
+
+class _Unforeseen:
+    """Whatever the code of a value raises, such as a tzinfo of the user's, is about that value."""
+
+    def __enter__(self) -> None:
+        """Nothing was raised yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StoreError | MemoryError):
+            raise SchemaMismatch("A value can't be converted.", reason=f"{type(error).__name__}: {error}") from error
 
 
 _FIXED_BYTES = 17

@@ -17,6 +17,7 @@ from writer.clock import Clock, SystemClock
 from writer.intake import Key, Whole
 from writer.lane import Restart
 from writer.options import WriterOptions
+from writer.refused import Refused
 from writer.sender import Sender
 from writer.target import Identity, TargetTable
 
@@ -65,6 +66,11 @@ class TableWriter:
         Empty until the writer has ended. Some of them may have been written: those that were sent.
         """
         return self._buffer.unacknowledged
+
+    @property
+    def refused(self) -> list[Refused]:
+        """Rows that were refused and told by no error yet; once the writer has ended, none will tell them."""
+        return self._buffer.refused
 
     @property
     def restarts(self) -> list[Restart]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import threading
@@ -32,6 +33,7 @@ from logformat.edits import TableOptions
 from logformat.ids import Epoch, WriterId
 from tests.writer.targets import SCHEMA, GatedWay, LossyWay, MemoryBucket, MemoryTable, SilentWay
 from writer import Identity, TableWriter
+from writer.intake import Intake
 
 WHO = Identity(WriterId(7))
 FAST = {"linger_ms": 1}
@@ -460,6 +462,60 @@ def test_a_forked_child_can_not_use_it_and_does_not_hang() -> None:
 class BrokenBucket(MemoryBucket):
     def submit(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("no error of a store")
+
+
+class NoZone(datetime.tzinfo):
+    def utcoffset(self, _: object) -> datetime.timedelta:
+        raise RuntimeError("no zone data")
+
+
+def test_what_the_code_of_a_value_raises_is_about_its_row() -> None:
+    table = MemoryTable()
+    table.schema = pa.schema([SCHEMA.field("k"), pa.field("s", pa.timestamp("us", "UTC"))])
+    now = datetime.datetime.now(datetime.UTC)
+    bad = {"k": 3, "s": now.replace(tzinfo=NoZone())}
+    with TableWriter(table, WHO, **PATIENT) as writer:
+        for k in range(6):
+            writer.upsert(bad if k == 3 else {"k": k, "s": now})
+        with pytest.raises(RowsRefused, match="no zone data") as told:
+            writer.flush()
+    assert [each.changes for each in told.value.refused] == [[bad]]
+    assert [each["k"] for each in table.rows()] == [0, 1, 2, 4, 5]
+
+
+def test_when_memory_is_short_nobody_waits_and_no_row_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_type))
+    convert = Intake.changes
+
+    def short(intake: Intake, items: list[Any]) -> Any:
+        if len(items) > 1 or (isinstance(items[0], dict) and items[0]["k"] == 3):
+            raise MemoryError
+        return convert(intake, items)
+
+    monkeypatch.setattr(Intake, "changes", short)
+    writer = TableWriter(MemoryTable(), WHO, **PATIENT)
+    for k in range(6):
+        writer.upsert(row(k))
+    with pytest.raises(NotAcknowledged) as raised:
+        writer.flush()
+    assert isinstance(raised.value.__cause__, MemoryError)
+    assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(0, 1, 2, 4, 5)
+    assert [each.rows for each in writer.refused] == [rows(3)]
+    assert shown == [MemoryError]
+
+
+def test_even_if_what_is_left_can_not_be_told_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    writer = TableWriter(MemoryTable(way=lambda _: BrokenBucket()), WHO, **FAST)
+    monkeypatch.setattr(writer._sender, "_left", fail)
+    writer.upsert(row(1))
+    with pytest.raises(NotAcknowledged):
+        writer.flush()
 
 
 def test_whatever_ends_the_thread_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
