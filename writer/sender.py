@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from logformat.changes import Changes
-from logformat.errors import NotAcknowledged, StoreClosed, StoreError, UnsupportedOperation
+from logformat.errors import NotAcknowledged, StoreClosed, StoreError, Unavailable, UnsupportedOperation
 from writer.accumulator import Accumulator
 from writer.buffer import Buffer
 from writer.clock import Clock
@@ -104,6 +104,8 @@ class Sender:
             return self._await_last(now)
         self._gather(now)
         for bucket, lane in self._lanes.items():
+            if self.buffer.aborted:
+                break  # every call may take its time
             self._drive(bucket, lane, now)
         self._settle()
         return True
@@ -193,8 +195,13 @@ class Sender:
                 lane.errand_done(self._run_errand(errand, target))
             except StoreError as error:
                 lane.errand_failed(error, now)
+        put_off: Unavailable | None = None
         for sending in lane.due(now):
             try:
+                if self.buffer.aborted:
+                    put_off = put_off or Unavailable("The writer is being left; this was not sent.")
+                if put_off is not None:
+                    raise put_off
                 future = target.submit(
                     sending.changes,
                     sending.writer_id,
@@ -203,6 +210,8 @@ class Sender:
                     schema_id=sending.batch.schema_id,
                 )
             except StoreError as error:
+                if isinstance(error, Unavailable):
+                    put_off = error  # nor would those behind it be taken
                 future = Future()
                 future.set_exception(error)
             future.add_done_callback(partial(self._answer, lane, sending))

@@ -25,6 +25,7 @@ from kvstore.errors import (
     SchemaMismatch,
     StoreClosed,
     StoreFull,
+    StoreLocked,
     UnsupportedOperation,
     WriterFenced,
 )
@@ -400,6 +401,42 @@ def test_leaving_it_on_an_exception_waits_for_the_answers_to_what_was_sent() -> 
     assert "2 rows not acknowledged" in raised.value.__notes__[0]
     assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(5, 6)
     assert table.rows() == rows(*range(5))
+
+
+class SlowBucket(MemoryBucket):
+    """Not now, it says after a while."""
+
+    asked = 0
+    seconds = 0.3
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        self.asked += 1
+        time.sleep(self.seconds)
+        raise StoreLocked("Locked.")
+
+
+def test_behind_a_batch_that_is_put_off_none_is_sent() -> None:
+    bucket = SlowBucket()
+    bucket.seconds = 0.0
+    writer = TableWriter(MemoryTable(way=lambda _: bucket), WHO, batch_rows=1, delivery_timeout_ms=5)
+    writer.upsert(rows(*range(5)))
+    with pytest.raises(NotAcknowledged, match="Locked"):
+        writer.flush()
+    assert bucket.asked == 1
+    assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(*range(5))
+
+
+def test_leaving_it_on_an_exception_waits_for_one_call_of_a_bucket_at_most() -> None:
+    buckets = [SlowBucket() for _ in range(8)]
+    ways = iter(buckets)
+    table = MemoryTable(buckets=8, way=lambda _: next(ways))
+    with pytest.raises(KeyError), TableWriter(table, WHO, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
+        writer.upsert(pa.Table.from_pylist(rows(*range(40)), SCHEMA))
+        assert eventually(lambda: any(bucket.asked for bucket in buckets))
+        raise KeyError("mine")
+    assert sum(bucket.asked for bucket in buckets) == 1
+    kept = [each["k"] for changes in writer.unacknowledged for each in changes.rows.to_pylist()]
+    assert sorted(kept) == [*range(40)]
 
 
 def test_a_closed_writer_takes_nothing_and_may_be_closed_again() -> None:
