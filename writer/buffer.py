@@ -51,7 +51,9 @@ class Buffer:
         self._refused: list[Refused] = []
         self._refused_size = 0
         self._asked = self._flushed = 0
-        self._aborted = False
+        self._aborted = self._abandoned = False
+        self._converting = False
+        """Whether the sending thread has items of which it has not said what they are."""
         self._ended: StoreError | None = None
         self._has_room = True
         _buffers.add(self)
@@ -122,6 +124,21 @@ class Buffer:
             self._aborted = True
             self._nudge()
             self._changed.wait_for(lambda: self._ended is not None)
+
+    def abandon(self) -> bool:
+        """Nobody will hand over or ask for anything again: have the sending thread end once all is settled.
+
+        It takes no lock, so that a garbage collector may call it, whichever thread that interrupts.
+
+        Returns:
+            Whether anything is not settled.
+        """
+        if self._ended is not None or self._aborted:
+            return False
+        open = bool(self._items) or self._converting or self._size > 0
+        self._abandoned = True
+        self._nudge()
+        return open
 
     def take_refused(self) -> list[Refused]:
         """Rows that were refused and not told yet."""
@@ -200,6 +217,11 @@ class Buffer:
         return self._asked
 
     @property
+    def abandoned(self) -> bool:
+        """Whether to end once all is settled."""
+        return self._abandoned
+
+    @property
     def aborted(self) -> bool:
         """Whether nothing more is to be sent."""
         return self._aborted
@@ -207,6 +229,7 @@ class Buffer:
     def take(self) -> tuple[list[Item], int]:
         """All items, and how many bytes were known of them."""
         with self._lock:
+            self._converting = bool(self._items)
             items, self._items = self._items, []
             known, self._items_size = self._items_size, 0
             self._look()
@@ -222,6 +245,7 @@ class Buffer:
         """
         with self._lock:
             self._size += now - known
+            self._converting = False
             if items and not known:
                 self._chunk = max(1, min(self._chunk_rows, self._chunk_bytes * items // max(1, now)))
             self._look()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import warnings
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +26,11 @@ from writer.refused import Refused
 from writer.sender import Sender
 from writer.target import Identity, TargetTable
 
+log = logging.getLogger("writer")
+
+EXIT_SECONDS = 5.0
+"""How long the end of a program waits for writers that nobody closed, all of them together."""
+
 
 class TableWriter:
     """Gathers rows into batches, numbers these and sends them until they are acknowledged; a context manager.
@@ -28,6 +38,10 @@ class TableWriter:
     It may be used from any thread; the rows of one thread stay in order. What it was given must not be changed before
     it is flushed, but for the outermost dict. Leaving it flushes it. Leaving it on an exception sends nothing more:
     what was acknowledged stays, and :attr:`unacknowledged` and a note on the exception say what was not.
+
+    Close it: one that is garbage collected, or still open when the program ends, is told of by a ResourceWarning if it
+    has rows not acknowledged. Its thread goes on until they are, or can't be, at the end of the program for at most
+    ``EXIT_SECONDS``; nobody is left to be told by an error, so what is not written is told by the log ``writer``.
 
     Rows given as dicts may lack columns that were added to the table since the writer was opened, and keys know none:
     what was handed over before is written, and the new columns are null. Arrow data has the columns of the moment.
@@ -58,6 +72,21 @@ class TableWriter:
         self._buffer = self._sender.buffer
         self._add = self._buffer.add
         self._closed = False
+        _until_exit(self)
+
+    def __del__(self) -> None:
+        """Have the thread end."""
+        if hasattr(self, "_closed") and not self._closed:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self._buffer.abandon():
+            warnings.warn(
+                f"{type(self).__name__} was not closed, and rows of it are not acknowledged.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     @property
     def unacknowledged(self) -> list[Changes]:
@@ -175,3 +204,27 @@ class TableWriter:
         self._closed = True
         self._buffer.abort()
         self._sender.join()
+
+
+_open: weakref.WeakSet[TableWriter] = weakref.WeakSet()
+
+
+def _until_exit(writer: TableWriter) -> None:
+    """Look after a writer when the program ends."""
+    _open.add(writer)
+    # What was registered last is called first: this must come before what closes the store, and that was there before
+    # its table was.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    clock = SystemClock()
+    until = clock.monotonic() + EXIT_SECONDS
+    writers = [writer for writer in _open if not writer._closed]
+    for writer in writers:
+        with suppress(ResourceWarning):  # raised if warnings are errors; the others are to be waited for all the same
+            writer._abandon()
+    for writer in writers:
+        if not writer._buffer.is_forked and not writer._sender.join(max(0.0, until - clock.monotonic())):
+            log.error("the program ends, and rows of a writer that was not closed are not acknowledged")

@@ -439,6 +439,42 @@ def test_leaving_it_on_an_exception_waits_for_one_call_of_a_bucket_at_most() -> 
     assert sorted(kept) == [*range(40)]
 
 
+def threads() -> int:
+    return sum(thread.name == "kvstore-writer" for thread in threading.enumerate())
+
+
+def test_one_that_nobody_closes_writes_what_it_has_and_says_so() -> None:
+    table = MemoryTable()
+    before = threads()
+    writer = TableWriter(table, WHO, **PATIENT)
+    writer.upsert(row(1))
+    with pytest.warns(ResourceWarning, match="not closed"):
+        del writer
+    assert eventually(lambda: threads() == before)
+    assert table.rows() == [row(1)]
+
+
+def test_one_that_nobody_closes_is_not_told_of_if_everything_was_acknowledged() -> None:
+    before = threads()
+    writer = TableWriter(MemoryTable(), WHO)
+    writer.upsert(row(1))
+    writer.flush()
+    del writer
+    assert eventually(lambda: threads() == before)
+
+
+def test_what_one_that_nobody_closes_can_not_write_is_told_by_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    before = threads()
+    writer = TableWriter(MemoryTable(way=SilentWay), WHO, delivery_timeout_ms=20, **PATIENT)
+    writer.upsert(rows(1, 2))
+    writer.upsert({"k": "x", "s": ""})
+    with pytest.warns(ResourceWarning, match="not closed"):
+        del writer
+    assert eventually(lambda: threads() == before)
+    assert "ended with 2 rows not acknowledged" in caplog.text
+    assert "refused, of a writer that was not closed: 1" in caplog.text
+
+
 def test_a_closed_writer_takes_nothing_and_may_be_closed_again() -> None:
     writer = TableWriter(MemoryTable(), WHO)
     writer.close()

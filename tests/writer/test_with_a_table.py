@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,23 @@ def test_rows_that_were_taken_are_not_lost_when_the_table_is_gone(store_path: Pa
     assert sorted(int(k) for changes in writer.unacknowledged for k in changes.rows.column("k").to_pylist()) == [
         *range(64)
     ]
+
+
+def test_at_the_end_of_a_program_a_writer_that_was_not_closed_writes_what_it_has(store_path: Path) -> None:
+    program = """
+import sys, kvstore, pyarrow as pa
+store = kvstore.open(sys.argv[1])
+table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k", buckets=2)
+writer = table.writer(linger_ms=60_000)
+for k in range(10):
+    writer.upsert({"k": k})
+"""
+    run = [sys.executable, "-W", "always", "-c", program, str(store_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "ResourceWarning: TableWriter was not closed" in done.stderr
+    with kvstore.open(store_path) as store:
+        assert store.table("t").count() == 10
 
 
 def test_a_store_that_is_closed_ends_the_writer(store_path: Path) -> None:
