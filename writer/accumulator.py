@@ -9,16 +9,18 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from logformat.changes import Changes
-from writer.intake import Intake, Item, beginning, part, together
+from logformat.errors import SchemaMismatch
+from writer.intake import Intake, Item, Key, Whole, beginning, part, together
 from writer.options import WriterOptions
 from writer.refused import Refused, tell_apart
 from writer.target import TargetTable
 
 
 class Pile:
-    """What waits for one bucket."""
+    """What waits for one bucket, all of one schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema_id: int) -> None:
+        self.schema_id = schema_id
         self.parts: list[Changes] = []
         self.rows = self.size = 0
 
@@ -33,11 +35,13 @@ class Made(NamedTuple):
     """A batch.
 
     Attributes:
+        schema_id: Schema it follows.
         size: Bytes of it, as they were gathered.
     """
 
     bucket: int
     changes: Changes
+    schema_id: int
     size: int
 
 
@@ -45,22 +49,24 @@ class Accumulator:
     """Makes batches of items; used by one thread.
 
     Attributes:
-        batches: Those that are complete, in order, since the caller last emptied this.
+        batches: Those that are complete, in order, that the caller has not removed.
         gathered: Bytes that ever came so far as to wait for a bucket.
         refused: Rows that fit no batch, since the caller last emptied this.
     """
 
     def __init__(self, table: TargetTable, options: WriterOptions) -> None:
-        self.batches: list[Made] = []
+        self.batches: deque[Made] = deque()
         self.refused: list[Refused] = []
         self.gathered = 0
         self._table = table
         self._options = options
         self._piles: dict[int, Pile] = {}
         self._turn = count()
-        self._intake = intake_of(table)
+        columns = columns_of(table)
+        self._opened_with = columns.schema.names
+        self._intake = self._intake_of(columns)
         self._items: list[Item] = []
-        self._whole: deque[Changes] = deque()
+        self._whole: deque[Whole] = deque()
 
     @property
     def waiting(self) -> int:
@@ -75,9 +81,9 @@ class Accumulator:
                 :meth:`left_over`.
         """
         self._items += items
-        schema = rows_schema(self._table)
-        if not schema.equals(self._intake.schema):
-            self._intake = intake_of(self._table)
+        columns = columns_of(self._table)
+        if columns.schema_id != self._intake.schema_id:
+            self._intake = self._intake_of(columns)
         self._convert()
         while self._whole:
             self._spread(self._whole[0])
@@ -89,10 +95,18 @@ class Accumulator:
             self._seal(bucket)
 
     def left_over(self, items: list[Item]) -> list[Changes]:
-        """Everything that is in no batch, and items that were not taken, when nothing can be sent any more."""
+        """Everything that is in no batch, and items that were not taken, when nothing can be sent any more.
+
+        It raises nothing: what can't be converted is among the refused.
+        """
         self._items += items
-        self._convert()
-        return [changes for pile in self._piles.values() for changes in pile.parts] + list(self._whole)
+        try:
+            self._convert()
+        except Exception:
+            self._convert_each()
+        return [changes for pile in self._piles.values() for changes in pile.parts] + [
+            whole.changes for whole in self._whole
+        ]
 
     def _convert(self) -> None:
         found, refused = self._intake.changes(self._items)
@@ -100,21 +114,46 @@ class Accumulator:
         self._whole += found
         self.refused += refused
 
-    def _spread(self, changes: Changes) -> None:
+    def _convert_each(self) -> None:
+        items, self._items = self._items, []
+        for item in items:
+            try:
+                found, refused = self._intake.changes([item])
+            except Exception as error:
+                if isinstance(item, Whole):
+                    self._whole.append(item)
+                    continue
+                misfit = SchemaMismatch("The writer ended as this was converted.", reason=repr(error))
+                misfit.__cause__ = error
+                found, refused = [], [Refused([item.key if isinstance(item, Key) else item], misfit)]
+            self._whole += found
+            self.refused += refused
+
+    def _intake_of(self, columns: Columns) -> Intake:
+        """What makes changes of rows; those that were handed over before a column was added are taken without it."""
+        later = [f.name for f in columns.schema if f.nullable and f.name not in self._opened_with]
+        return Intake(columns.schema, columns.schema_id, self._table.primary_key or (), later)
+
+    def _spread(self, whole: Whole) -> None:
+        changes, schema_id = whole
         other = next(self._turn) % self._table.buckets
         done, failed = tell_apart(
-            len(changes), lambda start, end: self._table.by_bucket(part(changes, start, end), other)
+            len(changes),
+            lambda start, end: self._table.by_bucket(part(changes, start, end), other, schema_id=schema_id),
         )
         self.refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
         for by_bucket in done:
             for bucket, belonging in by_bucket.items():
-                self._gather(bucket, belonging)
+                self._gather(bucket, belonging, schema_id)
 
-    def _gather(self, bucket: int, changes: Changes) -> None:
+    def _gather(self, bucket: int, changes: Changes, schema_id: int) -> None:
         options = self._options
         start = 0
         while start < len(changes):
-            pile = self._piles.setdefault(bucket, Pile())
+            pile = self._piles.setdefault(bucket, Pile(schema_id))
+            if pile.schema_id != schema_id:
+                self._seal(bucket)  # rows of different columns are not one batch
+                continue
             rest = part(changes, start, len(changes))
             piece = beginning(rest, options.batch_rows - pile.rows, options.batch_bytes)
             size = piece.rows.nbytes
@@ -128,17 +167,26 @@ class Accumulator:
                 self._seal(bucket)
 
     def _seal(self, bucket: int) -> None:
-        pile = self._piles.pop(bucket, None)
+        pile = self._piles.get(bucket)
         if pile is not None:
-            self.batches.append(Made(bucket, together(pile.parts), pile.size))
+            self.batches.append(Made(bucket, together(pile.parts), pile.schema_id, pile.size))
+            del self._piles[bucket]
 
 
-def rows_schema(table: TargetTable) -> pa.Schema:
-    """Columns of a row as it is given: all but the one the table fills."""
+class Columns(NamedTuple):
+    """Columns of a row as it is given: all but the one the table fills; and which of the table's schemas that is."""
+
+    schema: pa.Schema
+    schema_id: int
+
+
+def columns_of(table: TargetTable) -> Columns:
+    """The columns as they are now."""
+    schema_id = table.schema_id
+    while True:
+        schema = table.schema
+        before, schema_id = schema_id, table.schema_id
+        if schema_id == before:
+            break  # none was added between
     automatic = table.options.auto_increment
-    return table.schema if automatic is None else pa.schema([f for f in table.schema if f.name != automatic])
-
-
-def intake_of(table: TargetTable) -> Intake:
-    """What makes changes of rows for a table."""
-    return Intake(rows_schema(table), table.primary_key or ())
+    return Columns(schema if automatic is None else pa.schema([f for f in schema if f.name != automatic]), schema_id)

@@ -15,7 +15,7 @@ from copy import copy
 
 from logformat.changes import Changes
 from logformat.errors import ForkedStore, RowsRefused, StoreError
-from writer.intake import Item
+from writer.intake import Item, Whole
 from writer.refused import Refused
 
 _FIRST_CHUNK_ROWS = 64
@@ -51,7 +51,9 @@ class Buffer:
         self._refused: list[Refused] = []
         self._refused_size = 0
         self._asked = self._flushed = 0
-        self._aborted = False
+        self._aborted = self._abandoned = False
+        self._converting = False
+        """Whether the sending thread has items of which it has not said what they are."""
         self._ended: StoreError | None = None
         self._has_room = True
         _buffers.add(self)
@@ -91,7 +93,7 @@ class Buffer:
             with self._lock:
                 if not self._has_room:
                     self._wait_for_room(tell=is_first)
-                size = item.rows.nbytes if isinstance(item, Changes) else 0
+                size = item.changes.rows.nbytes if isinstance(item, Whole) else 0
                 self._items.append(item)
                 self._size += size
                 self._items_size += size
@@ -123,12 +125,33 @@ class Buffer:
             self._nudge()
             self._changed.wait_for(lambda: self._ended is not None)
 
+    def abandon(self) -> bool:
+        """Nobody will hand over or ask for anything again: have the sending thread end once all is settled.
+
+        It takes no lock, so that a garbage collector may call it, whichever thread that interrupts.
+
+        Returns:
+            Whether anything is not settled.
+        """
+        if self._ended is not None or self._aborted:
+            return False
+        open = bool(self._items) or self._converting or self._size > 0
+        self._abandoned = True
+        self._nudge()
+        return open
+
     def take_refused(self) -> list[Refused]:
         """Rows that were refused and not told yet."""
         with self._lock:
             refused, self._refused, self._refused_size = self._refused, [], 0
             self._look()
         return refused
+
+    @property
+    def refused(self) -> list[Refused]:
+        """The same, and they are still to be told."""
+        with self._lock:
+            return list(self._refused)
 
     @property
     def is_forked(self) -> bool:
@@ -194,6 +217,11 @@ class Buffer:
         return self._asked
 
     @property
+    def abandoned(self) -> bool:
+        """Whether to end once all is settled."""
+        return self._abandoned
+
+    @property
     def aborted(self) -> bool:
         """Whether nothing more is to be sent."""
         return self._aborted
@@ -201,6 +229,7 @@ class Buffer:
     def take(self) -> tuple[list[Item], int]:
         """All items, and how many bytes were known of them."""
         with self._lock:
+            self._converting = bool(self._items)
             items, self._items = self._items, []
             known, self._items_size = self._items_size, 0
             self._look()
@@ -216,6 +245,7 @@ class Buffer:
         """
         with self._lock:
             self._size += now - known
+            self._converting = False
             if items and not known:
                 self._chunk = max(1, min(self._chunk_rows, self._chunk_bytes * items // max(1, now)))
             self._look()
@@ -243,12 +273,15 @@ class Buffer:
         """
         with self._lock:
             # Under the lock: what comes later is not taken at all.
-            self.unacknowledged, refused = leave(self._items)
-            self._refused += refused
-            self._items = []
-            self._ended = error
-            self._look()
-            self._changed.notify_all()
+            try:
+                self.unacknowledged, refused = leave(self._items)
+                self._refused += refused
+                self._items = []
+            finally:
+                # Whatever happened, nobody waits for ever.
+                self._ended = error
+                self._look()
+                self._changed.notify_all()
 
     def forget_parent(self) -> None:
         """In a forked child: the thread is not there, and what waits is the parent's to send."""

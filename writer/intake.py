@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from logformat import intake
 from logformat.changes import Changes
+from logformat.errors import SchemaMismatch, StoreError
 from logformat.keys import KEY_BYTES_MAX, KeyCodec
 from logformat.schema import is_variable
 from writer.refused import Refused, tell_apart
@@ -29,8 +30,15 @@ class Key:
         self.key = key
 
 
+class Whole(NamedTuple):
+    """Changes, and the schema they follow: the table's may be a later one by now."""
+
+    changes: Changes
+    schema_id: int
+
+
 Item = Any
-"""A row (a dict), a :class:`Key`, or Changes."""
+"""A row (a dict), a :class:`Key`, or a :class:`Whole`."""
 
 
 class Intake:
@@ -38,50 +46,55 @@ class Intake:
 
     Args:
         schema: Those that rows have.
+        schema_id: Which schema that is.
         key: Names of the key's columns in key order; empty for a log table.
+        later: Those of them that rows may lack, and then are null.
     """
 
-    def __init__(self, schema: pa.Schema, key: Sequence[str]) -> None:
+    def __init__(self, schema: pa.Schema, schema_id: int, key: Sequence[str], later: Sequence[str] = ()) -> None:
         self.schema = schema
+        self.schema_id = schema_id
+        self._later = dict.fromkeys(later)
         self.key_schema = pa.schema([schema.field(name) for name in key])
         self._codec = KeyCodec(list(self.key_schema))
 
-    def changes(self, items: list[Item]) -> tuple[list[Changes], list[Refused]]:
+    def changes(self, items: list[Item]) -> tuple[list[Whole], list[Refused]]:
         """Items in order, but for those that do not fit."""
-        found: list[Changes] = []
+        found: list[Whole] = []
         refused: list[Refused] = []
         if set(map(type, items)) == {dict}:
             self._rows(items, found, refused)
             return found, refused
-        for whole, run in groupby(items, lambda item: isinstance(item, Changes)):
-            if whole:
-                for changes in run:
-                    self._fitting(changes, found, refused)
+        for is_whole, run in groupby(items, lambda item: isinstance(item, Whole)):
+            if is_whole:
+                for whole in run:
+                    self._fitting(whole, found, refused)
             else:
                 self._mixed(list(run), found, refused)
         return found, refused
 
-    def _rows(self, rows: list[Item], found: list[Changes], refused: list[Refused]) -> None:
-        def attempt(start: int, end: int) -> Changes:
-            return self._checked(Changes.upserts(intake.one_batch(rows[start:end], self.schema)))
+    def _upserts(self, rows: list[Item]) -> Changes:
+        if self._later:
+            rows = [self._later | row for row in rows]
+        with _Unforeseen():
+            return self._checked(Changes.upserts(intake.one_batch(rows, self.schema)))
 
-        done, failed = tell_apart(len(rows), attempt)
-        found += done
+    def _rows(self, rows: list[Item], found: list[Whole], refused: list[Refused]) -> None:
+        done, failed = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
+        found += [Whole(changes, self.schema_id) for changes in done]
         refused += [Refused([rows[place]], error) for place, error in failed]
 
-    def _mixed(self, items: list[Item], found: list[Changes], refused: list[Refused]) -> None:
+    def _mixed(self, items: list[Item], found: list[Whole], refused: list[Refused]) -> None:
         """Rows and keys in turn: each kind is converted by itself, then they are put in order again."""
         keys = [item.key for item in items if type(item) is Key]
         rows = [item for item in items if type(item) is not Key]
         is_key = np.array([type(item) is Key for item in items])
 
-        def stored(start: int, end: int) -> Changes:
-            return self._checked(Changes.upserts(intake.one_batch(rows[start:end], self.schema)))
-
         def deleted(start: int, end: int) -> Changes:
-            return self._checked(Changes.deletes(intake.key_rows(keys[start:end], self.key_schema), self.schema))
+            with _Unforeseen():
+                return self._checked(Changes.deletes(intake.key_rows(keys[start:end], self.key_schema), self.schema))
 
-        batches, bad_rows = tell_apart(len(rows), stored)
+        batches, bad_rows = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
         deletes, bad_keys = tell_apart(len(keys), deleted)
         refused += [Refused([rows[place]], error) for place, error in bad_rows]
         refused += [Refused([keys[place]], error) for place, error in bad_keys]
@@ -91,12 +104,13 @@ class Intake:
         ]
         if batches or deletes:
             order = pa.array(np.argsort(np.concatenate(places)))
-            whole = together([*batches, *deletes])
-            found.append(Changes(whole.rows.take(order), whole.is_delete.take(order)))
+            every = together([*batches, *deletes])
+            found.append(Whole(Changes(every.rows.take(order), every.is_delete.take(order)), self.schema_id))
 
-    def _fitting(self, changes: Changes, found: list[Changes], refused: list[Refused]) -> None:
+    def _fitting(self, whole: Whole, found: list[Whole], refused: list[Refused]) -> None:
+        changes, schema_id = whole
         done, failed = tell_apart(len(changes), lambda start, end: self._checked(part(changes, start, end)))
-        found += done
+        found += [Whole(each, schema_id) for each in done]
         refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
 
     def _checked(self, changes: Changes) -> Changes:
@@ -109,6 +123,17 @@ class Intake:
             if 2 * longest + _FIXED_BYTES * len(columns) > KEY_BYTES_MAX:
                 self._codec.encode(columns)
         return changes
+
+
+class _Unforeseen:
+    """Whatever the code of a value raises, such as a tzinfo of the user's, is about that value."""
+
+    def __enter__(self) -> None:
+        """Nothing was raised yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StoreError | MemoryError):
+            raise SchemaMismatch("A value can't be converted.", reason=f"{type(error).__name__}: {error}") from error
 
 
 _FIXED_BYTES = 17

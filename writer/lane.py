@@ -18,6 +18,7 @@ from itertools import islice
 from logformat.changes import Changes
 from logformat.errors import NotAcknowledged, StoreError, Unavailable
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, Sequence, WriterId, next_sequence
+from logformat.intake import empty
 from logformat.writer_entry import WINDOW
 from writer.sequence import SETTLED, TRANSITIONS, Action, Event, State, event_of_answer, event_of_error
 from writer.target import Appended, Identity
@@ -83,6 +84,8 @@ class Batch:
 
     serial: int
     changes: Changes
+    schema_id: int | None = None
+    """Schema it follows; the empty batch in its place does too."""
     state: State = State.QUEUED
     refusal: StoreError | None = None
     """Why its rows were refused: since then an empty batch is in its place."""
@@ -116,7 +119,6 @@ class Lane:
     """See above; used by one thread.
 
     Args:
-        empty: Changes without rows, of the table's schema.
         jitter: Something from 0 to 1, different each time.
 
     Attributes:
@@ -125,16 +127,13 @@ class Lane:
         error: Why the writer is over; None while it is not.
     """
 
-    def __init__(
-        self, bucket: int, identity: Identity, empty: Changes, timing: Timing, jitter: Callable[[], float]
-    ) -> None:
+    def __init__(self, bucket: int, identity: Identity, timing: Timing, jitter: Callable[[], float]) -> None:
         self.settled: list[Settled] = []
         self.restarts: list[Restart] = []
         self.error: StoreError | None = None
         self._bucket = bucket
         self._identity = identity
         self._writer_id = identity.writer_id
-        self._empty = empty
         self._timing = timing
         self._jitter = jitter
         self._line: deque[Batch] = deque()
@@ -148,9 +147,13 @@ class Lane:
         self._forgotten = NO_WRITER
         self._in_doubt: tuple[Changes, ...] = ()
 
-    def add(self, changes: Changes, serial: int = 0) -> None:
-        """Put a batch at the end of the line."""
-        self._line.append(Batch(serial, changes))
+    def add(self, changes: Changes, serial: int = 0, schema_id: int | None = None) -> None:
+        """Put a batch at the end of the line.
+
+        Args:
+            schema_id: Schema it follows, for it may be sent when the table has another; None for that one.
+        """
+        self._line.append(Batch(serial, changes, schema_id))
 
     def __len__(self) -> int:
         return len(self._line)
@@ -247,7 +250,11 @@ class Lane:
         if batch is None:
             return
         event = event_of_error(
-            error, passed=self._is_passed(batch), was_next=sending.was_next, emptied=batch.refusal is not None
+            error,
+            passed=self._is_passed(batch),
+            was_next=sending.was_next,
+            was_empty=sending.was_empty,
+            emptied=batch.refusal is not None,
         )
         settles = TRANSITIONS[State.IN_FLIGHT][event].state in SETTLED
         if settles or sending is batch.latest:
@@ -303,7 +310,7 @@ class Lane:
         is_empty = batch.refusal is not None
         batch.unanswered += not is_empty
         sequence = Sequence((self._head + place) % (SEQUENCE_MAX + 1))
-        changes = self._empty if is_empty else batch.changes
+        changes = Changes.upserts(empty(batch.changes.rows.schema)) if is_empty else batch.changes
         batch.latest = Sending(
             batch, changes, self._writer_id, sequence, self._identity.epoch, was_next=place == 0, was_empty=is_empty
         )

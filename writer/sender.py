@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any
 
 from logformat.changes import Changes
-from logformat.errors import NotAcknowledged, StoreClosed, StoreError, UnsupportedOperation
-from logformat.intake import empty
+from logformat.errors import NotAcknowledged, StoreClosed, StoreError, Unavailable, UnsupportedOperation
 from writer.accumulator import Accumulator
 from writer.buffer import Buffer
 from writer.clock import Clock
@@ -73,9 +72,10 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="kvstore-writer", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Return once the thread has ended."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> bool:
+        """Return once the thread has ended, or after so long: whether it has."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         ended: StoreError | None = None
@@ -91,6 +91,19 @@ class Sender:
                 ended = NotAcknowledged("The writer ended on an error that is no store's; what was sent is not known.")
                 ended.__cause__ = sys.exception()
             self.buffer.end(ended, self._left)
+            if self.buffer.abandoned:
+                self._tell_nobody(ended)
+
+    def _tell_nobody(self, ended: StoreError) -> None:
+        """Of rows that nobody will ask for."""
+        if rows := sum(map(len, self.buffer.unacknowledged)):
+            log.error("a writer that was not closed ended with %d rows not acknowledged: %s", rows, ended)
+        if refused := self.buffer.refused:
+            log.error(
+                "rows that were refused, of a writer that was not closed: %d; the first: %s",
+                sum(len(each.changes) for each in refused),
+                refused[0].error,
+            )
 
     def _left(self, items: list[Item]) -> tuple[list[Changes], list[Refused]]:
         left = [changes for lane in self._lanes.values() for changes in lane.unacknowledged()]
@@ -105,9 +118,15 @@ class Sender:
             return self._await_last(now)
         self._gather(now)
         for bucket, lane in self._lanes.items():
+            if self.buffer.aborted:
+                break  # every call may take its time
             self._drive(bucket, lane, now)
         self._settle()
-        return True
+        return not (self.buffer.abandoned and self._is_done)
+
+    @property
+    def _is_done(self) -> bool:
+        return not (self._open or self.buffer.waiting or self._accumulator.waiting)
 
     def _wait(self) -> None:
         """Wait for whatever comes next, and take all the answers there are."""
@@ -145,7 +164,7 @@ class Sender:
     def _gather(self, now: float) -> None:
         asked = self.buffer.asked
         lingered = self._linger_at is not None and now >= self._linger_at
-        flush = asked > self._flush_seen
+        flush = asked > self._flush_seen or self.buffer.abandoned
         if lingered or flush or self.buffer.is_worth_it:
             self._take()
             if lingered or flush:
@@ -153,7 +172,7 @@ class Sender:
         if self.buffer.is_full and not self._open:
             self._accumulator.seal()  # nothing would make room
         self._put_in_line()
-        if flush:
+        if asked > self._flush_seen:
             self._flush_seen = asked
             self._flushes.append((asked, self._serial))
         if not self.buffer.waiting and not self._accumulator.waiting:
@@ -173,15 +192,15 @@ class Sender:
             self.buffer.settle(0, refused)
 
     def _put_in_line(self) -> None:
-        batches, self._accumulator.batches = self._accumulator.batches, []
-        for bucket, changes, size in batches:
+        batches = self._accumulator.batches
+        while batches:
+            bucket, changes, schema_id, size = batches[0]
             if bucket not in self._lanes:
-                nothing = Changes.upserts(empty(changes.rows.schema))
-                timing = self._options.timing
-                self._lanes[bucket] = Lane(bucket, self._identity, nothing, timing, random.random)
                 self._targets[bucket] = self._table.bucket(bucket)
-            self._lanes[bucket].add(changes, self._serial)
+                self._lanes[bucket] = Lane(bucket, self._identity, self._options.timing, random.random)
             self._open[self._serial] = size
+            self._lanes[bucket].add(changes, self._serial, schema_id)
+            batches.popleft()
             self._serial += 1
 
     # What goes
@@ -194,10 +213,23 @@ class Sender:
                 lane.errand_done(self._run_errand(errand, target))
             except StoreError as error:
                 lane.errand_failed(error, now)
+        put_off: Unavailable | None = None
         for sending in lane.due(now):
             try:
-                future = target.submit(sending.changes, sending.writer_id, sending.sequence, sending.epoch)
+                if self.buffer.aborted:
+                    put_off = put_off or Unavailable("The writer is being left; this was not sent.")
+                if put_off is not None:
+                    raise put_off
+                future = target.submit(
+                    sending.changes,
+                    sending.writer_id,
+                    sending.sequence,
+                    sending.epoch,
+                    schema_id=sending.batch.schema_id,
+                )
             except StoreError as error:
+                if isinstance(error, Unavailable):
+                    put_off = error  # nor would those behind it be taken
                 future = Future()
                 future.set_exception(error)
             future.add_done_callback(partial(self._answer, lane, sending))

@@ -131,12 +131,13 @@ def is_about_content(error: StoreError) -> bool:
     return isinstance(error, InvalidRequest) and not isinstance(error, _WRITER_OVER)
 
 
-def event_of_error(error: StoreError, *, passed: bool, was_next: bool, emptied: bool) -> Event:
+def event_of_error(error: StoreError, *, passed: bool, was_next: bool, was_empty: bool, emptied: bool) -> Event:
     """What an error answered to a batch means.
 
     Args:
         passed: Whether a later sequence was acknowledged, which is only after this one was.
         was_next: Whether all before it were acknowledged when it was sent.
+        was_empty: Whether the attempt that is answered was the empty batch.
         emptied: Whether its rows had been refused before.
     """
     if isinstance(error, OutOfOrderSequence):
@@ -145,7 +146,8 @@ def event_of_error(error: StoreError, *, passed: bool, was_next: bool, emptied: 
         return Event.FORGOTTEN if was_next else Event.GAP
     if isinstance(error, Unavailable):
         return Event.UNAVAILABLE
-    return Event.CONTENT if is_about_content(error) else Event.OVER
+    # There is no content left to refuse of an empty batch: nothing that could be sent would be taken.
+    return Event.CONTENT if is_about_content(error) and not was_empty else Event.OVER
 
 
 def event_of_answer(*, offsets: int, duplicated: bool, was_empty: bool, emptied: bool) -> Event | None:

@@ -52,8 +52,14 @@ class Appended(Protocol):
 class AppendTarget(Protocol):
     """One bucket. All errors are StoreErrors; what they mean stands in docs/sequences.md."""
 
-    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int) -> Future[Any]:
-        """Send one batch. Its answer, an :class:`Appended`, may come late or never; an error may be raised at once."""
+    def submit(
+        self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int, *, schema_id: int | None = None
+    ) -> Future[Any]:
+        """Send one batch. Its answer, an :class:`Appended`, may come late or never; an error may be raised at once.
+
+        Args:
+            schema_id: Schema the rows follow. If the table has more columns by now, these are null.
+        """
 
     def begin(self, writer_id: int) -> int | None:
         """Become the one who writes this bucket under a name.
@@ -87,6 +93,10 @@ class TargetTable(Protocol):
         """Columns, typed as they are stored."""
 
     @property
+    def schema_id(self) -> int:
+        """Of the schema; each has another, and it grows."""
+
+    @property
     def primary_key(self) -> tuple[str, ...] | None:
         """Names of the key's columns in key order; None for a log table."""
 
@@ -101,8 +111,11 @@ class TargetTable(Protocol):
     def bucket(self, bucket: int, /) -> Any:
         """The :class:`AppendTarget` of a bucket."""
 
-    def by_bucket(self, changes: Changes, other: int = 0) -> dict[int, Changes]:
+    def by_bucket(self, changes: Changes, other: int = 0, *, schema_id: int | None = None) -> dict[int, Changes]:
         """Changes by the bucket they belong to, those of one in the order they came.
+
+        Args:
+            changes: Of that schema; the current one if None.
 
         Raises:
             InvalidRequest: A row does not fit the table.

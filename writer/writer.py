@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import warnings
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -12,13 +17,19 @@ from logformat import intake
 from logformat.changes import Changes
 from logformat.errors import DeletionDisabled, SchemaMismatch, UnsupportedOperation
 from logformat.intake import Data, Keys
-from writer.accumulator import rows_schema
+from writer.accumulator import columns_of
 from writer.clock import Clock, SystemClock
-from writer.intake import Key
+from writer.intake import Key, Whole
 from writer.lane import Restart
 from writer.options import WriterOptions
+from writer.refused import Refused
 from writer.sender import Sender
 from writer.target import Identity, TargetTable
+
+log = logging.getLogger("writer")
+
+EXIT_SECONDS = 5.0
+"""How long the end of a program waits for writers that nobody closed, all of them together."""
 
 
 class TableWriter:
@@ -27,6 +38,13 @@ class TableWriter:
     It may be used from any thread; the rows of one thread stay in order. What it was given must not be changed before
     it is flushed, but for the outermost dict. Leaving it flushes it. Leaving it on an exception sends nothing more:
     what was acknowledged stays, and :attr:`unacknowledged` and a note on the exception say what was not.
+
+    Close it: one that is garbage collected, or still open when the program ends, is told of by a ResourceWarning if it
+    has rows not acknowledged. Its thread goes on until they are, or can't be, at the end of the program for at most
+    ``EXIT_SECONDS``; nobody is left to be told by an error, so what is not written is told by the log ``writer``.
+
+    Rows given as dicts may lack columns that were added to the table since the writer was opened, and keys know none:
+    what was handed over before is written, and the new columns are null. Arrow data has the columns of the moment.
 
     Args:
         table: A :class:`kvstore.Table`, or what else is a :class:`writer.target.TargetTable`.
@@ -54,6 +72,21 @@ class TableWriter:
         self._buffer = self._sender.buffer
         self._add = self._buffer.add
         self._closed = False
+        _until_exit(self)
+
+    def __del__(self) -> None:
+        """Have the thread end."""
+        if hasattr(self, "_closed") and not self._closed:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self._buffer.abandon():
+            warnings.warn(
+                f"{type(self).__name__} was not closed, and rows of it are not acknowledged.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     @property
     def unacknowledged(self) -> list[Changes]:
@@ -62,6 +95,11 @@ class TableWriter:
         Empty until the writer has ended. Some of them may have been written: those that were sent.
         """
         return self._buffer.unacknowledged
+
+    @property
+    def refused(self) -> list[Refused]:
+        """Rows that were refused and told by no error yet; once the writer has ended, none will tell them."""
+        return self._buffer.refused
 
     @property
     def restarts(self) -> list[Restart]:
@@ -92,8 +130,9 @@ class TableWriter:
                 raise SchemaMismatch("Every row is a dict from column name to value.", given=wrong[0].__name__)
             self._buffer.add_all(map(dict, data))
         else:
-            batches = intake.record_batches(data, rows_schema(self._table))
-            self._buffer.add_all(Changes.upserts(rows) for rows in batches if rows.num_rows)
+            schema, schema_id = columns_of(self._table)
+            batches = intake.record_batches(data, schema)
+            self._buffer.add_all(Whole(Changes.upserts(rows), schema_id) for rows in batches if rows.num_rows)
 
     def delete(self, keys: Keys) -> None:
         """Hand over keys whose rows are to be removed; one that is not there is no error.
@@ -113,10 +152,10 @@ class TableWriter:
         if not isinstance(keys, list) and any(
             hasattr(keys, way) for way in ("__arrow_c_stream__", "__arrow_c_array__", "tolist")
         ):
-            schema = rows_schema(self._table)
+            schema, schema_id = columns_of(self._table)
             rows = intake.key_rows(keys, pa.schema([schema.field(name) for name in key]))
             if rows.num_rows:
-                self._buffer.add_all([Changes.deletes(rows, schema)])
+                self._buffer.add_all([Whole(Changes.deletes(rows, schema), schema_id)])
             return
         listed = keys if isinstance(keys, list) else [keys]
         self._buffer.add_all(Key(dict(each) if isinstance(each, Mapping) else each) for each in listed)
@@ -165,3 +204,27 @@ class TableWriter:
         self._closed = True
         self._buffer.abort()
         self._sender.join()
+
+
+_open: weakref.WeakSet[TableWriter] = weakref.WeakSet()
+
+
+def _until_exit(writer: TableWriter) -> None:
+    """Look after a writer when the program ends."""
+    _open.add(writer)
+    # What was registered last is called first: this must come before what closes the store, and that was there before
+    # its table was.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    clock = SystemClock()
+    until = clock.monotonic() + EXIT_SECONDS
+    writers = [writer for writer in _open if not writer._closed]
+    for writer in writers:
+        with suppress(ResourceWarning):  # raised if warnings are errors; the others are to be waited for all the same
+            writer._abandon()
+    for writer in writers:
+        if not writer._buffer.is_forked and not writer._sender.join(max(0.0, until - clock.monotonic())):
+            log.error("the program ends, and rows of a writer that was not closed are not acknowledged")

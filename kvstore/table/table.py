@@ -50,7 +50,7 @@ from kvstore.table.writers import Writers
 from logformat import intake
 from logformat.changes import Changes
 from logformat.edits import TableOptions
-from logformat.ids import OFFSET_MAX, BucketId, Offset
+from logformat.ids import OFFSET_MAX, BucketId, Offset, SchemaId
 from logformat.intake import Data, Keys
 from writer import TableWriter, WriterOptions
 
@@ -97,6 +97,11 @@ class Table:
     def schema(self) -> pa.Schema:
         """Columns, typed as they are stored."""
         return self._current().schema
+
+    @property
+    def schema_id(self) -> int:
+        """Of the current schema; it grows with each change of the columns."""
+        return self._current().schema_id
 
     @property
     def primary_key(self) -> tuple[str, ...] | None:
@@ -236,20 +241,24 @@ class Table:
         self._current()
         return self._writers.named()
 
-    def by_bucket(self, changes: Changes, other: int = 0, overwrite: bool = False) -> dict[int, Changes]:
+    def by_bucket(
+        self, changes: Changes, other: int = 0, overwrite: bool = False, schema_id: int | None = None
+    ) -> dict[int, Changes]:
         """Changes by the bucket they belong to, for :meth:`Bucket.apply`; those of one stay in the order they came.
 
         Args:
             changes: With all columns, but for an auto-increment one.
             other: Where all go if the table has no bucket key.
             overwrite: Whether they are to be applied so; they may then have values of an auto-increment column.
+            schema_id: Schema the rows follow, and then the batch too; the current one if None.
 
         Raises:
-            SchemaMismatch, InvalidTargetColumns: They do not fit the table.
+            SchemaMismatch, UnknownSchema, InvalidTargetColumns: They do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
         definition, home = self._current(), self._tablet(other).place.identity.bucket_id
-        fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=overwrite)
+        id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
+        fitting, _ = fitted(changes, definition, id, None, overwrite=overwrite)
         return dict(spread(definition, fitting, home))
 
     def bucket(self, bucket: int) -> Bucket:

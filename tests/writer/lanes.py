@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from logformat.changes import Changes
-from logformat.intake import empty
 from writer.lane import Lane, Sending, Timing
 from writer.target import Identity
 
@@ -37,7 +36,7 @@ def keys_of(changes: Changes) -> list[int]:
 
 
 def lane_of(batches: int, identity: Identity = Identity(7), jitter: float = 1.0) -> Lane:  # noqa: B008
-    lane = Lane(0, identity, Changes.upserts(empty(SCHEMA)), TIMING, lambda: jitter)
+    lane = Lane(0, identity, TIMING, lambda: jitter)
     for serial in range(batches):
         lane.add(batch(serial), serial)
     return lane

@@ -35,7 +35,7 @@ class MemoryBucket:
         self.end = 0
         self.refuse: Callable[[Changes], None] = lambda _: None
 
-    def submit(self, changes: Changes, writer_id: int, sequence: int, _: int) -> Future[Any]:
+    def submit(self, changes: Changes, writer_id: int, sequence: int, _: int, **__: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
             future.set_result(self.apply(changes, writer_id, sequence))
@@ -78,6 +78,7 @@ class MemoryTable:
     """A table of such buckets, or of ways to them."""
 
     schema = SCHEMA
+    schema_id = 1
     primary_key = ("k",)
     options = TableOptions()
 
@@ -89,7 +90,7 @@ class MemoryTable:
     def bucket(self, bucket: int) -> Any:
         return self.ways[bucket]
 
-    def by_bucket(self, changes: Changes, _: int = 0) -> dict[int, Changes]:
+    def by_bucket(self, changes: Changes, _: int = 0, **__: Any) -> dict[int, Changes]:
         keys = changes.rows.column("k").to_pylist()
         return {
             bucket: Changes(changes.rows.take(places), changes.is_delete.take(places))
@@ -112,7 +113,7 @@ class LossyWay:
     def begin(self, writer_id: int) -> int | None:
         return self._bucket.begin(writer_id)
 
-    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int) -> Future[Any]:
+    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int, **schema: Any) -> Future[Any]:
         answer: Future[Any] = Future()
         if self._random.random() < self._loss:
             return answer  # the request is lost
@@ -121,7 +122,7 @@ class LossyWay:
             delay = self._random.random() * 0.01
 
             def arrive(heard: bool = heard) -> None:
-                done = self._bucket.submit(changes, writer_id, sequence, writer_epoch)
+                done = self._bucket.submit(changes, writer_id, sequence, writer_epoch, **schema)
                 if heard and not answer.done():
                     try:
                         answer.set_result(done.result())
@@ -153,9 +154,9 @@ class GatedWay:
     def begin(self, writer_id: int) -> int | None:
         return self._bucket.begin(writer_id)
 
-    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int) -> Future[Any]:
+    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int, **schema: Any) -> Future[Any]:
         answer: Future[Any] = Future()
-        done = self._bucket.submit(changes, writer_id, sequence, writer_epoch)
+        done = self._bucket.submit(changes, writer_id, sequence, writer_epoch, **schema)
         with self._lock:
             self._waiting.append((answer, done))
         if self._is_open:

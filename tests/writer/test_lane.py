@@ -241,6 +241,19 @@ def test_an_empty_batch_takes_the_place_of_a_refused_one(error: StoreError) -> N
     assert (second.sequence, keys_of(second.changes)) == (1, [1])
 
 
+@pytest.mark.parametrize("error", [OVERFLOW, SchemaMismatch("No."), InvalidRequest("Too large.")])
+def test_an_empty_batch_that_is_refused_ends_the_writer(error: StoreError) -> None:
+    """It has no content: nothing that could be sent would be taken."""
+    lane = lane_of(2)
+    first, _ = lane.due(0.0)
+    lane.failed(first, OVERFLOW, 0.0)
+    (empty,) = lane.due(0.0)
+    lane.failed(empty, error, 0.0)
+    assert lane.error is error
+    assert lane.due(50.0) == []
+    assert [keys_of(changes) for changes in lane.unacknowledged()] == [[0], [1]]
+
+
 def emptied_twice() -> tuple:
     lane = lane_of(1)
     (rows,) = lane.due(0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import threading
@@ -24,6 +25,7 @@ from kvstore.errors import (
     SchemaMismatch,
     StoreClosed,
     StoreFull,
+    StoreLocked,
     UnsupportedOperation,
     WriterFenced,
 )
@@ -32,6 +34,7 @@ from logformat.edits import TableOptions
 from logformat.ids import Epoch, WriterId
 from tests.writer.targets import SCHEMA, GatedWay, LossyWay, MemoryBucket, MemoryTable, SilentWay
 from writer import Identity, TableWriter
+from writer.intake import Intake
 
 WHO = Identity(WriterId(7))
 FAST = {"linger_ms": 1}
@@ -400,6 +403,78 @@ def test_leaving_it_on_an_exception_waits_for_the_answers_to_what_was_sent() -> 
     assert table.rows() == rows(*range(5))
 
 
+class SlowBucket(MemoryBucket):
+    """Not now, it says after a while."""
+
+    asked = 0
+    seconds = 0.3
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        self.asked += 1
+        time.sleep(self.seconds)
+        raise StoreLocked("Locked.")
+
+
+def test_behind_a_batch_that_is_put_off_none_is_sent() -> None:
+    bucket = SlowBucket()
+    bucket.seconds = 0.0
+    writer = TableWriter(MemoryTable(way=lambda _: bucket), WHO, batch_rows=1, delivery_timeout_ms=5)
+    writer.upsert(rows(*range(5)))
+    with pytest.raises(NotAcknowledged, match="Locked"):
+        writer.flush()
+    assert bucket.asked == 1
+    assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(*range(5))
+
+
+def test_leaving_it_on_an_exception_waits_for_one_call_of_a_bucket_at_most() -> None:
+    buckets = [SlowBucket() for _ in range(8)]
+    ways = iter(buckets)
+    table = MemoryTable(buckets=8, way=lambda _: next(ways))
+    with pytest.raises(KeyError), TableWriter(table, WHO, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
+        writer.upsert(pa.Table.from_pylist(rows(*range(40)), SCHEMA))
+        assert eventually(lambda: any(bucket.asked for bucket in buckets))
+        raise KeyError("mine")
+    assert sum(bucket.asked for bucket in buckets) == 1
+    kept = [each["k"] for changes in writer.unacknowledged for each in changes.rows.to_pylist()]
+    assert sorted(kept) == [*range(40)]
+
+
+def threads() -> int:
+    return sum(thread.name == "kvstore-writer" for thread in threading.enumerate())
+
+
+def test_one_that_nobody_closes_writes_what_it_has_and_says_so() -> None:
+    table = MemoryTable()
+    before = threads()
+    writer = TableWriter(table, WHO, **PATIENT)
+    writer.upsert(row(1))
+    with pytest.warns(ResourceWarning, match="not closed"):
+        del writer
+    assert eventually(lambda: threads() == before)
+    assert table.rows() == [row(1)]
+
+
+def test_one_that_nobody_closes_is_not_told_of_if_everything_was_acknowledged() -> None:
+    before = threads()
+    writer = TableWriter(MemoryTable(), WHO)
+    writer.upsert(row(1))
+    writer.flush()
+    del writer
+    assert eventually(lambda: threads() == before)
+
+
+def test_what_one_that_nobody_closes_can_not_write_is_told_by_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    before = threads()
+    writer = TableWriter(MemoryTable(way=SilentWay), WHO, delivery_timeout_ms=20, **PATIENT)
+    writer.upsert(rows(1, 2))
+    writer.upsert({"k": "x", "s": ""})
+    with pytest.warns(ResourceWarning, match="not closed"):
+        del writer
+    assert eventually(lambda: threads() == before)
+    assert "ended with 2 rows not acknowledged" in caplog.text
+    assert "refused, of a writer that was not closed: 1" in caplog.text
+
+
 def test_a_closed_writer_takes_nothing_and_may_be_closed_again() -> None:
     writer = TableWriter(MemoryTable(), WHO)
     writer.close()
@@ -458,8 +533,62 @@ def test_a_forked_child_can_not_use_it_and_does_not_hang() -> None:
 
 
 class BrokenBucket(MemoryBucket):
-    def submit(self, *_: Any) -> Any:
+    def submit(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("no error of a store")
+
+
+class NoZone(datetime.tzinfo):
+    def utcoffset(self, _: object) -> datetime.timedelta:
+        raise RuntimeError("no zone data")
+
+
+def test_what_the_code_of_a_value_raises_is_about_its_row() -> None:
+    table = MemoryTable()
+    table.schema = pa.schema([SCHEMA.field("k"), pa.field("s", pa.timestamp("us", "UTC"))])
+    now = datetime.datetime.now(datetime.UTC)
+    bad = {"k": 3, "s": now.replace(tzinfo=NoZone())}
+    with TableWriter(table, WHO, **PATIENT) as writer:
+        for k in range(6):
+            writer.upsert(bad if k == 3 else {"k": k, "s": now})
+        with pytest.raises(RowsRefused, match="no zone data") as told:
+            writer.flush()
+    assert [each.changes for each in told.value.refused] == [[bad]]
+    assert [each["k"] for each in table.rows()] == [0, 1, 2, 4, 5]
+
+
+def test_when_memory_is_short_nobody_waits_and_no_row_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_type))
+    convert = Intake.changes
+
+    def short(intake: Intake, items: list[Any]) -> Any:
+        if len(items) > 1 or (isinstance(items[0], dict) and items[0]["k"] == 3):
+            raise MemoryError
+        return convert(intake, items)
+
+    monkeypatch.setattr(Intake, "changes", short)
+    writer = TableWriter(MemoryTable(), WHO, **PATIENT)
+    for k in range(6):
+        writer.upsert(row(k))
+    with pytest.raises(NotAcknowledged) as raised:
+        writer.flush()
+    assert isinstance(raised.value.__cause__, MemoryError)
+    assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(0, 1, 2, 4, 5)
+    assert [each.rows for each in writer.refused] == [rows(3)]
+    assert shown == [MemoryError]
+
+
+def test_even_if_what_is_left_can_not_be_told_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    writer = TableWriter(MemoryTable(way=lambda _: BrokenBucket()), WHO, **FAST)
+    monkeypatch.setattr(writer._sender, "_left", fail)
+    writer.upsert(row(1))
+    with pytest.raises(NotAcknowledged):
+        writer.flush()
 
 
 def test_whatever_ends_the_thread_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

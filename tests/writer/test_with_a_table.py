@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import AggregateOverflow, KeyTooLarge, RowsRefused, SchemaMismatch, StoreClosed
+from kvstore.errors import (
+    AggregateOverflow,
+    KeyTooLarge,
+    NoSuchTable,
+    RowsRefused,
+    SchemaMismatch,
+    StoreClosed,
+    StoreLocked,
+)
 from tests.support.tables import rows_of
+from tests.writer.test_table_writer import eventually
 from writer import Identity, TableWriter
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int8())])
@@ -17,6 +30,11 @@ SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int8())]
 
 def who(store: kvstore.Store) -> Identity:
     return Identity(store.new_writer_id())
+
+
+def taken(writer: TableWriter) -> bool:
+    """Whether the thread has taken everything, though it is in no batch yet."""
+    return not writer._buffer.waiting and writer._buffer._size > 0
 
 
 def test_rows_go_through_to_every_bucket(store: kvstore.Store) -> None:
@@ -83,19 +101,127 @@ def test_a_log_table_is_appended_to(store: kvstore.Store) -> None:
     assert table.count() == 100
 
 
-def test_a_column_added_meanwhile_is_asked_for_from_then_on(store: kvstore.Store) -> None:
+def test_a_column_added_meanwhile_may_be_left_out(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
     with TableWriter(table, who(store)) as writer:
         writer.upsert({"k": "a", "n": 1})
         writer.flush()
         store.add_columns("t", [pa.field("x", pa.int8())])
         writer.upsert({"k": "b", "n": 1, "x": 2})
+        # Whether it was handed over before the column was added is not to be known: the thread takes it later.
         writer.upsert({"k": "c", "n": 1})
+        writer.upsert({"k": "d", "x": 1})
+        writer.delete("a")
         with pytest.raises(RowsRefused) as told:
             writer.flush()
-        assert [each.rows for each in told.value.refused] == [[{"k": "c", "n": 1}]]
+        assert [each.rows for each in told.value.refused] == [[{"k": "d", "x": 1}]]
         assert isinstance(told.value.refused[0].error, SchemaMismatch)
-    assert rows_of(table) == [{"k": "a", "n": 1, "x": None}, {"k": "b", "n": 1, "x": 2}]
+        with pytest.raises(SchemaMismatch):
+            writer.upsert(pa.table({"k": ["e"], "n": pa.array([1], pa.int8())}))
+    assert rows_of(table) == [{"k": "b", "n": 1, "x": 2}, {"k": "c", "n": 1, "x": None}]
+
+
+def test_rows_of_before_and_after_a_column_was_added_are_in_different_batches(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    with TableWriter(table, who(store), linger_ms=60_000) as writer:
+        for i in range(64):
+            writer.upsert({"k": f"{i}", "n": 1})
+        assert eventually(lambda: taken(writer))
+        store.add_columns("t", [pa.field("x", pa.int8())])
+        for i in range(64, 128):
+            writer.upsert({"k": f"{i}", "n": 1, "x": 2})
+    assert {(int(row["k"]) >= 64, row["x"]) for row in rows_of(table)} == {(False, None), (True, 2)}
+    assert table.count() == 128
+
+
+def test_rows_of_every_form_handed_over_before_a_column_was_added_are_written(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k", buckets=2)
+    table.upsert([{"k": "gone", "n": 1}, {"k": "gone too", "n": 1}])
+    with TableWriter(table, who(store), linger_ms=60_000) as writer:
+        writer.upsert(pa.table({"k": ["a", "b"], "n": pa.array([1, 2], pa.int8())}))
+        writer.delete(pa.array(["gone"]))
+        writer.upsert({"k": "c", "n": 3})
+        writer.delete("gone too")
+        store.add_columns("t", [pa.field("x", pa.int8())])
+        writer.upsert({"k": "d", "n": 4, "x": 1})
+        writer.upsert(pa.table({"k": ["e"], "n": pa.array([5], pa.int8()), "x": pa.array([2], pa.int8())}))
+    assert sorted((row["k"], row["n"], row["x"]) for row in rows_of(table)) == [
+        *(("a", 1, None), ("b", 2, None), ("c", 3, None), ("d", 4, 1), ("e", 5, 2)),
+    ]
+
+
+class LockedBucket:
+    """A bucket of which nobody hears while it is locked."""
+
+    locked = True
+
+    def __init__(self, bucket: Any) -> None:
+        self._bucket = bucket
+
+    def submit(self, *batch: Any, **options: Any) -> Future[Any]:
+        if LockedBucket.locked:
+            raise StoreLocked("Locked.")
+        return self._bucket.submit(*batch, **options)
+
+
+@pytest.mark.parametrize("engine", [None, kvstore.Aggregate({"n": "sum"})])
+def test_a_batch_made_before_a_column_was_added_is_written_and_so_is_the_empty_one(
+    store: kvstore.Store, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k", **({} if engine is None else {"merge_engine": engine}))
+    monkeypatch.setattr(LockedBucket, "locked", True)
+    bucket = table.bucket(0)
+    monkeypatch.setattr(table, "bucket", lambda _: LockedBucket(bucket))
+    writer = TableWriter(table, who(store), batch_rows=2, delivery_timeout_ms=5_000)
+    writer.upsert([{"k": "a", "n": 100}, {"k": "b", "n": 1}, {"k": "a", "n": 100}, {"k": "c", "n": 1}])
+    assert eventually(lambda: sum(map(len, writer._sender._lanes.values())) == 2)
+    store.add_columns("t", [pa.field("x", pa.int8())])
+    LockedBucket.locked = False
+    if engine is None:
+        writer.close()
+        assert rows_of(table) == [{"k": "a", "n": 100, "x": None}, *({"k": k, "n": 1, "x": None} for k in "bc")]
+    else:
+        with pytest.raises(RowsRefused) as told:
+            writer.close()
+        (refused,) = told.value.refused
+        assert isinstance(refused.error, AggregateOverflow)
+        assert rows_of(table) == [{"k": "a", "n": 100, "x": None}, {"k": "b", "n": 1, "x": None}]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_rows_that_were_taken_are_not_lost_when_the_table_is_gone(store_path: Path, how: str) -> None:
+    with kvstore.open(store_path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", buckets=3)
+        writer = TableWriter(table, who(store), linger_ms=60_000)
+        for i in range(64):
+            writer.upsert({"k": f"{i}", "n": 1})
+        assert eventually(lambda: taken(writer))
+        if how == "closed":
+            store.close()
+        else:
+            store.drop_table("t")
+        with pytest.raises(StoreClosed if how == "closed" else NoSuchTable):
+            writer.flush()
+    assert sorted(int(k) for changes in writer.unacknowledged for k in changes.rows.column("k").to_pylist()) == [
+        *range(64)
+    ]
+
+
+def test_at_the_end_of_a_program_a_writer_that_was_not_closed_writes_what_it_has(store_path: Path) -> None:
+    program = """
+import sys, kvstore, pyarrow as pa
+store = kvstore.open(sys.argv[1])
+table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k", buckets=2)
+writer = table.writer(linger_ms=60_000)
+for k in range(10):
+    writer.upsert({"k": k})
+"""
+    run = [sys.executable, "-W", "always", "-c", program, str(store_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "ResourceWarning: TableWriter was not closed" in done.stderr
+    with kvstore.open(store_path) as store:
+        assert store.table("t").count() == 10
 
 
 def test_a_store_that_is_closed_ends_the_writer(store_path: Path) -> None:

@@ -29,7 +29,6 @@ from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.changes import Changes
 from logformat.ids import NO_SEQUENCE, next_sequence
-from logformat.intake import empty
 from tests.support.clocks import SetClock
 from writer.lane import Batch, Errand, Lane, Sending, Timing
 from writer.sequence import Event, State
@@ -150,8 +149,7 @@ class World:
     def join(self, name: str | None = None) -> Actor:
         """A new writer, or a new incarnation of one with a name."""
         identity = self.table._writers.open(name)
-        nothing = Changes.upserts(empty(SCHEMA))
-        lanes = [WatchedLane(bucket, identity, nothing, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
+        lanes = [WatchedLane(bucket, identity, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
         for lane in lanes:
             lane.seen = self.seen
         self.actors.append(Actor(identity, lanes))
