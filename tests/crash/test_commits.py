@@ -190,7 +190,7 @@ def test_killed_with_the_buckets_of_a_live_process(path: Path, step: str) -> Non
         judge(path, takes_place=takes_place, written=written)
 
 
-@pytest.mark.parametrize("step", ["all is staged", "after the intent", "after one append"])
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("child_lives", [False, True], ids=["", "its child lives"])
 def test_killed_with_the_buckets_of_a_dead_process(path: Path, step: str, child_lives: bool) -> None:
     with ExitStack() as stack:
