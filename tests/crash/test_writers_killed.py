@@ -258,7 +258,7 @@ def hunt(template: Path, runs: int, seed: int, tell: Tell) -> None:
     for first in range(0, runs, RUNS_OF_A_TABLE):
         path = Path(shutil.copytree(template, template.with_name(f"s{first}")))
         bad, world = go(path, min(RUNS_OF_A_TABLE, runs - first), seed + first)
-        assert not bad, bad[:5]
+        assert not bad, (f"seed {seed + first}", bad[:5])
         killed += world.killed
         rows, batches, epochs = rows + len(world.has), batches + world.next_sequence, epochs + world.next_epoch
         shutil.rmtree(path)
