@@ -4,6 +4,7 @@
 * LMDB neither syncs its directory nor refuses links; we do both before anything relies on the files.
 * The map grows only while no transaction of this process is live: LMDB would accept it otherwise, and break.
 * Only ever with LMDB's own fsync: an environment that was written without it may be lost as a whole.
+* A writer killed in the last step of a commit leaves readers with what was before it; see ``show_last_commit``.
 * LMDB believes its file. A damaged page can end the process (SIGBUS), so the file is looked at first; what LMDB itself
   finds wrong in a read is told as CorruptData.
 """
@@ -88,6 +89,7 @@ class Environment:
         """Number of the last transaction committed by any process; it costs next to nothing.
 
         While that is being synced, who reads still gets the one before: compare it with the ``id()`` of what was read.
+        So it stays if its writer was killed there; see :meth:`show_last_commit`.
 
         Raises:
             StoreClosed: The environment was closed.
@@ -153,6 +155,16 @@ class Environment:
             with self._mutex:
                 self._adopt_size()
             return self._env.begin(write=True)
+
+    def show_last_commit(self) -> None:
+        """Have readers get the last transaction committed, once nobody writes any more.
+
+        A commit writes the page that makes it the last one, and then tells readers so. If its writer is killed between
+        the two, LMDB tells them when the next one begins, which is based on it: one would read something else than one
+        writes to.
+        """
+        with self.reading():
+            self.begin_write().abort()
 
     def grow(self) -> None:
         """Double the map. No write transaction of this process may be live.

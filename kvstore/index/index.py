@@ -218,6 +218,10 @@ class Index:
         """Verify the pages of what is committed; see :meth:`Environment.verify`."""
         self._environment.verify()
 
+    def show_last_commit(self) -> None:
+        """Have readers get everything committed; nobody else may write. See :meth:`Environment.show_last_commit`."""
+        self._environment.show_last_commit()
+
     def is_stale(self) -> bool:
         """Whether another index has taken this one's place."""
         return self._environment.is_stale()

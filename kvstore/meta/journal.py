@@ -69,6 +69,10 @@ class Journal:
         with self._mutex:
             if self._environment.last_committed() != self._seen:
                 self._catch_up()
+                if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
+                    # Its writer is about to say so, or was killed just there.
+                    self._environment.show_last_commit()
+                    self._catch_up()
             return self._state
 
     def append(self, decide: Callable[[CatalogState], Payload]) -> CatalogState:

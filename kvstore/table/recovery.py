@@ -63,6 +63,8 @@ def open_for_writing(
     index = usable_index(place, options, files)
     try:
         snapshot.sweep(place.directory, files)
+        if index is not None:
+            index.show_last_commit()  # how far it is and what is replayed into it are of one moment
         state = _state_of(index) if index is not None else None
         end = log_recovery.prepare(place.log, place.identity, _durable_end(place, state), files)
     except BaseException:

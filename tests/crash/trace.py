@@ -25,7 +25,7 @@ _NT_PRSTATUS = 1
 _RESULT_REGISTER = {"x86_64": 10, "aarch64": 0, "riscv64": 10}
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 _INFO = struct.Struct("=B3xIQQ")
-_PATH_MAX = 4096
+_PATH_MAX = _LMDB_PAGE_BYTES = 4096
 _DEAD = (errno.ESRCH,)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,10 +43,13 @@ class Plan:
 
     Attributes:
         kill_at: It is killed when it is about to make its nth call on the directory (from 0); None lets it live.
+        kill_in_commit: It is killed when its nth commit of LMDB (from 0) has written the page that makes it the last
+            one, before it comes to tell readers so.
         fail_sync: Syncs (from 0) that fail with EIO although the kernel did its work, as after a lost page.
     """
 
     kill_at: int | None = None
+    kill_in_commit: int | None = None
     fail_sync: frozenset[int] = frozenset()
 
 
@@ -111,7 +114,7 @@ class _Follower:
         self._trace = Trace()
         self._descriptors: set[int] = set()
         self._begun: dict[int, Call] = {}
-        self._calls = self._syncs = 0
+        self._calls = self._syncs = self._commits = 0
         self._failing: set[int] = set()
         self._info = ctypes.create_string_buffer(128)
 
@@ -158,7 +161,13 @@ class _Follower:
                 self._failing.remove(thread)
                 result = -errno.EIO
                 _return(thread, result)
-            self._ended(self._begun.pop(thread).returned(result))
+            call = self._begun.pop(thread).returned(result)
+            self._ended(call)
+            if _commits(call):
+                if self._commits == self._plan.kill_in_commit:
+                    os.kill(self._pid, signal.SIGKILL)
+                    return False
+                self._commits += 1
         return True
 
     def _is_inside(self, call: Call) -> bool:
@@ -177,6 +186,11 @@ class _Follower:
             self._descriptors.add(call.result)
         elif call.kind == "close":
             self._descriptors.discard(call.fd)
+
+
+def _commits(call: Call) -> bool:
+    """Whether it is the last write of a commit of LMDB: a part of one of the first two pages."""
+    return call.name == "pwrite64" and 0 < call.number < 2 * _LMDB_PAGE_BYTES and len(call.data) < _LMDB_PAGE_BYTES
 
 
 def _return(thread: int, result: int) -> None:
