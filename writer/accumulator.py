@@ -102,7 +102,7 @@ class Accumulator:
         self._items += items
         try:
             self._convert()
-        except Exception:
+        except Exception:  # a value of the caller's own kind may raise anything
             self._convert_each()
         return [changes for pile in self._piles.values() for changes in pile.parts] + [
             whole.changes for whole in self._whole
@@ -119,7 +119,7 @@ class Accumulator:
         for item in items:
             try:
                 found, refused = self._intake.changes([item])
-            except Exception as error:
+            except Exception as error:  # as above; it is told with its rows
                 if isinstance(item, Whole):
                     self._whole.append(item)
                     continue

@@ -40,6 +40,22 @@ def overflow(world: World) -> Request:
     return rows
 
 
+def time_out(world: World) -> tuple[Request, Request]:
+    """A request that nobody answered in time, and the empty one in its place; both are on their way."""
+    writer = world.join()
+    world.hand_over(writer, 0, batch(world, 1))
+    world.carry_everything()
+    world.hand_over(writer, 0, batch(world, 2))
+    (first,) = world.requests
+    world.requests = []
+    world.wait(31)
+    world.wait(2)
+    world.carry_everything()
+    (empty,) = world.requests
+    world.requests = []
+    return first, empty
+
+
 def test_rows_written_after_they_were_refused_are_not_said_to_be_refused(world: World) -> None:
     rows = overflow(world)
     (empty,) = world.requests
@@ -54,17 +70,7 @@ def test_rows_written_after_they_were_refused_are_not_said_to_be_refused(world: 
 
 def test_an_answer_to_such_rows_says_that_they_are_written(world: World) -> None:
     """The first attempt is silent, the second refused; then the first arrives after all, and is answered."""
-    writer = world.join()
-    world.hand_over(writer, 0, batch(world, 1))
-    world.carry_everything()
-    world.hand_over(writer, 0, batch(world, 2))
-    (first,) = world.requests
-    world.requests = []
-    world.wait(31)
-    world.wait(2)
-    world.carry_everything()
-    (empty,) = world.requests
-    world.requests = []
+    first, empty = time_out(world)
     world.hand_over(world.join(), 0, batch(world, 3, delete=True))
     world.carry_everything()
     world.exchange([first, empty])
@@ -82,17 +88,7 @@ def test_an_empty_batch_that_arrives_twice_is_not_taken_for_the_rows(world: Worl
 
 
 def test_rows_that_arrive_behind_the_empty_batch_are_not_taken_for_written(world: World) -> None:
-    writer = world.join()
-    world.hand_over(writer, 0, batch(world, 1))
-    world.carry_everything()
-    world.hand_over(writer, 0, batch(world, 2))
-    (first,) = world.requests
-    world.requests = []
-    world.wait(31)
-    world.wait(2)
-    world.carry_everything()
-    (empty,) = world.requests
-    world.requests = []
+    first, empty = time_out(world)
     world.deliver([empty])
     world.exchange([first])
     assert world.ledger.acknowledged == {0}
