@@ -97,6 +97,16 @@ class Changes:
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         return cls(rows, pa.array(np.ones(keys.num_rows, bool)))
 
+    def then(self, later: Changes) -> Changes:
+        """These, and then others with the same columns."""
+        return Changes(
+            pa.concat_batches([self.rows, later.rows]), pa.concat_arrays([self.is_delete, later.is_delete])
+        )
+
+    def take(self, places: pa.Int64Array) -> Changes:
+        """Those at some places, in that order."""
+        return Changes(self.rows.take(places), self.is_delete.take(places))
+
     def conform(self, schema: pa.Schema, key: Sequence[str]) -> Changes:
         """The same changes with their rows ordered and typed as in ``schema``.
 

@@ -86,6 +86,16 @@ def staged_commit(name: str, table: TableId) -> str | None:
     return match[1] if match and int(match[2]) == table else None
 
 
+def task_file(store: Path, job: str, partition: int, attempt: int) -> Path:
+    """Rows of one task of a distributed write, until its commit."""
+    return store / STAGING / f"{job}-{partition}-{attempt}.rows"
+
+
+def is_task_file(name: str) -> bool:
+    """Whether a file in ``staging/`` holds rows of a task."""
+    return name.endswith(".rows")
+
+
 def segment_base(name: str) -> Offset | None:
     """Base offset in the name of a segment file; None for any other name."""
     return _offset_in(_LOG_FILE, name)

@@ -14,10 +14,16 @@ from typing import Any, Literal
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from logformat.ids import OFFSET_MAX
 
-NAMES = (
-    *("path", "table", "columns", "asOf", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
+_ALL = ("path", "table")
+_READS = (
+    *("columns", "asOf", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
     *("maxOffsetsPerTrigger", "failOnDataLoss", "pushFilters"),
 )
+_WRITES = ("txnId",)
+_STREAM_WRITES = ("writer", "takeover")
+_SPARKS = {"checkpointlocation"}
+"""What Spark hands to the sink of a stream besides."""
+NAMES = (*_ALL, *_READS, *_WRITES, *_STREAM_WRITES)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 Word = Literal["full", "earliest", "latest"]
@@ -42,6 +48,9 @@ class Options:
         offsets_max: How many offsets one batch of a stream may take.
         fail_on_data_loss: Whether it is an error if changes that are to be read have expired.
         push_filters: Whether filters that Spark pushes down are made use of; see ``batch.PushFilters``.
+        transaction: Name of a batch write that takes place once.
+        writer: Under which name a stream writes; None for one of its own.
+        takeover: Whether another query may have written under the name.
     """
 
     path: str
@@ -54,6 +63,10 @@ class Options:
     offsets_max: int | None
     fail_on_data_loss: bool
     push_filters: bool
+    transaction: str | None
+    writer: str | None
+    takeover: bool
+    _given: tuple[str, ...]
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -63,7 +76,12 @@ class Options:
             InvalidRequest: One is unknown, missing, says nothing known, or does not go with another.
             SchemaMismatch: A column is named twice.
         """
-        options = {name.lower(): value for name, value in given.items()}
+        options = {name.lower(): value for name, value in given.items() if name.lower() not in _SPARKS}
+        if "provider" in options:
+            raise InvalidRequest(
+                "Spark does not hand the options of a table in its catalog to a Python data source when it is read or "
+                "written; CREATE TEMPORARY VIEW … USING kvstore instead."
+            )
         if unknown := sorted(set(options) - {name.lower() for name in NAMES}):
             raise InvalidRequest("There is no such option.", unknown=unknown, options=NAMES)
         for name in ("path", "table"):
@@ -85,6 +103,10 @@ class Options:
             offsets_max=_count(options.get("maxoffsetspertrigger")),
             fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
             push_filters=_flag("pushFilters", options.get("pushfilters", "false")),
+            transaction=options.get("txnid"),
+            writer=options.get("writer"),
+            takeover=_flag("takeover", options.get("takeover", "false")),
+            _given=tuple(options),
         )
         if kind is Kind.ROWS and (told.start is not None or told.end is not None):
             raise InvalidRequest(
@@ -93,6 +115,21 @@ class Options:
         if kind is not Kind.ROWS and told.as_of is not None:
             raise InvalidRequest("Option `asOf` is for a table's rows; a changelog ends at `endingOffsets`.")
         return told
+
+    def check_use(self, use: Literal["read", "batch write", "stream write"]) -> None:
+        """Refuse options that are for something else.
+
+        Raises:
+            InvalidRequest: There is one; or what is to be written is no table's rows.
+        """
+        names = {"read": _READS, "batch write": _WRITES, "stream write": _STREAM_WRITES}[use]
+        known = {name.lower() for name in (*_ALL, *names)}
+        if others := sorted(set(self._given) - known):
+            raise InvalidRequest(
+                f"This option says nothing of a {use}; leave it out.", unknown=others, options=(*_ALL, *names)
+            )
+        if use != "read" and self.kind is not Kind.ROWS:
+            raise InvalidRequest("Rows are written to a table, not to its changes; give option `table` its name only.")
 
 
 def _table(text: str) -> tuple[str, Kind]:

@@ -1,4 +1,4 @@
-"""``format("kvstore")``: a table, its changelog or its binlog, as Arrow batches.
+"""``format("kvstore")``: a table, its changelog or its binlog, as Arrow batches; and a table to be written.
 
 * What a batch query reads is pinned when it is loaded: every task, and every query on the same DataFrame, sees the same
   offsets. Where a schema is given to Spark, that is the moment of the first query: only then Spark asks for anything.
@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch
 from kvstore.spark.batch import KvStoreReader, Pinned, pinned
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.place import found
+from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.spark.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
 from kvstore.table.table import Table
@@ -56,6 +63,7 @@ class KvStoreSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``."""
+        self._options.check_use("read")
         if self._pinned is None or self._columns is None:
             with found(self._options) as (place, table):
                 self._columns = _columns(table, self._options)
@@ -65,9 +73,22 @@ class KvStoreSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader that follows the changes, with the columns in ``schema``."""
+        self._options.check_use("read")
         with found(self._options) as (place, table):
             _check(schema, _columns(table, self._options))
             return KvStoreStreamReader(place, table, schema, self._options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer of rows with the columns in ``schema``, all at once."""
+        self._options.check_use("batch write")
+        with found(self._options) as (place, table):
+            return KvStoreWriter(place, table, schema, self._options, replaces=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A writer of batches of rows with the columns in ``schema``, each once."""
+        self._options.check_use("stream write")
+        with found(self._options) as (place, table):
+            return KvStoreStreamWriter(place, table, schema, self._options, replaces=overwrite)
 
 
 def _columns(table: Table, options: Options) -> pa.Schema:

@@ -10,7 +10,7 @@ One commit at a time is on its way in a table. A bucket that another process wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence as Several
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from uuid import uuid4
@@ -26,7 +26,7 @@ from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.staging import Staging
 from kvstore.table.tablet import Tablet
 from logformat.edits import BeginCommit, EndCommit, Payload
-from logformat.ids import BucketId, TableId, WriterId
+from logformat.ids import BucketId, Sequence, TableId, WriterId
 
 
 class Commits:
@@ -40,7 +40,7 @@ class Commits:
     def __init__(
         self,
         table: TableId,
-        tablets: Sequence[Tablet],
+        tablets: Several[Tablet],
         lock: CommitLock,
         staging: Staging,
         journal: Journal,
@@ -70,6 +70,10 @@ class Commits:
     def knows(self, writer_id: WriterId) -> bool:
         """Whether any bucket has a batch of a writer with a name."""
         return any(tablet.last_sequence(writer_id) is not None for tablet in self._tablets.values())
+
+    def last_sequence(self, writer_id: WriterId) -> Sequence | None:
+        """Sequence of the last commit of a writer with a name; None if it has none. It is the caller's turn."""
+        return self._tablets[BucketId(0)].last_sequence(writer_id)
 
     def settle(self) -> None:
         """Bring open commits of dead processes to their end, unless somebody is about to."""

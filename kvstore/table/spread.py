@@ -36,16 +36,27 @@ def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> It
     Args:
         other: Where all go if the table has no bucket key.
     """
+    for bucket, places in places_by_bucket(definition, changes.rows, other):
+        yield bucket, changes if places is None else changes.take(places)
+
+
+def places_by_bucket(
+    definition: TableDefinition, rows: pa.RecordBatch, other: BucketId
+) -> Iterator[tuple[BucketId, pa.Int64Array | None]]:
+    """Which rows belong to each bucket that has any, in the order they came; None for all.
+
+    Args:
+        other: Where all go if the table has no bucket key.
+    """
     if definition.buckets == 1 or definition.bucket_key is None:
-        yield BucketId(0) if definition.buckets == 1 else other, changes
+        yield BucketId(0) if definition.buckets == 1 else other, None
         return
-    buckets = buckets_of_rows(definition, changes.rows)
+    buckets = buckets_of_rows(definition, rows)
     order = np.argsort(buckets, kind="stable")
     cuts = np.flatnonzero(np.diff(buckets[order])) + 1
     for places in np.split(order, cuts):
         if len(places):
-            taken = pa.array(places)
-            yield BucketId(int(buckets[places[0]])), Changes(changes.rows.take(taken), changes.is_delete.take(taken))
+            yield BucketId(int(buckets[places[0]])), pa.array(places)
 
 
 def place_in(name: str, place: Any, bucket: BucketId, buckets: Sequence[BucketId]) -> Any:

@@ -42,7 +42,7 @@ from kvstore.table.scan import (
 )
 from kvstore.table.shares import Shares
 from kvstore.table.sizes import of_size
-from kvstore.table.spread import buckets_of_rows, place_in, spread
+from kvstore.table.spread import buckets_of_rows, place_in, places_by_bucket, spread
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import schema_given, targets_of
 from kvstore.table.undo import check_undoable, first_changes
@@ -232,8 +232,27 @@ class Table:
         """
         self._check_writable()
         definition = self._current()
+        number = integer_within("epoch", epoch, 0, OFFSET_MAX)
         fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=False)
-        return self._writers.apply_epoch(definition, fitting, writer, epoch, run, takeover)
+        parts = dict(spread(definition, fitting, BucketId(number % definition.buckets)))
+        return self._writers.apply_epoch(definition, parts, writer, number, run, takeover)
+
+    def apply_parts(
+        self,
+        parts: Mapping[BucketId, Changes],
+        writer: str,
+        epoch: int | None = None,
+        run: str | None = None,
+        takeover: bool = False,
+    ) -> WriteResult:
+        """Like :meth:`apply_epoch`, for changes that are spread over the buckets already.
+
+        Args:
+            parts: What there is for each bucket, as :meth:`by_bucket` makes them.
+            epoch: None for the one after the writer's last: then it is all or nothing, but not once.
+        """
+        self._check_writable()
+        return self._writers.apply_epoch(self._current(), parts, writer, epoch, run, takeover)
 
     @property
     def writers(self) -> dict[str, NamedWriter]:
@@ -256,10 +275,18 @@ class Table:
             SchemaMismatch, UnknownSchema, InvalidTargetColumns: They do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
-        definition, home = self._current(), self._tablet(other).place.identity.bucket_id
+        home = self._tablet(other).place.identity.bucket_id
+        return dict(spread(self._current(), self.fitting(changes, overwrite, schema_id), home))
+
+    def fitting(self, changes: Changes, overwrite: bool = False, schema_id: int | None = None) -> Changes:
+        """Changes in the columns of the table; see :meth:`by_bucket`."""
+        definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
-        fitting, _ = fitted(changes, definition, id, None, overwrite=overwrite)
-        return dict(spread(definition, fitting, home))
+        return fitted(changes, definition, id, None, overwrite=overwrite)[0]
+
+    def places_by_bucket(self, rows: pa.RecordBatch, other: int) -> list[tuple[BucketId, pa.Int64Array | None]]:
+        """Which rows that fit the table belong to each bucket; None for all. See :meth:`by_bucket`."""
+        return list(places_by_bucket(self._current(), rows, self._tablet(other).place.identity.bucket_id))
 
     def bucket(self, bucket: int) -> Bucket:
         """A bucket of the table, for numbered batches.

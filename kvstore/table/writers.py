@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvstore.arguments import integer_within, printable, shown
+from kvstore.arguments import printable, shown
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -20,10 +20,9 @@ from kvstore.meta.writers import NamedWriter, TableWriters
 from kvstore.table.commits import Commits
 from kvstore.table.fitting import request_of
 from kvstore.table.results import WriteResult
-from kvstore.table.spread import spread
 from logformat.changes import Changes
 from logformat.edits import AllocateWriter, OpenWriter, WriterKind
-from logformat.ids import NO_SEQUENCE, OFFSET_MAX, SEQUENCE_MAX, BucketId, Epoch, Sequence, TableId, WriterId
+from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, TableId, WriterId
 from logformat.intake import empty
 from writer import Identity
 
@@ -75,43 +74,66 @@ class Writers:
         return Identity(writer.writer_id, writer.epoch, name)
 
     def apply_epoch(
-        self, definition: TableDefinition, changes: Changes, name: Any, epoch: Any, run: Any, takeover: Any
+        self,
+        definition: TableDefinition,
+        parts: Mapping[BucketId, Changes],
+        name: Any,
+        epoch: int | None,
+        run: Any,
+        takeover: Any,
     ) -> WriteResult:
         """Apply an epoch to all buckets, once; see :meth:`kvstore.Table.apply_epoch`.
 
         Args:
-            changes: Those that fit the table.
+            parts: What it has for each bucket, and fits the table.
+            epoch: None for the one after the last.
         """
-        name, epoch = _name(name), integer_within("epoch", epoch, 0, OFFSET_MAX)
+        name = _name(name)
         if run is not None:
             run = printable("run", run, NAME_BYTES_MAX)
         if not isinstance(takeover, bool):
             raise InvalidRequest("`takeover` is True or False.", takeover=shown(takeover))
         # In a thread of its own: whoever interrupts the caller does not interrupt a commit between its steps.
         with ThreadPoolExecutor(1, "kvstore-commit") as thread:
-            return thread.submit(self._in_turn, definition, changes, name, epoch, run, takeover=takeover).result()
+            return thread.submit(self._in_turn, definition, parts, name, epoch, run, takeover=takeover).result()
 
     def _in_turn(
-        self, definition: TableDefinition, changes: Changes, name: str, epoch: int, run: str | None, *, takeover: bool
+        self,
+        definition: TableDefinition,
+        parts: Mapping[BucketId, Changes],
+        name: str,
+        epoch: int | None,
+        run: str | None,
+        *,
+        takeover: bool,
     ) -> WriteResult:
         with self._commits.turn():
+            epoch = self._next_epoch(name) if epoch is None else epoch
             writer = self._of_run(name, epoch, run, takeover=takeover)
             if epoch < writer.first_epoch:
                 if self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, None)
                 writer = self._bound(name, epoch, run, writer.writer_id)
             try:
-                return self._apply(definition, changes, writer, epoch)
+                return self._apply(definition, parts, writer, epoch)
             except OutOfOrderSequence as error:
                 current = error.where.get("current")
                 if current != NO_SEQUENCE or epoch == writer.first_epoch or self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, current) from error
             # Nothing was ever applied under the name: the epoch it was opened for was refused.
-            return self._apply(definition, changes, self._bound(name, epoch, run, writer.writer_id), epoch)
+            return self._apply(definition, parts, self._bound(name, epoch, run, writer.writer_id), epoch)
 
-    def _apply(self, definition: TableDefinition, changes: Changes, writer: NamedWriter, epoch: int) -> WriteResult:
+    def _next_epoch(self, name: str) -> int:
+        known = self._current().named.get(name)
+        if known is None:
+            return 0
+        last = self._commits.last_sequence(known.writer_id)
+        return known.first_epoch + (0 if last is None else last + 1)
+
+    def _apply(
+        self, definition: TableDefinition, parts: Mapping[BucketId, Changes], writer: NamedWriter, epoch: int
+    ) -> WriteResult:
         sequence = Sequence((epoch - writer.first_epoch) % (SEQUENCE_MAX + 1))
-        parts = dict(spread(definition, changes, BucketId(epoch % definition.buckets)))
         nothing = Changes.upserts(empty(definition.schema))
         requests = {
             bucket: request_of(parts.get(bucket, nothing), definition, writer.writer_id, sequence, writer.epoch)
