@@ -99,9 +99,7 @@ class Changes:
 
     def then(self, later: Changes) -> Changes:
         """These, and then others with the same columns."""
-        return Changes(
-            pa.concat_batches([self.rows, later.rows]), pa.concat_arrays([self.is_delete, later.is_delete])
-        )
+        return Changes(pa.concat_batches([self.rows, later.rows]), pa.concat_arrays([self.is_delete, later.is_delete]))
 
     def take(self, places: pa.Int64Array) -> Changes:
         """Those at some places, in that order."""

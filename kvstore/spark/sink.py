@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,7 +23,7 @@ from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.spark.options import Options
 from kvstore.spark.place import TablePlace
 from kvstore.spark.staged import Staged, TaskFile, parts_of, remove, sweep
-from kvstore.spark.types import arrow_schema
+from kvstore.spark.types import arrow_schema, from_spark
 from kvstore.store import open_store
 from kvstore.table.changelog import CHANGE_FIELDS
 from kvstore.table.sizes import of_size
@@ -87,12 +86,12 @@ class _Sink:
             return file.staged(query)
 
     def _fitting(self, table: Table, batch: pa.RecordBatch) -> tuple[Changes, pa.Int64Array | None]:
-        changes, order = changes_of(batch)
+        changes, order = changes_of(from_spark(batch, table.schema))
         return table.fitting(changes, schema_id=self._schema_id), order
 
     def _commit(self, messages: Sequence[Staged], writer: str, epoch: int | None, run: str | None) -> None:
         parts = parts_of(messages)
-        with closing(open_store(self._place.path)) as store:
+        with open_store(self._place.path) as store:
             table = self._place.table_of(store)
             if self._replaces:
                 parts = with_deletes(table, parts)
@@ -131,7 +130,7 @@ class KvStoreStreamWriter(_Sink, DataSourceStreamArrowWriter):
         assert query is not None
         self._commit(told, self._options.writer or f"{_QUERY} {query}", batchId, query)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove what the tasks have staged."""
         self._remove(messages)
 

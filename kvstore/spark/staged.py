@@ -1,14 +1,13 @@
 """What the tasks of a write hand to its commit: rows in files beside the store's staged commits, each by bucket.
 
-A file holds an Arrow IPC file: batches of the table's columns, of ``_delete``, and of ``_order`` where rows say in which
-order they are to be applied (docs/format.md). It is of use to the commit it was written for only. One that no commit
-asked for, because its task failed or was one of two, goes when it is old.
+It is an Arrow IPC file: batches of the table's columns, of ``_delete``, and of ``_order`` where rows say in which order
+they are to be applied (docs/format.md). It is of use to the commit it was written for only. One that no commit asked
+for, because its task failed or was one of two, goes when it is old.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.files import Files, refuse_links, refusals
+from kvstore.files import Files, refusals, refuse_links
 from kvstore.table.fitting import ROWS_BYTES_MAX
 from logformat import paths
 from logformat.changes import Changes
@@ -156,12 +156,13 @@ def remove(files: Iterable[str]) -> None:
     """Remove files of tasks, if they are there."""
     for file in files:
         with suppress(FileNotFoundError):
-            os.remove(file)
+            Files().remove(Path(file))
 
 
 def sweep(store: Path) -> None:
     """Remove files that no commit will ask for any more."""
+    now = SystemClock().now_ms() / 1000
     for path in (store / paths.STAGING).glob("*"):
         with suppress(FileNotFoundError):
-            if paths.is_task_file(path.name) and time.time() - path.stat().st_mtime > OLD_SECONDS:
-                path.unlink()
+            if paths.is_task_file(path.name) and now - path.stat().st_mtime > OLD_SECONDS:
+                Files().remove(path)

@@ -1,0 +1,228 @@
+"""What tasks stage comes together again, however Spark cuts it up and in whatever order it comes."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+from pyspark.errors import UnsupportedOperationException
+from pyspark.sql.types import StructType
+
+import kvstore
+from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation
+from kvstore.spark import KvStoreSource, staged
+from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter
+from kvstore.spark.staged import Staged, parts_of
+from kvstore.spark.types import arrow_schema, for_spark, from_spark, spark_schema
+from logformat import paths
+from logformat.arrow_values import as_type
+from tests.support.strategies import record_batches
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+ROWS = pa.RecordBatch.from_pylist([{"k": k, "v": k} for k in range(10)], SCHEMA)
+
+
+def writer_of(store: kvstore.Store, schema: pa.Schema, **options: str) -> KvStoreWriter:
+    """As Spark hands it to each task."""
+    writer = KvStoreSource({"path": str(store.path), "table": "u"} | options).writer(spark_schema(schema), False)
+    found = pickle.loads(pickle.dumps(writer))
+    assert isinstance(found, KvStoreWriter)
+    return found
+
+
+def stream_writer_of(store: kvstore.Store, **options: str) -> KvStoreStreamWriter:
+    writer = KvStoreSource({"path": str(store.path), "table": "u"} | options).streamWriter(spark_schema(SCHEMA), False)
+    assert isinstance(writer, KvStoreStreamWriter)
+    return writer
+
+
+def staged_files(store: kvstore.Store) -> list[str]:
+    return [path.name for path in (store.path / paths.STAGING).glob("*")]
+
+
+@given(record_batches())
+def test_types_of_spark_and_back(batch: pa.RecordBatch) -> None:
+    try:
+        schema: StructType = spark_schema(batch.schema)
+        theirs = for_spark(batch, arrow_schema(schema))
+    except (UnsupportedOperation, UnsupportedOperationException, pa.ArrowException):
+        assume(False)
+    ours = [as_type(*each) for each in zip(from_spark(theirs, batch.schema), batch.schema.types, strict=True)]
+    assert list(map(str, ours)) == list(map(str, batch.columns))
+
+
+def test_a_float_that_would_be_rounded_is_refused() -> None:
+    stored = pa.schema([("h", pa.float16())])
+    fine = pa.record_batch({"h": pa.array([0.5, float("nan"), None, float("inf")], pa.float32())})
+    assert from_spark(fine, stored).column(0).type == pa.float16()
+    for value in (0.1, 1e9):
+        with pytest.raises(InvalidRequest, match="it would be rounded"):
+            from_spark(pa.record_batch({"h": pa.array([value], pa.float32())}), stored)
+
+
+@settings(max_examples=settings().max_examples // 3)
+@given(st.randoms(use_true_random=False), st.integers(0, 60), st.integers(1, 3), st.integers(1, 3))
+def test_changes_that_spark_has_shuffled_are_applied_in_their_order(
+    tmp_path_factory: pytest.TempPathFactory, random: Random, steps: int, buckets: int, other_buckets: int
+) -> None:
+    with kvstore.open(tmp_path_factory.mktemp("order") / "store") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=buckets)
+        copied = store.create_table("u", SCHEMA, "k", buckets=other_buckets)
+        for step in range(steps):
+            key = random.randrange(8)
+            if random.random() < 0.3:
+                table.delete(key)
+            else:
+                table.upsert({"k": key, "v": step})
+        changes = pa.Table.from_batches(list(table.changelog()), table.changelog_schema()).to_pylist()
+        writer = writer_of(store, table.changelog_schema())
+        tasks: list[list[Any]] = [[] for _ in range(3)]
+        for change in random.sample(changes, len(changes)):
+            random.choice(tasks).append(change)
+        schema = arrow_schema(spark_schema(table.changelog_schema()))
+        messages = [
+            writer.stage(iter(cut(pa.RecordBatch.from_pylist(rows, schema), random)), task, task, None)
+            for task, rows in enumerate(tasks)
+        ]
+        writer.commit(random.sample(messages, len(messages)))
+        assert sorted(rows_of(copied), key=lambda row: row["k"]) == sorted(rows_of(table), key=lambda row: row["k"])
+        assert not staged_files(store)
+
+
+def cut(batch: pa.RecordBatch, random: Random) -> list[pa.RecordBatch]:
+    """The same rows in batches."""
+    cuts = sorted(random.randint(0, batch.num_rows) for _ in range(random.randint(0, 3)))
+    return [batch.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, batch.num_rows], strict=True)]
+
+
+def test_rows_without_an_order_are_applied_as_tasks_count(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    later = pa.RecordBatch.from_pylist([{"k": 1, "v": 2}, {"k": 1, "v": 3}], SCHEMA)
+    messages = [writer.stage(iter([batch]), task, 9 - task, None) for task, batch in ((1, later), (0, ROWS))]
+    writer.commit(messages)
+    assert rows_of(table)[1] == {"k": 1, "v": 3}
+
+
+def test_a_commit_that_was_told_to_have_failed_can_be_repeated(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark calls abort() when commit() raises, also if everything was written by then; then the batch comes again."""
+    table = store.create_table("u", SCHEMA, "k", buckets=2)
+    query = "a query"
+    for batch in range(2):
+        writer = stream_writer_of(store, writer="w")
+        messages = [writer.stage(iter([ROWS]), 0, 0, query)]
+        with monkeypatch.context() as patch:
+
+            def fail(_: object) -> None:
+                raise OSError("planted")
+
+            patch.setattr("kvstore.spark.sink.sweep", fail)
+            with pytest.raises(OSError, match="planted"):
+                writer.commit(messages, batch)
+        writer.abort(messages, batch)
+        ends = table.offsets()
+        again = stream_writer_of(store, writer="w")
+        again.commit([again.stage(iter([ROWS]), 0, 1, query)], batch)
+        assert table.offsets() == ends
+    assert sorted(row["k"] for row in rows_of(table)) == list(range(10))
+    assert not staged_files(store)
+
+
+def test_a_batch_that_does_not_follow_is_refused(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    writer = stream_writer_of(store, writer="w")
+    writer.commit([writer.stage(iter([ROWS]), 0, 0, "q")], 3)
+    with pytest.raises(StoreError, match="Epochs come one after the other"):
+        writer.commit([writer.stage(iter([ROWS]), 0, 0, "q")], 5)
+    assert table.offsets() == {0: (0, 10)}
+
+
+def test_what_a_task_staged_is_gone(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    message = writer.stage(iter([ROWS]), 0, 0, None)
+    staged.remove([message.file])
+    with pytest.raises(StoreError, match="run the job again"):
+        writer.commit([message])
+    assert table.count() == 0
+
+
+def test_a_table_that_was_dropped_meanwhile(store: kvstore.Store) -> None:
+    store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    message = writer.stage(iter([ROWS]), 0, 0, None)
+    store.drop_table("u")
+    store.create_table("u", SCHEMA, "k")
+    with pytest.raises(NoSuchTable, match="dropped since"):
+        writer.commit([message])
+    with pytest.raises(NoSuchTable, match="dropped since"):
+        writer.stage(iter([ROWS]), 1, 1, None)
+    writer.abort([message, None])
+    assert not staged_files(store)
+
+
+def test_a_column_that_is_added_meanwhile_is_null(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k", buckets=2)
+    writer = writer_of(store, SCHEMA)
+    messages = [writer.stage(iter([ROWS]), 0, 0, None)]
+    store.add_columns("u", [pa.field("n", pa.int64())])
+    messages.append(writer.stage(iter([ROWS]), 1, 1, None))
+    writer.commit(messages)
+    assert {row["n"] for row in rows_of(table)} == {None}
+    assert table.count() == 10
+
+
+def test_more_than_one_commit_holds(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    message = writer.stage(iter([ROWS]), 0, 0, None)
+    monkeypatch.setattr(staged, "ROWS_BYTES_MAX", 100)
+    with pytest.raises(InvalidRequest, match="or to a table of more buckets"):
+        writer.commit([message])
+    assert table.count() == 0
+
+
+def test_a_disk_that_is_full(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+    import signal
+
+    store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    many = pa.RecordBatch.from_arrays([pa.array(range(100_000)), pa.nulls(100_000, pa.int64())], schema=SCHEMA)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="No space on the disk"):
+            writer.stage(iter([many]), 0, 0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not staged_files(store)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(store: kvstore.Store, tmp_path: Path) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    message = writer.stage(iter([ROWS]), 0, 0, None)
+    Path(message.file).rename(tmp_path / "elsewhere")
+    Path(message.file).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError):
+        writer.commit([message])
+    assert table.count() == 0
+
+
+def test_a_task_without_rows_leaves_no_file(store: kvstore.Store) -> None:
+    store.create_table("u", SCHEMA, "k")
+    message = writer_of(store, SCHEMA).stage(iter([ROWS.slice(0, 0)]), 4, 0, None)
+    assert message == Staged(4)
+    assert parts_of([message]) == {}
+    assert not staged_files(store)
