@@ -30,8 +30,12 @@ from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
+from kvstore.spark import KvStoreSource
+from kvstore.spark.sink import KvStoreWriter
+from kvstore.spark.staged import OLD_SECONDS
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from kvstore.table import snapshot_rows
+from kvstore.table.changelog import CHANGE_FIELDS
 from kvstore.table.commits import Commits
 from logformat import (
     batch,
@@ -409,11 +413,13 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     for name, example, _ in table:
         pattern = re.escape(plain(name)).replace("<table>", r"\d+").replace("<bucket>", r"\d+")
         pattern = pattern.replace("<commit>", rf"\d+-[0-9a-f]{{{digits}}}")
+        pattern = pattern.replace("<task>", rf"[0-9a-f]{{{digits}}}-\d+-\d+")
         patterns[plain(name)] = re.compile(pattern.replace("<base>", r"\d{20}"))
         assert patterns[plain(name)].fullmatch(plain(example))
     store = tmp_path / "store"
     write_a_store(store)
     leave_a_commit(store)
+    leave_a_task(store)
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
     assert matched == set(patterns)
@@ -438,6 +444,9 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert examples["batches"] == paths.staged_file(Path(), examples["batches"].stem)
     assert paths.staged_commit(examples["batches"].name, TableId(7)) == examples["batches"].stem
     assert paths.staged_commit(examples["batches"].name, TableId(8)) is None
+    assert examples["rows"] == paths.task_file(Path(), "00112233445566778899aabbccddeeff", 3, 17)
+    assert paths.is_task_file(examples["rows"].name)
+    assert not paths.is_task_file(examples["batches"].name)
     assert examples["LOCK"] == bucket / paths.LOCK_FILE
     assert examples["log"] == paths.segment_file(log, base)
     assert examples["index"] == paths.sparse_index_file(log, base)
@@ -875,6 +884,32 @@ def leave_a_commit(path: Path) -> None:
             patch.setattr(Commits, "_end", lambda *_: None)
             table.apply_epoch(changes, "w", 4, "r")
         Files().publish(paths.wanted_file(path, TableId(table.identity[1])), b"")
+
+
+def leave_a_task(path: Path) -> list[tuple[int, pa.RecordBatch]]:
+    """Rows that a task has staged, by bucket."""
+    schema = spark_schema(pa.schema([*CHANGE_FIELDS, *OTHERS]))
+    writer = KvStoreSource({"path": str(path), "table": "people"}).writer(schema, False)
+    assert isinstance(writer, KvStoreWriter)
+    rows = [
+        {"name": f"n{n}", "age": n, "_log_offset": 9 - n, "_change_type": "delete" if n % 2 else "insert"}
+        for n in range(4)
+    ]
+    staged = writer.stage(iter([pa.RecordBatch.from_pylist(rows, arrow_schema(schema))]), 3, 17, None)
+    with pa.ipc.open_file(staged.file) as reader:
+        return [(bucket, reader.get_batch(place)) for place, bucket in enumerate(staged.buckets)]
+
+
+def test_rows_of_a_task_are_what_the_document_says(tmp_path: Path) -> None:
+    write_a_store(tmp_path / "s")
+    ((bucket, batch),) = leave_a_task(tmp_path / "s")
+    assert bucket == 0
+    assert batch.schema.names == [*OTHERS.names, "_delete", "_order"]
+    assert batch.schema.types[-2:] == [pa.bool_(), pa.int64()]
+    assert batch.column("_delete").to_pylist() == [False, True, False, True]
+    assert batch.column("_order").to_pylist() == [9, 8, 7, 6]
+    (seven,) = re.findall(r"older than (\w+) days belongs to a task", FORMAT.prose)
+    assert (seven, OLD_SECONDS) == ("seven", 7 * 24 * 3600)
 
 
 def test_staged_batches_are_what_the_document_says(tmp_path: Path) -> None:

@@ -1,53 +1,211 @@
-"""Executors that are processes of their own read what the driver's Python reads."""
+"""Drivers and executors that are processes of their own: they read what Python reads, and die when they like."""
 
 from __future__ import annotations
 
 import os
+import random
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyspark
 import pytest
 
 import kvstore
-from tests.spark.test_source import SCHEMA
+from kvstore.spark.java import find_java
+from logformat import paths
+from tests.spark.test_source import SCHEMA, python_changes
+from tests.support.tables import rows_of
 
-SCRIPT = """
-import sys
-from pyspark.sql import SparkSession
-from kvstore.spark import KvStoreSource, configure
+pytestmark = pytest.mark.long
 
-builder = configure(SparkSession.builder.master("local-cluster[2,1,1024]"))
-for name, value in {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}.items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
-spark.dataSource.register(KvStoreSource)
-for table in ("t", "t$changelog", "t$binlog"):
-    rows = spark.read.format("kvstore").options(path=sys.argv[1], table=table).load()
-    print("counted", rows.rdd.getNumPartitions(), rows.count(), flush=True)
-query = (
-    spark.readStream.format("kvstore").options(path=sys.argv[1], table="t$changelog").load()
-    .writeStream.format("parquet").options(path=sys.argv[2] + "/sink", checkpointLocation=sys.argv[2] + "/c")
-)
-query.trigger(availableNow=True).start().awaitTermination()
-print("streamed", spark.read.parquet(sys.argv[2] + "/sink").count(), flush=True)
-"""
+ROOT = Path(__file__).parents[2]
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+KILLS = 10
 
 
-@pytest.mark.long
-def test_a_cluster_of_two_executors(store: kvstore.Store, tmp_path: Path) -> None:
+@contextmanager
+def driver(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A program of ``tests/spark/drivers``, in a process group of its own that does not outlive this."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"tests.spark.drivers.{program}", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        kill_all(process)
+        process.communicate()
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """Kill a driver and all it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def lines_until(process: subprocess.Popen[str], word: str) -> list[str]:
+    """What a driver says, up to the line that begins with a word."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith(word):
+            return said
+    raise AssertionError("".join(said[-60:]))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def standalone() -> Iterator[str]:
+    """A master and two workers on two hosts, as far as Spark knows."""
+    home = Path(pyspark.__file__).parent
+    port = free_port()
+    master = f"spark://127.0.0.1:{port}"
+    environment = {**os.environ, "JAVA_HOME": str(find_java()), "PYTHONPATH": str(ROOT), "SPARK_HOME": str(home)}
+    deploy = "org.apache.spark.deploy"
+    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", free_port()]]
+    for host in ("127.0.0.1", "127.0.0.2"):
+        ports = ("--webui-port", free_port())
+        commands.append([f"{deploy}.worker.Worker", "--host", host, "--cores", 1, "--memory", "1g", *ports, master])
+    started = []
+    for command in commands:
+        started.append(
+            subprocess.Popen(
+                [home / "bin" / "spark-class", *map(str, command)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        time.sleep(3)
+    yield master
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(params=["local-cluster", "standalone"])
+def master(request: pytest.FixtureRequest) -> str:
+    """A cluster of two executors."""
+    return LOCAL_CLUSTER if request.param == "local-cluster" else str(request.getfixturevalue("standalone"))
+
+
+def test_executors_read_what_python_reads(store: kvstore.Store, tmp_path: Path, master: str) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=4)
     table.upsert([{"k": k, "s": f"{k:0100}", "v": 0.0} for k in range(100_000)])
     table.upsert([{"k": k, "s": f"{k:0100}", "v": 1.0} for k in range(50_000)])
+    table.delete(list(range(0, 1000, 7)))
     table.flush()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, store.path, tmp_path],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    printed = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith(("counted", "streamed"))]
-    assert [each[-1] for each in printed] == ["100000", "200000", "150000", "100000"], done.stderr[-3000:]
+    with driver("read", master, store.path, tmp_path) as process:
+        said = lines_until(process, "streamed")
+    printed = [line.split()[1:] for line in said if line.startswith(("counted", "streamed"))]
+    changes = sum(end for _, end in table.offsets().values())
+    assert [int(each[-1]) for each in printed] == [99_857, changes, changes - 50_000, 99_857]
     assert all(int(each[0]) == 2 for each in printed[:3])
+    found = pq.read_table(tmp_path / "changes").sort_by([("_bucket", "ascending"), ("_log_offset", "ascending")])
+    place = found.schema.get_field_index("_commit_timestamp")
+    times = pc.assume_timezone(found.column(place).cast(pa.timestamp("us")), "UTC")  # Spark's INT96 has no zone
+    assert found.set_column(place, "_commit_timestamp", times).to_pylist() == python_changes(table)
+
+
+def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_path: Path) -> None:
+    """Each row that was ever written has a number of its own, so that one that was applied twice would show."""
+    source = store.create_table("t", SCHEMA, "k", buckets=4)
+    target = store.create_table("u", SCHEMA, "k", buckets=3)
+    source.upsert([{"k": k, "s": "before", "v": float(k)} for k in range(5000)])
+    ends = threading.Event()
+
+    def write() -> None:
+        chooser = random.Random(1)
+        number = 5000
+        while not ends.is_set():
+            keys = chooser.sample(range(8000), 40)
+            source.upsert([{"k": k, "s": "after", "v": float(number + place)} for place, k in enumerate(keys)])
+            number += len(keys)
+            source.delete(chooser.sample(range(8000), 5))
+            time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    chance = random.Random(2)
+    progress = []
+    try:
+        for _ in range(KILLS):
+            with driver("replicate", "local[2]", store.path, tmp_path / "checkpoint") as process:
+                lines_until(process, "started")
+                time.sleep(chance.uniform(0.5, 8))
+                assert process.poll() is None, process.stdout and process.stdout.read()
+                kill_all(process)
+                assert process.wait() == -signal.SIGKILL
+            progress.append(sum(end for _, end in target.offsets().values()))
+    finally:
+        ends.set()
+        writer.join()
+    source.flush()
+    with driver("replicate", "local[2]", store.path, tmp_path / "checkpoint", "once") as process:
+        lines_until(process, "done")
+    assert sorted(map(repr, rows_of(target))) == sorted(map(repr, rows_of(source)))
+    times = Counter(row["v"] for row in python_changes(target) if row["_change_type"] in ("insert", "update_postimage"))
+    assert max(times.values()) == 1
+    assert len(set(progress)) > 3, progress  # they were killed while it went on
+    assert list(target.writers) == ["replica"]
+
+
+def test_executors_killed_while_they_write(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=3)
+    rows = 40_000
+    with driver("write", LOCAL_CLUSTER, store.path, rows, "slowly") as process:
+        lines_until(process, "writes")
+        killed = 0
+        while killed < 2:
+            time.sleep(2)
+            executors = subprocess.run(
+                ["pgrep", "-g", str(os.getpgid(process.pid)), "-f", "CoarseGrainedExecutorBackend"],
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout.split()
+            assert executors
+            os.kill(int(executors[0]), signal.SIGKILL)
+            killed += 1
+        lines_until(process, "done")
+    assert table.count() == rows
+    inserted = Counter(row["k"] for row in python_changes(table))
+    assert len(inserted) == rows
+    assert max(inserted.values()) == 1
+
+
+def test_a_second_attempt_beside_the_first(store: kvstore.Store, standalone: str) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=3)
+    with driver("write", standalone, store.path, 8000, "twice") as process:
+        lines_until(process, "done")
+    inserted = Counter(row["k"] for row in python_changes(table))
+    assert len(inserted) == 8000
+    assert max(inserted.values()) == 1
+    assert {path.name for path in store.path.parent.glob("attempt-*")} == {"attempt-0", "attempt-1"}
+    # The attempt that lost may have staged its rows.
+    left = [path for path in (store.path / paths.STAGING).glob("*") if not paths.is_task_file(path.name)]
+    assert not left

@@ -1,0 +1,1 @@
+"""Programs that drive Spark in processes of their own."""

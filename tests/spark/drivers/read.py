@@ -1,0 +1,22 @@
+"""``read.py MASTER STORE DIRECTORY``: reads ``t`` in every way there is; its changes go to ``DIRECTORY/changes``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.spark.drivers.session import session
+
+
+def main(master: str, store: str, directory: str) -> None:
+    spark = session(master)
+    for table in ("t", "t$changelog", "t$binlog"):
+        spark.read.format("kvstore").options(path=store, table=table).load()
+    spark.read.format("kvstore").options(path=store, table="t$changelog").load().write.parquet(f"{directory}/changes")
+    stream = spark.readStream.format("kvstore").options(path=store, table="t$changelog").load().writeStream
+    query = stream.format("parquet").options(path=f"{directory}/sink", checkpointLocation=f"{directory}/checkpoint")
+    query.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

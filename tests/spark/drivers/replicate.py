@@ -1,0 +1,23 @@
+"""``replicate.py MASTER STORE CHECKPOINT [once]``: brings the changes of ``t`` into ``u``, until it is killed."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.spark.drivers.session import session
+
+
+def main(master: str, store: str, checkpoint: str, how: str = "") -> None:
+    spark = session(master)
+    changes = spark.readStream.format("kvstore").options(path=store, table="t$changelog", startingOffsets="full")
+    into = changes.option("maxOffsetsPerTrigger", "2000").load().writeStream.format("kvstore")
+    query = into.options(path=store, table="u", writer="replica", checkpointLocation=checkpoint)
+    if how == "once":
+        query.trigger(availableNow=True).start().awaitTermination()
+        return
+    running = query.start()
+    running.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,17 @@
+"""A session for a master that is given."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from kvstore.spark import KvStoreSource, configure
+
+
+def session(master: str, **settings: str) -> SparkSession:
+    builder = configure(SparkSession.builder.master(master))
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    for name, value in (quiet | {"spark.driver.host": "127.0.0.1"} | settings).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(KvStoreSource)
+    return spark
