@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PLAIN = ["streaming_aggregation.py"]
+PLAIN = ["streaming_aggregation.py", "replication.py"]
 CONNECT = ["connect.py", "pipeline/run.py"]
 """Those that need a package more."""
 
