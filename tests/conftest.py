@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for nodeid in sorted(told):
         for line in told[nodeid]:
             terminalreporter.write_line(f"{nodeid.partition('::')[2]}: {line}")
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(request: pytest.FixtureRequest) -> None:
+    """Long tests are no hang: whatever they wait for has a limit of its own."""
+    if request.node.get_closest_marker("long"):
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,13 +27,6 @@ def judges() -> Iterator[Judges]:
     """Open what crashes left."""
     with Judges() as judges:
         yield judges
-
-
-@pytest.fixture(autouse=True)
-def _unhurried(request: pytest.FixtureRequest) -> None:
-    """Long tests are no hang: whatever they wait for has a limit of its own."""
-    if request.node.get_closest_marker("long"):
-        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def lines_until(process: subprocess.Popen[str], word: str) -> list[str]:
         said.append(line)
         if line.startswith(word):
             return said
-    raise AssertionError("".join(said[-60:]))
+    raise AssertionError("".join([line for line in said if not line.startswith("\tat ")][-80:]))
 
 
 def free_port() -> int:

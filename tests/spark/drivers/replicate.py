@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.spark.drivers.session import session
+from tests.spark.drivers.session import say, session
 
 
 def main(master: str, store: str, checkpoint: str, how: str = "") -> None:
@@ -14,8 +14,10 @@ def main(master: str, store: str, checkpoint: str, how: str = "") -> None:
     query = into.options(path=store, table="u", writer="replica", checkpointLocation=checkpoint)
     if how == "once":
         query.trigger(availableNow=True).start().awaitTermination()
+        say("done")
         return
     running = query.start()
+    say("started")
     running.awaitTermination()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from pyspark.sql import SparkSession
 
 from kvstore.spark import KvStoreSource, configure
@@ -15,3 +17,9 @@ def session(master: str, **settings: str) -> SparkSession:
     spark = builder.getOrCreate()
     spark.dataSource.register(KvStoreSource)
     return spark
+
+
+def say(*words: object) -> None:
+    """A line for the test that waits for it."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import Row
 
-from tests.spark.drivers.session import session
+from tests.spark.drivers.session import say, session
 
 TWICE = {
     "spark.speculation": "true",
@@ -25,25 +25,28 @@ TWICE = {
 }
 
 
-def dawdle(how: str, beside: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def dawdle(how: str, beside: Path, rows: Iterator[Row]) -> Iterator[Row]:
     context = TaskContext.get()
     assert context is not None
-    if how == "twice" and context.partitionId() == 0:
+    is_late = how == "twice" and context.partitionId() == 0
+    if is_late:
         Path(beside, f"attempt-{context.attemptNumber()}").touch()
-    for batch in batches:
-        yield batch
-        time.sleep(0.3)
-    if how == "twice" and context.partitionId() == 0 and context.attemptNumber() == 0:
+    for number, row in enumerate(rows):
+        yield row
+        if number % 1000 == 0:
+            time.sleep(0.3)
+    if is_late and context.attemptNumber() == 0:
         time.sleep(8)
 
 
 def main(master: str, store: str, rows: str, how: str) -> None:
-    settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "1000", **(TWICE if how == "twice" else {})}
-    spark = session(master, **settings)
+    spark = session(master, **(TWICE if how == "twice" else {}))
     frame = spark.range(0, int(rows), 1, 4).selectExpr("id AS k", "concat('name-', id) AS s", "id / 2 AS v")
-    slow = frame.mapInArrow(lambda batches: dawdle(how, beside, batches), frame.schema)
     beside = Path(store).parent
+    slow = spark.createDataFrame(frame.rdd.mapPartitions(lambda rows: dawdle(how, beside, rows)), frame.schema)
+    say("writes")
     slow.write.format("kvstore").options(path=store, table="t").mode("append").save()
+    say("done")
     spark.stop()
 
 
