@@ -55,6 +55,7 @@ bench-parts: .venv/ready
 # SPARK_ROWS=2000000 measures less.
 bench-spark: setup
 	$(BIN)/python -m benchmarks.spark --rows $(SPARK_ROWS)
+	$(BIN)/python -m benchmarks.spark_writes --rows $(SPARK_ROWS)
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
