@@ -1,7 +1,7 @@
 """``make bench-spark``, second part: Spark writes a table, beside Python; and how long a batch of a stream takes.
 
 * The same rows, from Parquet: ``write.format("kvstore")``, and ``Table.upsert`` in batches, each into a new table of
-  four buckets. They take turns; a figure is the median of the rounds, a ratio the median of the rounds' ratios of rates.
+  four buckets. They take turns; a figure is the median of the rounds, a ratio that of the rounds' ratios of rates.
 * Batches of 1,000 rows of a stream into Spark's ``noop``: of a changelog, and of Spark's own ``rate-micro-batch``, in
   the same session with the same settings. The time is what Spark says a trigger took; the first ones do not count.
 """

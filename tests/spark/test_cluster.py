@@ -146,7 +146,7 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
             source.upsert([{"k": k, "s": "after", "v": float(number + place)} for place, k in enumerate(keys)])
             number += len(keys)
             source.delete(chooser.sample(range(8000), 5))
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     writer = threading.Thread(target=write)
     writer.start()

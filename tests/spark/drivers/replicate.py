@@ -10,7 +10,7 @@ from tests.spark.drivers.session import say, session
 def main(master: str, store: str, checkpoint: str, how: str = "") -> None:
     spark = session(master)
     changes = spark.readStream.format("kvstore").options(path=store, table="t$changelog", startingOffsets="full")
-    into = changes.option("maxOffsetsPerTrigger", "2000").load().writeStream.format("kvstore")
+    into = changes.option("maxOffsetsPerTrigger", "5000").load().writeStream.format("kvstore")
     query = into.options(path=store, table="u", writer="replica", checkpointLocation=checkpoint)
     if how == "once":
         query.trigger(availableNow=True).start().awaitTermination()
