@@ -122,7 +122,7 @@ def test_executors_read_what_python_reads(store: kvstore.Store, tmp_path: Path, 
     with driver("read", master, store.path, tmp_path) as process:
         said = lines_until(process, "streamed")
     printed = [line.split()[1:] for line in said if line.startswith(("counted", "streamed"))]
-    changes = sum(end for _, end in table.offsets().values())
+    changes = end_of(table)
     assert [int(each[-1]) for each in printed] == [99_857, changes, changes - 50_000, 99_857]
     assert all(int(each[0]) == 2 for each in printed[:3])
     found = pq.read_table(tmp_path / "changes").sort_by([("_bucket", "ascending"), ("_log_offset", "ascending")])
@@ -153,14 +153,17 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
     chance = random.Random(2)
     progress = []
     try:
-        for _ in range(KILLS):
+        for number in range(KILLS):
             with driver("replicate", "local[2]", store.path, tmp_path / "checkpoint") as process:
                 lines_until(process, "started")
-                time.sleep(chance.uniform(0.5, 8))
+                before = end_of(target)
+                while number % 3 and end_of(target) == before:  # each third is killed before it comes to anything
+                    time.sleep(0.01)
+                time.sleep(chance.uniform(0, 1.5))
                 assert process.poll() is None, process.stdout and process.stdout.read()
                 kill_all(process)
                 assert process.wait() == -signal.SIGKILL
-            progress.append(sum(end for _, end in target.offsets().values()))
+            progress.append(end_of(target))
     finally:
         ends.set()
         writer.join()
@@ -172,6 +175,11 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
     assert max(times.values()) == 1
     assert len(set(progress)) > 3, progress  # they were killed while it went on
     assert list(target.writers) == ["replica"]
+
+
+def end_of(table: kvstore.Table) -> int:
+    """How many offsets all its buckets have."""
+    return sum(end for _, end in table.offsets().values())
 
 
 def test_executors_killed_while_they_write(store: kvstore.Store) -> None:
