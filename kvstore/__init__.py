@@ -4,6 +4,7 @@ from kvstore.check import BucketReport, CheckReport
 from kvstore.options import StoreOptions
 from kvstore.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.table.bucket import Bucket
+from kvstore.table.consumers import Consumer
 from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.table import Table
 from logformat.change import ChangeType
@@ -21,6 +22,7 @@ __all__ = [
     "ChangeType",
     "Changes",
     "CheckReport",
+    "Consumer",
     "Refused",
     "Store",
     "StoreOptions",

@@ -37,6 +37,7 @@ from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
+from kvstore.table.consumers import Consumer, Consumers
 from kvstore.table.creation import added_fields, bucket_key_of, options_of
 from kvstore.table.parts import HandingOver, TableParts, open_parts
 from kvstore.table.staging import Staging
@@ -50,6 +51,7 @@ from logformat.edits import (
     ChangelogImage,
     CreateTable,
     DeleteBehavior,
+    DropConsumer,
     DropTable,
     DropWriter,
     TableOptions,
@@ -88,6 +90,15 @@ def open_store(
     return Store(_path_of(path), StoreOptions(durability, **settings), read_only=read_only)
 
 
+def open_reader(path: str | os.PathLike[str]) -> Store:
+    """Open a store read-only, but for its catalog: what is read of a log can be kept from expiring.
+
+    Raises:
+        NotAStore, UnsupportedVersion, CorruptImage, InvalidRequest: See :func:`open_store`.
+    """
+    return Store(_path_of(path), StoreOptions(), read_only=True, registers=True)
+
+
 def _path_of(given: str | os.PathLike[str]) -> Path:
     try:
         path = Path(given).expanduser()
@@ -105,6 +116,7 @@ class Store:
     Args:
         path: Directory of the store.
         options: How it behaves in this process.
+        registers: Whether consumers and leases may be registered; None for whoever may write.
         files, clock: The disk and the time; for tests.
     """
 
@@ -114,10 +126,12 @@ class Store:
         options: StoreOptions,
         *,
         read_only: bool = False,
+        registers: bool | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._read_only = read_only
+        self._registers = not read_only if registers is None else registers
         self._closed = False
         self._core = _shared_core(path, options, read_only, files or Files(), clock or SystemClock())
 
@@ -219,7 +233,15 @@ class Store:
         if not self._read_only:
             with suppress(StoreError):  # who writes to the table next is told why
                 parts.commits.settle()
-        return Table(parts.tablets, parts.writers, current, self._check_writable, core.options.batch_rows_max)
+        return Table(
+            parts.tablets,
+            parts.writers,
+            parts.consumers,
+            current,
+            self._check_writable,
+            self._check_registers,
+            core.options.batch_rows_max,
+        )
 
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
@@ -252,6 +274,42 @@ class Store:
         """
         self._check_writable()
         self._core.drop_writer(name)
+
+    def consumer(self, name: str) -> Consumer:
+        """Somebody who reads changes, by name; it is registered with a table by its first commit.
+
+        A name is for one reader: two under one name would move each other.
+
+        Raises:
+            InvalidRequest: It is no name.
+        """
+        self._check_open()
+
+        def of_table(table: str) -> Consumers:
+            self._check_open()
+            return self._core.parts(self._core.definition(table)).consumers
+
+        return Consumer(name, of_table, self._check_registers)
+
+    @property
+    def consumers(self) -> dict[str, dict[str, dict[int, int]]]:
+        """Who reads and said so: by name and table, for each bucket the next offset to read."""
+        self._check_open()
+        catalog = self._core.catalog()
+        found: dict[str, dict[str, dict[int, int]]] = {}
+        for id, consumers in catalog.consumers.items():
+            for name, offsets in consumers.lasting().items():
+                found.setdefault(name, {})[catalog.tables[id].name] = offsets
+        return found
+
+    def drop_consumer(self, name: str) -> None:
+        """Forget a consumer in every table: what only it had yet to read may expire.
+
+        Raises:
+            InvalidRequest: No table has a consumer of that name.
+        """
+        self._check_registers()
+        self._core.drop_consumer(name)
 
     def check(self) -> CheckReport:
         """Verify everything: pages, checksums, offsets and sequences, and that each index agrees with its log.
@@ -313,6 +371,11 @@ class Store:
         self._check_open()
         if self._read_only:
             raise UnsupportedOperation("The store was opened read-only; open it for writing.", path=self.path)
+
+    def _check_registers(self) -> None:
+        if not self._registers:
+            self._check_writable()
+        self._check_open()
 
 
 class _Core:
@@ -433,6 +496,13 @@ class _Core:
         if not tables:
             raise InvalidRequest("No table has a writer of that name; see Table.writers.", writer=shown(name))
         for edit in [DropWriter(table_id=table_id, name=name) for table_id in tables]:
+            self._journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+
+    def drop_consumer(self, name: str) -> None:
+        tables = [id for id, consumers in self.catalog().consumers.items() if name in consumers.lasting()]
+        if not tables:
+            raise InvalidRequest("No table has a consumer of that name; see Store.consumers.", consumer=shown(name))
+        for edit in [DropConsumer(table_id=table_id, name=name) for table_id in tables]:
             self._journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def new_writer_id(self) -> WriterId:

@@ -14,7 +14,7 @@ import msgspec
 from logformat.arrow_message import Compression
 from logformat.checksum import crc32c
 from logformat.errors import CorruptImage, UnsupportedVersion
-from logformat.ids import Epoch, SchemaId, Sequence, TableId, Txid, WriterId
+from logformat.ids import Epoch, Offset, SchemaId, Sequence, TableId, Txid, WriterId
 
 ChangelogImage = Literal["full", "wal"]
 DeleteBehavior = Literal["allow", "ignore", "disable"]
@@ -119,9 +119,30 @@ class EndCommit(Payload, frozen=True, kw_only=True):
     commit_id: str
 
 
+class SetConsumer(Payload, frozen=True, kw_only=True):
+    """Somebody reads a table on from these offsets, one for each bucket in order; until a time (ms), or for ever."""
+
+    op: ClassVar[int] = 9
+    table_id: TableId
+    name: str
+    offsets: list[Offset]
+    until_ms: int | None = None
+
+
+class DropConsumer(Payload, frozen=True, kw_only=True):
+    """Nobody reads a table under a name any more."""
+
+    op: ClassVar[int] = 10
+    table_id: TableId
+    name: str
+
+
 _PAYLOADS: dict[int, type[Payload]] = {
     kind.op: kind
-    for kind in (CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, DropWriter, BeginCommit, EndCommit)
+    for kind in (
+        *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, DropWriter, BeginCommit, EndCommit),
+        *(SetConsumer, DropConsumer),
+    )
 }
 
 

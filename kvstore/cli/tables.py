@@ -76,13 +76,14 @@ def tables(path: Directory, as_json: AsJson = False) -> None:
 
 
 def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
-    """Show a table: its key, columns, number of rows, offsets."""
+    """Show a table: its key, columns, number of rows, offsets, and who reads its changes."""
     with opened(path) as store:
         table = store.table(name)
         summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
-        bucket_key = table.bucket_key
+        bucket_key, consumers = table.bucket_key, _consumers(table)
     if as_json:
-        print_json({**summary, "bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)})
+        told = {"bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)}
+        print_json({**summary, **told, "consumers": consumers})
         return
     keys = {"primary_key": _key_text(summary["primary_key"])}
     if bucket_key is not None:
@@ -93,6 +94,20 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
         ["column", "type", "nullable"],
         [[field.name, str(field.type), "yes" if field.nullable else "no"] for field in schema],
     )
+    if consumers:
+        print_line("")
+        print_table(["consumer", "position", "behind"], [list(each.values()) for each in consumers])
+
+
+def _consumers(table: kvstore.Table) -> list[dict[str, Any]]:
+    consumers = table.consumers  # before the ends, which none of them is beyond
+    ends = [end for _, end in table.offsets().values()]
+    found = []
+    for name, offsets in consumers.items():
+        behind = sum(end - offsets[bucket] for bucket, end in enumerate(ends))
+        position = [offsets[bucket] for bucket in range(len(ends))]
+        found.append({"consumer": name, "position": position if len(ends) > 1 else position[0], "behind": behind})
+    return found
 
 
 def _summary(table: kvstore.Table) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 * Whole segments, the oldest first, never the last one; each is gone for good before the next goes, so that after any
   crash the log has no hole.
-* Nothing goes that a recovery would read, or that somebody has yet to read: :func:`needed_from`.
+* Nothing goes that a recovery would read (:func:`needed_from`), or that somebody has yet to read. Who does is asked
+  anew for each segment, and nobody else may say so until it is gone: whoever finds an offset then, keeps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from logformat.ids import OFFSET_MAX, Offset
 
 UNLIMITED = OFFSET_MAX
 """Bytes that no log has."""
+
+Standing = Callable[[], AbstractContextManager[Iterable[Offset]]]
+"""Where those stand who have yet to read a log; while it is held they stay there, and no others come."""
+
+
+def nobody() -> AbstractContextManager[Iterable[Offset]]:
+    """The :data:`Standing` of a log that nobody reads."""
+    return nullcontext(())
 
 
 def expired_before(log: LogFiles, *, older_than_ms: int | None, bytes_max: int = UNLIMITED) -> Offset:
@@ -44,29 +53,33 @@ def expired_before(log: LogFiles, *, older_than_ms: int | None, bytes_max: int =
     return start
 
 
-def needed_from(snapshot: LogEnd, index: LogEnd, positions: Iterable[Offset]) -> Offset:
-    """The first offset that must stay; the segment it is in stays as a whole.
+def needed_from(snapshot: LogEnd, index: LogEnd) -> Offset:
+    """The first offset that a recovery reads; the segment it is in stays as a whole.
 
     Args:
         snapshot: Where the log had the offset of the newest snapshot that is right: an index that is lost is made of
             it and of what comes after.
         index: The synced end that the index remembers: recovery begins there.
-        positions: Where those stand who read the log and said so.
     """
-    return min(snapshot.base, index.base, *positions)
+    return min(snapshot.base, index.base)
 
 
-def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files) -> Offset:
+def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files, standing: Standing = nobody) -> Offset:
     """Remove every segment that holds nothing from ``offset`` on; returns where the log begins now.
+
+    Args:
+        standing: Who has yet to read the log; nothing goes from where they stand on.
 
     Raises:
         OSError: The disk refused; what is left has no hole.
+        StoreError: It can't be said who reads the log; nothing more went.
     """
     bases = log.bases()
     for base, following in pairwise(bases):
-        if following > offset:
-            return base
-        files.remove(paths.segment_file(directory, base))
+        with standing() as offsets:
+            if following > min((offset, *offsets)):
+                return base
+            files.remove(paths.segment_file(directory, base))
         # Or a power cut might bring this one back and not the next.
         files.sync_directory(directory)
         for path in (paths.sparse_index_file(directory, base), paths.writers_file(directory, base)):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -87,8 +88,7 @@ class Journal:
         Raises:
             StoreFull: No space. Nothing was added.
         """
-        if self._environment.is_read_only:
-            raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
+        self._check_writable()
         self.state()
         with self._mutex:
             transaction = self._environment.begin_write()
@@ -116,6 +116,26 @@ class Journal:
             self._state = state
             return state
 
+    @contextmanager
+    def still(self) -> Iterator[CatalogState]:
+        """The catalog as of now, and nobody in any process adds an edit meanwhile: whoever wants to waits.
+
+        Raises:
+            CorruptImage: An edit is damaged or missing.
+            UnsupportedOperation: The files may only be read.
+        """
+        self._check_writable()
+        state = self.state()
+        # Without the mutex: who appends holds it, and waits for LMDB's lock, which this here has.
+        with self._environment.reading():
+            transaction = self._environment.begin_write()
+        try:
+            with self._environment.reading():
+                state = self._replayed(transaction, state)
+            yield state
+        finally:
+            transaction.abort()
+
     def verify(self) -> None:
         """Verify the pages of what is committed; see :meth:`Environment.verify`."""
         self._environment.verify()
@@ -124,6 +144,10 @@ class Journal:
         """Give the environment up."""
         with self._mutex:  # who asks for the state in another thread is not in the middle of it
             self._environment.close()
+
+    def _check_writable(self) -> None:
+        if self._environment.is_read_only:
+            raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
 
     def _catch_up(self) -> None:
         with self._environment.read() as transaction:

@@ -12,6 +12,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from kvstore.errors import CorruptImage, UnknownSchema
+from kvstore.meta.consumers import NO_CONSUMERS, TableConsumers
 from kvstore.meta.writers import NO_WRITERS, TableWriters
 from logformat import schema as schemas
 from logformat.edits import (
@@ -19,11 +20,13 @@ from logformat.edits import (
     AllocateWriter,
     BeginCommit,
     CreateTable,
+    DropConsumer,
     DropTable,
     DropWriter,
     Edit,
     EndCommit,
     OpenWriter,
+    SetConsumer,
     TableOptions,
 )
 from logformat.ids import GIVEN_WRITERS, SchemaId, TableId, Txid, WriterId
@@ -96,10 +99,15 @@ class CatalogState:
     next_writer_id: WriterId = GIVEN_WRITERS
     tables: dict[TableId, TableDefinition] = field(default_factory=dict)
     writers: dict[TableId, TableWriters] = field(default_factory=dict)
+    consumers: dict[TableId, TableConsumers] = field(default_factory=dict)
 
     def writers_of(self, table_id: TableId) -> TableWriters:
         """Writers of a table, and its open commits."""
         return self.writers.get(table_id, NO_WRITERS)
+
+    def consumers_of(self, table_id: TableId) -> TableConsumers:
+        """Who reads a table and said so."""
+        return self.consumers.get(table_id, NO_CONSUMERS)
 
     def table(self, name: str) -> TableDefinition | None:
         """The table of that name."""
@@ -122,10 +130,11 @@ class CatalogState:
                 following = TableId(max(self.next_table_id, table.id + 1))
                 return replace(state, tables={**self.tables, table.id: table}, next_table_id=following)
             case DropTable(table_id=dropped):
-                tables, writers = dict(self.tables), dict(self.writers)
+                tables, writers, consumers = dict(self.tables), dict(self.writers), dict(self.consumers)
                 tables.pop(dropped, None)
                 writers.pop(dropped, None)
-                return replace(state, tables=tables, writers=writers)
+                consumers.pop(dropped, None)
+                return replace(state, tables=tables, writers=writers, consumers=consumers)
             case AddSchema(table_id=changed, schema_id=schema_id, columns=columns):
                 before = self.tables[changed]
                 after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
@@ -140,6 +149,11 @@ class CatalogState:
                 return replace(
                     state, writers={**self.writers, about.table_id: self.writers_of(about.table_id).after(about)}
                 )
+            case SetConsumer() | DropConsumer() as of:
+                if of.table_id not in self.tables:
+                    return state
+                known = self.consumers_of(of.table_id).after(of, edit.time_ms)
+                return replace(state, consumers={**self.consumers, of.table_id: known})
         raise AssertionError(edit.payload)
 
     def _with_writer(self, writer_id: WriterId) -> CatalogState:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,26 +24,46 @@ from logformat.ids import BucketId
 
 @dataclass(frozen=True)
 class Pinned:
-    """What is read, whenever it is."""
+    """What is read, whenever it is.
+
+    Attributes:
+        lease: Name under which the log is kept for it.
+    """
 
     place: TablePlace
     wanted: tuple[Wanted, ...]
+    lease: str = field(default_factory=lambda: uuid4().hex)
+
+    def hold(self, table: Table) -> None:
+        """Have the log kept as far as this needs it, for a while from now; see :meth:`kvstore.Table.lease`."""
+        if self.place.kind is Kind.ROWS and table.options.changelog_image == "wal":
+            return  # it does not tell the rows of before
+        # Rows as of an offset are those of now with the changes since then undone.
+        table.lease(self.lease, {each.bucket: each.start for each in self.wanted})
 
 
 def pinned(place: TablePlace, table: Table, options: Options) -> Pinned:
-    """What the options ask for, as of now.
+    """What the options ask for, as of now; the log is kept for it, unless it may be for a stream.
 
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog` and :meth:`kvstore.Table.scan`.
     """
+    found = Pinned(place, _wanted(table, options))
+    if options.kind is Kind.ROWS or options.end is not None:
+        # Spark asks for a stream's columns the same way: one that is started often would keep the whole log.
+        found.hold(table)
+    return found
+
+
+def _wanted(table: Table, options: Options) -> tuple[Wanted, ...]:
     if options.kind is not Kind.ROWS:
         start = options.start or "earliest"
-        return Pinned(place, changes_wanted(table, start, options.end or "latest", options.fail_on_data_loss))
+        return changes_wanted(table, start, options.end or "latest", options.fail_on_data_loss)
     if options.as_of is not None:
         ends = table.offsets_as_of(options.as_of)
     else:
         ends = {bucket: last for bucket, (_, last) in table.offset_ranges("latest").items()}
-    return Pinned(place, tuple(Wanted(bucket, end, end) for bucket, end in ends.items()))
+    return tuple(Wanted(bucket, end, end) for bucket, end in ends.items())
 
 
 def changes_wanted(
@@ -71,8 +92,9 @@ class KvStoreReader(DataSourceReader):
     """Reads what was pinned, in a few large partitions."""
 
     def __init__(self, pinned: Pinned, schema: StructType, options: Options) -> None:
-        if options.offsets_max is not None:
-            raise InvalidRequest("Option `maxOffsetsPerTrigger` is for streams; leave it out.")
+        for name, given in (("maxOffsetsPerTrigger", options.offsets_max), ("consumer", options.consumer)):
+            if given is not None:
+                raise InvalidRequest(f"Option `{name}` is for streams; leave it out.")
         self._pinned = pinned
         self._schema = schema
         self._push_filters = options.push_filters
@@ -100,6 +122,7 @@ class KvStoreReader(DataSourceReader):
         place = self._pinned.place
         wanted = [each for each in self._pinned.wanted if self._bucket in (None, each.bucket)]
         with place.open() as table:
+            self._pinned.hold(table)
             return shares_of(place, table, wanted, self._filter)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
 from kvstore.arguments import column_names
-from kvstore.spark.batch import changes_wanted
+from kvstore.spark.batch import Pinned, changes_wanted
 from kvstore.spark.options import Kind
 from kvstore.spark.place import TablePlace
 from kvstore.spark.shares import Share, Wanted, read, shares_of
@@ -74,7 +74,9 @@ def _frame(
         check_filter(where, whole)
     # pyarrow does not tell what a filter uses
     needed = schema.names if where is None else whole.names
-    shares = shares_of(TablePlace.of(str(table.store_path), table, kind), table, wanted, where)
+    place = TablePlace.of(str(table.store_path), table, kind)
+    Pinned(place, tuple(wanted)).hold(table)
+    shares = shares_of(place, table, wanted, where)
     columns = spark_schema(schema)
     if not shares:
         return spark.createDataFrame([], columns)

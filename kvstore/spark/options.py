@@ -12,12 +12,13 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from kvstore.errors import InvalidRequest, SchemaMismatch
+from kvstore.table.consumers import consumer_name
 from logformat.ids import OFFSET_MAX
 
 _ALL = ("path", "table")
 _READS = (
     *("columns", "asOf", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "failOnDataLoss", "pushFilters"),
+    *("maxOffsetsPerTrigger", "failOnDataLoss", "pushFilters", "consumer"),
 )
 _WRITES = ("txnId",)
 _STREAM_WRITES = ("writer", "takeover")
@@ -48,6 +49,7 @@ class Options:
         offsets_max: How many offsets one batch of a stream may take.
         fail_on_data_loss: Whether it is an error if changes that are to be read have expired.
         push_filters: Whether filters that Spark pushes down are made use of; see ``batch.PushFilters``.
+        consumer: Under which name a stream says how far it is; None if it does not.
         transaction: Name of a batch write that takes place once.
         writer: Under which name a stream writes; None for one of its own.
         takeover: Whether another query may have written under the name.
@@ -63,6 +65,7 @@ class Options:
     offsets_max: int | None
     fail_on_data_loss: bool
     push_filters: bool
+    consumer: str | None
     transaction: str | None
     writer: str | None
     takeover: bool
@@ -103,6 +106,7 @@ class Options:
             offsets_max=_count(options.get("maxoffsetspertrigger")),
             fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
             push_filters=_flag("pushFilters", options.get("pushfilters", "false")),
+            consumer=consumer_name(options["consumer"]) if "consumer" in options else None,
             transaction=options.get("txnid"),
             writer=options.get("writer"),
             takeover=_flag("takeover", options.get("takeover", "false")),

@@ -1,6 +1,7 @@
 """Which table is read: found once, and no other of its name afterwards.
 
-Objects that go to other processes hold text and numbers only; whoever reads opens the store itself, read-only.
+Objects that go to other processes hold text and numbers only; whoever reads opens the store itself, read-only but for
+what the catalog is told of readers, and reads on without if its files can't be written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from uuid import UUID
 
 from kvstore.errors import NoSuchTable, NotAStore
 from kvstore.spark.options import Kind, Options
-from kvstore.store import Store, open_store
+from kvstore.store import Store, open_reader
 from kvstore.table.table import Table
 
 
@@ -57,13 +58,13 @@ class TablePlace:
 
 
 def opened(path: str) -> Store:
-    """The store at a path, read-only.
+    """The store at a path, read-only; see :func:`kvstore.store.open_reader`.
 
     Raises:
         NotAStore: There is none.
     """
     try:
-        return open_store(path, read_only=True)
+        return open_reader(path)
     except NotAStore as error:
         raise NotAStore(
             "There is no store here; give `path` the directory that kvstore.open() was given, on this machine.",

@@ -4,6 +4,8 @@
   looking costs it next to nothing. Others read, and open the store themselves.
 * Every offset given out lies between two commits, so a batch has all of a commit or nothing: both halves of an update.
 * Nothing is decided that is not in an offset: after a crash Spark plans the same batch again, in another process.
+* With a consumer the catalog knows of an offset that is not beyond what has still to be read, from the moment Spark can
+  write down where the stream starts.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._open: tuple[Store, Table] | None = None
         self._until: dict[int, Offset] | None = None
         self._turn = count()
+        self._is_registered = False
 
     def initialOffset(self) -> Raw:  # noqa: N802
         """How to start; see :mod:`kvstore.spark.offsets`."""
@@ -69,6 +72,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             NoSuchTable: The table was dropped.
             OffsetOutOfRange: The log ends before ``start``.
+            UnsupportedOperation, StoreFull: With a consumer: the catalog can't be written. Nothing is decided.
         """
         table = self._table()
         place = decoded(start, self._place, table.buckets)
@@ -77,6 +81,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = _ends(table)
         for bucket, offset in before.items():
             _check_order(bucket, offset, ends[bucket])
+        self._register(table, before, began=began is not None)
         if self._until is not None:
             ends = {bucket: max(before[bucket], min(end, self._until[bucket])) for bucket, end in ends.items()}
         if place is not None and ends == before:
@@ -118,7 +123,16 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition, arrow_schema(self._schema))
 
     def commit(self, end: Raw) -> None:
-        """Nothing: Spark's checkpoint knows how far the stream is."""
+        """Say how far the stream is, if it has a name to say so; Spark's checkpoint knows better.
+
+        Raises:
+            UnsupportedOperation, StoreFull: The catalog can't be written. The log is kept from where it was before.
+        """
+        if self._options.consumer is not None:
+            table = self._table()
+            place = decoded(end, self._place, table.buckets)
+            if place is not None:
+                table.hold(self._options.consumer, place.by_bucket)
 
     def stop(self) -> None:
         """Give the store up; Spark seldom says so, and then the process ends."""
@@ -131,6 +145,22 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             store = opened(self._place.path)
             self._open = store, self._place.table_of(store)
         return self._open[1]
+
+    def _register(self, table: Table, before: Mapping[int, Offset], *, began: bool) -> None:
+        """Have the log kept from where the stream is, before it goes on from there.
+
+        Args:
+            began: Whether it starts there. Otherwise it is kept from there already, unless the name is new or was
+                dropped, or the checkpoint is older.
+        """
+        name = self._options.consumer
+        if name is None or (self._is_registered and not began):
+            return
+        known = table.consumers.get(name)
+        if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
+            # What has expired is told of by partitions().
+            table.hold(name, before)
+        self._is_registered = True
 
     def _begin(self, table: Table) -> Began:
         """Decide where the stream starts."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -18,13 +18,14 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import TableWriters
 from kvstore.options import StoreOptions
 from kvstore.table.commits import Commits
+from kvstore.table.consumers import Consumers
 from kvstore.table.handover import HANDOVER_LOOK_MS, CommitLock
 from kvstore.table.recovery import BucketPlace
 from kvstore.table.staging import Staging
 from kvstore.table.tablet import Tablet
 from kvstore.table.writers import Writers
 from logformat import paths
-from logformat.ids import BucketId
+from logformat.ids import BucketId, Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class TableParts:
     lock: CommitLock
     commits: Commits
     writers: Writers
+    consumers: Consumers
 
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; who reads here goes on."""
@@ -87,10 +89,16 @@ def open_parts(
     def writers() -> TableWriters:
         return journal.state().writers_of(table)
 
+    @contextmanager
+    def standing(bucket: BucketId) -> Iterator[list[Offset]]:
+        with journal.still() as catalog:
+            yield catalog.consumers_of(table).standing(bucket, clock.now_ms())
+
     def tablet(bucket: BucketId) -> Tablet:
         return Tablet(
             BucketPlace(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket)),
             *(current, writers, lock, lambda commit: staging.request(commit, current(), bucket)),
+            lambda: standing(bucket),
             *(options, files, clock),
             read_only=read_only,
         )
@@ -98,7 +106,8 @@ def open_parts(
     lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
     tablets = [tablet(BucketId(bucket)) for bucket in range(definition.buckets)]
     commits = Commits(table, tablets, lock, staging, journal, writers, clock)
-    return TableParts(tablets, lock, commits, Writers(table, commits, journal, writers))
+    consumers = Consumers(tablets, journal, current, options, clock)
+    return TableParts(tablets, lock, commits, Writers(table, commits, journal, writers), consumers)
 
 
 class HandingOver:

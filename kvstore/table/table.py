@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kvstore.meta.writers import NamedWriter
 from kvstore.table.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.table.bucket import Bucket
 from kvstore.table.changelog import End, Start, changelog_schema
+from kvstore.table.consumers import Consumers
 from kvstore.table.fitting import fitted, request_of
 from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
@@ -63,22 +65,28 @@ class Table:
     Args:
         tablets: One for each bucket, in order.
         writers: Those with a name.
+        consumers: Who reads it and said so.
         current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
         check_writable: Raises if the store was opened read-only.
+        check_registers: The same, unless it may say nevertheless who reads.
     """
 
     def __init__(
         self,
         tablets: Sequence[Tablet],
         writers: Writers,
+        consumers: Consumers,
         current: Callable[[], TableDefinition],
         check_writable: Callable[[], None],
+        check_registers: Callable[[], None],
         batch_rows_max: int,
     ) -> None:
         self._tablets = tablets
         self._writers = writers
+        self._consumers = consumers
         self._current = current
         self._check_writable = check_writable
+        self._check_registers = check_registers
         self._batch_rows_max = batch_rows_max
         self._turn = count()
 
@@ -322,6 +330,12 @@ class Table:
             taken = tablet.take_snapshot()
             found[bucket] = BucketSnapshot(taken.offset, taken.directory)
         return TableSnapshot(found)
+
+    @property
+    def consumers(self) -> dict[str, dict[int, int]]:
+        """Who reads the table and said so: by name, for each bucket the next offset to read."""
+        self._current()
+        return self._consumers.lasting()
 
     # Rows
 
@@ -682,6 +696,29 @@ class Table:
         self._current()
         states = {bucket: tablet.committed() for bucket, tablet in zip(self._bucket_ids(), self._tablets, strict=True)}
         return {bucket: (state.applied_offset, state.last_timestamp) for bucket, state in states.items()}
+
+    def hold(self, consumer: str, offsets: Mapping[int, int]) -> None:
+        """Like :meth:`kvstore.table.consumers.Consumer.commit`, but what has expired of it is left out.
+
+        Raises:
+            UnsupportedOperation, StoreFull: See there.
+        """
+        self._check_registers()
+        self._current()
+        self._consumers.hold(consumer, offsets)
+
+    def lease(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Have the log kept from these offsets on for a while, as far as it is there; done again, it lasts anew.
+
+        Nothing is written if the log of this table never expires, as far as is known, or nothing may be written.
+
+        Args:
+            name: Of the lease; nobody else has it.
+        """
+        self._current()
+        with suppress(UnsupportedOperation):
+            self._check_registers()
+            self._consumers.lease(name, offsets)
 
     def bucket_of(self, values: Mapping[str, pa.Scalar]) -> int | None:
         """The bucket of all rows with these values; None if there may be some in several."""

@@ -14,6 +14,7 @@ from kvstore.files import Files, refusals
 from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
+from kvstore.log.retention import Standing
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates
 from kvstore.meta.state import TableDefinition
@@ -44,6 +45,7 @@ class Tablet:
         writers: Likewise its writers.
         commits: Who commits to the table.
         staged: What a commit has for this bucket.
+        standing: Who has yet to read its log.
         read_only: Whether nothing at all may be written; what a dead writer left to be recovered is not seen then.
     """
 
@@ -54,6 +56,7 @@ class Tablet:
         writers: Callable[[], TableWriters],
         commits: CommitLock,
         staged: Callable[[OpenCommit], Request],
+        standing: Standing,
         options: StoreOptions,
         files: Files,
         clock: Clock,
@@ -65,6 +68,7 @@ class Tablet:
         self._writers = writers
         self._commits = commits
         self._staged = staged
+        self._standing = standing
         self._options = options
         self._files = files
         self._clock = clock
@@ -394,7 +398,8 @@ class Tablet:
 
     def _begin_upkeep(self, committer: Committer) -> Upkeep:
         upkeep = Upkeep(
-            self.place, committer.index, committer.flush, self._current, self._options, self._files, self._clock
+            *(self.place, committer.index, committer.flush, self._current),
+            *(self._options, self._files, self._clock, self._standing),
         )
         committer.rolled, committer.growing = upkeep.look, upkeep.growing
         upkeep.look()

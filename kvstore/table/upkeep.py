@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from kvstore.clock import Clock
@@ -42,7 +42,7 @@ class Upkeep:
         index: Its index.
         flush: Returns once everything acknowledged is committed.
         current: The table as the catalog has it now; raises if it was dropped.
-        positions: Where those stand who read the log and said so; it may expire up to there only.
+        standing: Who has yet to read the log, and said so.
 
     Attributes:
         failure: Why the last look at the log came to no end; None if it did.
@@ -57,7 +57,7 @@ class Upkeep:
         options: StoreOptions,
         files: Files,
         clock: Clock,
-        positions: Callable[[], Iterable[Offset]] = tuple,
+        standing: retention.Standing = retention.nobody,
     ) -> None:
         self._place = place
         self._index = index
@@ -66,7 +66,7 @@ class Upkeep:
         self._options = options
         self._files = files
         self._clock = clock
-        self._positions = positions
+        self._standing = standing
         self._retention_ms = current().options.retention_ms
         self._working = threading.Lock()
         self._state = threading.Condition()
@@ -114,8 +114,8 @@ class Upkeep:
             self._files.sync_directory(newest.directory.parent)
             with self._view() as view:
                 committed = synced_end(view.state())
-            needed = retention.needed_from(newest.log_end, committed, self._positions())
-            retention.remove_before(self._place.log, log, Offset(min(expired, needed)), self._files)
+            needed = retention.needed_from(newest.log_end, committed)
+            retention.remove_before(self._place.log, log, Offset(min(expired, needed)), self._files, self._standing)
 
     def look(self) -> None:
         """Have the log looked at soon, in the thread that does so."""

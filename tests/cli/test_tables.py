@@ -70,6 +70,7 @@ def test_a_table_is_created_and_described(store: Path) -> None:
             {"name": "size", "type": "int64", "nullable": False},
             {"name": "d", "type": {"decimal128": [5, 2]}, "nullable": True},
         ],
+        "consumers": [],
     }
     facts, columns = fine("describe", store, "t").out.split("\n\n")
     assert dict(line.split(maxsplit=1) for line in facts.splitlines()).items() >= {
@@ -89,6 +90,32 @@ def test_a_table_is_created_and_described(store: Path) -> None:
         "-----  -------------  -------  ----  ---------  -------\n"
         "a log  (append-only)        1     0          0        0\n"
         "t      path, size           1     0          0        0\n"
+    )
+
+
+def test_consumers_are_described(store: Path) -> None:
+    with kvstore.open(store) as opened:
+        for name, buckets in (("one", 1), ("two", 2)):
+            table = opened.create_table(name, pa.schema([pa.field("k", pa.int64(), False)]), "k", buckets=buckets)
+            table.upsert([{"k": k} for k in range(40)])
+            ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+            opened.consumer("all").commit(name, ends)
+            opened.consumer("a few").commit(name, ends | {0: 3})
+    assert fine("describe", store, "one", "--json").lines[0]["consumers"] == [
+        {"consumer": "a few", "position": 3, "behind": 37},
+        {"consumer": "all", "position": 40, "behind": 0},
+    ]
+    behind = ends[0] - 3
+    assert fine("describe", store, "two", "--json").lines[0]["consumers"] == [
+        {"consumer": "a few", "position": [3, ends[1]], "behind": behind},
+        {"consumer": "all", "position": [ends[0], ends[1]], "behind": 0},
+    ]
+    assert fine("describe", store, "one").out.endswith(
+        "\n\n"
+        "consumer  position  behind\n"
+        "--------  --------  ------\n"
+        "a few            3      37\n"
+        "all             40       0\n"
     )
 
 

@@ -93,8 +93,9 @@ class Bucket:
         taken = snapshot.take(
             self.place.directory, IDENTITY, self.path.index.view, lambda: DEFINITION, Files(), now_ms=self.clock.now
         )
-        needed = retention.needed_from(taken.log_end, self.path.log.end, [Offset(offset)])
-        retention.remove_before(self.place.log, LogFiles(self.place.log, IDENTITY), needed, Files())
+        needed = retention.needed_from(taken.log_end, self.path.log.end)
+        expired = Offset(min(needed, offset))
+        retention.remove_before(self.place.log, LogFiles(self.place.log, IDENTITY), expired, Files())
 
     def lose_index(self) -> None:
         """Open the bucket without the index it had."""

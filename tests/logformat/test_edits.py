@@ -14,9 +14,11 @@ from logformat.edits import (
     AddSchema,
     AllocateWriter,
     CreateTable,
+    DropConsumer,
     DropTable,
     Edit,
     Payload,
+    SetConsumer,
     TableOptions,
     decode,
     encode,
@@ -109,6 +111,13 @@ def test_an_op_code_is_never_used_for_anything_else() -> None:
         (2, b'{"table_id":7}', DropTable(table_id=7)),
         (3, b'{"writer_id":9}', AllocateWriter(writer_id=9)),
         (4, b'{"table_id":7,"schema_id":2,"columns":[]}', AddSchema(table_id=7, schema_id=2, columns=[])),
+        (9, b'{"table_id":7,"name":"a","offsets":[3,0]}', SetConsumer(table_id=7, name="a", offsets=[3, 0])),
+        (
+            9,
+            b'{"table_id":7,"name":"a","offsets":[3],"until_ms":5}',
+            SetConsumer(table_id=7, name="a", offsets=[3], until_ms=5),
+        ),
+        (10, b'{"table_id":7,"name":"a"}', DropConsumer(table_id=7, name="a")),
     ],
 )
 def test_an_edit_written_once_can_be_read_for_ever(op: int, written: bytes, payload: Payload) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -51,6 +52,21 @@ def test_frames(spark: SparkSession, table: kvstore.Table) -> None:
     assert sorted(map(str, listed(some, "s"))) == sorted(map(str, expected_some))
     assert deletes.count() == 0
     assert sorted(map(tuple, later.collect())) == sorted((row["k"], row["_log_offset"]) for row in expected_later)
+
+
+def test_what_frames_read_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "short", segment_bytes_max=1, log_bytes_max=1) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        for text in ("a", "b"):
+            table.upsert([{"k": k, "s": text, "v": 0.0} for k in range(3)])
+        rows, changes = table.to_spark(spark), table.changelog_to_spark(spark, 3)
+        expected = table.scan().read_all().to_pylist(), python_changes(table, 3)
+        for text in ("c", "d", "e"):
+            table.upsert([{"k": k, "s": text, "v": 0.0} for k in range(3)])
+        table._tablets[0].retain()
+        assert table.offsets()[0][0] == 3
+        assert listed(rows, "k") == expected[0]
+        assert listed(changes, "_log_offset") == expected[1]
 
 
 def test_what_frames_refuse(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:

@@ -11,6 +11,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
+from kvstore.table import upkeep
+from kvstore.table.upkeep import Upkeep
 from tests.spark.test_source import SCHEMA, python_changes
 
 pytestmark = pytest.mark.spark
@@ -89,3 +91,26 @@ def test_a_limit_a_restart_and_a_new_column(spark: SparkSession, store: kvstore.
     table.flush()
     run(spark, store, sink, tmp_path / "checkpoint", **options)
     assert sink.changes() == changes_of(table)
+
+
+def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Upkeep, "look", lambda _: None)
+    monkeypatch.setattr(upkeep, "_REST", 0)
+    options = {"startingOffsets": "earliest", "consumer": "q", "maxOffsetsPerTrigger": 10}
+    sink = Sink()
+    expected: list[Change] = []
+    with kvstore.open(tmp_path / "short", segment_bytes_max=1, log_bytes_max=1) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        for first in range(0, 40, 10):
+            before = table.offsets()[0][1]
+            write(table, range(first, first + 10))
+            expected += changes_of(table, before)
+            if first != 10:  # then it is stopped for a while
+                run(spark, store, sink, tmp_path / "checkpoint", **options)
+            table._tablets[0].retain()
+            start, end = table.offsets()[0]
+            assert start <= table.consumers["q"][0] <= end
+        assert sink.changes() == expected
+        assert start > 20

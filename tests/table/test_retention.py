@@ -22,7 +22,6 @@ from kvstore.options import StoreOptions
 from kvstore.store import Store
 from kvstore.table import upkeep
 from kvstore.table.upkeep import Upkeep
-from logformat.ids import Offset
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.indexes import BUCKET, contents, files_in, lose_index
@@ -205,13 +204,16 @@ def test_what_somebody_has_yet_to_read_stays(opened: Callable[..., Kept]) -> Non
     kept = opened()
     kept.write(12)
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._tablets[0]._upkeep
-    assert keeper is not None
     bases = sorted({int(name.split(".")[0]) for name in files_in(kept.path, "log")})
+    kept.store.consumer("ahead").commit("t", {0: kept.end})
+    slow = kept.store.consumer("slow")
     for position in (0, bases[1] - 1, bases[1], bases[2] + 1):
-        keeper._positions = lambda position=position: [Offset(position), Offset(kept.end)]  # type: ignore[misc]
+        slow.commit("t", {0: position})
         kept.retain()
         assert kept.start == max(base for base in bases if base <= position)
+    kept.store.drop_consumer("slow")
+    kept.retain()
+    assert kept.start == bases[-1]
 
 
 @pytest.mark.parametrize("call", ["write", "sync", "sync_directory", "rename"])

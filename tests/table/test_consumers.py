@@ -1,0 +1,448 @@
+"""What a consumer has yet to read does not expire, whoever registered it and whenever; everything else does."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as StillWaiting
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, strategies as st
+
+import kvstore
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchTable,
+    OffsetOutOfRange,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    UnsupportedOperation,
+)
+from kvstore.files import Files
+from kvstore.log.retention import remove_before
+from kvstore.meta.journal import Journal
+from kvstore.store import Store, open_reader
+from kvstore.table import upkeep
+from kvstore.table.consumers import LEASE_SECONDS
+from kvstore.table.upkeep import Upkeep
+from tests.support.clocks import SetClock
+from tests.support.indexes import files_in
+from tests.support.processes import Child, Pipe
+from tests.support.tables import changes_of, rows_of
+from tests.table.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
+
+LEASE_MS = 1000 * LEASE_SECONDS
+
+
+@pytest.fixture
+def kept(store_path: Path) -> Iterator[Kept]:
+    """All of its log has expired, but for the last segment."""
+    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+        kept = Kept(store_path)
+        kept.write(12)
+        kept.clock.now += HOUR_MS + 1
+        yield kept
+        report = kept.store.check()
+        kept.store.close()
+        assert report.findings == []
+
+
+def bases_of(kept: Kept) -> list[int]:
+    return sorted(int(name.split(".")[0]) for name in files_in(kept.path, "log") if name.endswith(".log"))
+
+
+# Where a consumer stands
+
+
+def test_a_consumer_stands_where_it_was_put_last_and_after_a_restart(kept: Kept) -> None:
+    consumer = kept.store.consumer("é 1")
+    assert (consumer.name, consumer.position("t"), kept.store.consumers, kept.table.consumers) == ("é 1", None, {}, {})
+    for offset in (0, kept.end, 3):
+        consumer.commit("t", {0: offset})
+        assert consumer.position("t") == {0: offset}
+    kept.store.create_table("other", SCHEMA, buckets=2)
+    consumer.commit("other", {0: 0, 1: 0})
+    kept.store.consumer("b").commit("t", {0: 5})
+    expected = {"b": {"t": {0: 5}}, "é 1": {"other": {0: 0, 1: 0}, "t": {0: 3}}}
+    assert kept.store.consumers == expected
+    kept.store.close()
+    kept.open()
+    assert kept.store.consumers == expected
+    assert kept.table.consumers == {"b": {0: 5}, "é 1": {0: 3}}
+    kept.store.drop_consumer("é 1")
+    assert kept.store.consumers == {"b": {"t": {0: 5}}}
+    kept.store.drop_table("t")
+    assert kept.store.consumers == {}
+    kept.store.create_table("t", SCHEMA, "k")
+    assert kept.store.consumer("b").position("t") is None
+
+
+def test_a_commit_is_one_edit_and_none_if_nothing_changes(kept: Kept) -> None:
+    consumer, core = kept.store.consumer("a"), kept.store._core
+    before = core.catalog().txid
+    for offset, edits in ((3, 1), (3, 1), (4, 2)):
+        consumer.commit("t", {0: offset})
+        assert core.catalog().txid == before + edits
+
+
+def test_what_is_acknowledged_can_be_committed_to_at_once(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    for k in range(5):
+        last = table.upsert({"k": k, "v": ""}).last_offset
+        store.consumer("a").commit("t", {0: last + 1})
+        with pytest.raises(OffsetOutOfRange):
+            store.consumer("a").commit("t", {0: last + 2})
+
+
+BAD_COMMITS: dict[str, tuple[type[StoreError], str, Any]] = {
+    "a table that is not there": (NoSuchTable, "zzz", {0: 0}),
+    "a table that is no name": (NoSuchTable, 5, {0: 0}),  # type: ignore[dict-item]
+    "no offsets": (InvalidRequest, "t", None),
+    "a number": (InvalidRequest, "t", 3),
+    "a list": (InvalidRequest, "t", [3]),
+    "no bucket": (InvalidRequest, "t", {}),
+    "another bucket": (InvalidRequest, "t", {1: 0}),
+    "a bucket too many": (InvalidRequest, "t", {0: 0, 1: 0}),
+    "an offset that is a text": (InvalidRequest, "t", {0: "3"}),
+    "an offset that is a bool": (InvalidRequest, "t", {0: True}),
+    "an offset that is null": (InvalidRequest, "t", {0: None}),
+    "a negative offset": (OffsetOutOfRange, "t", {0: -1}),
+    "an offset to come": (OffsetOutOfRange, "t", {0: 10_000}),
+    "an offset that is too large": (OffsetOutOfRange, "t", {0: 2**63}),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_COMMITS)
+def test_a_bad_commit_is_refused_and_changes_nothing(store: kvstore.Store, bad: str) -> None:
+    error, table, offsets = BAD_COMMITS[bad]
+    store.create_table("t", SCHEMA, "k").upsert({"k": 1, "v": ""})
+    store.consumer("a").commit("t", {0: 1})
+    with pytest.raises(StoreError) as refused:
+        store.consumer("a").commit(table, offsets)
+    assert type(refused.value) is error
+    assert store.consumers == {"a": {"t": {0: 1}}}
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "x" * 256, None, 5, b"a"])
+def test_a_name_is_text_that_can_be_shown(store: kvstore.Store, name: Any) -> None:
+    with pytest.raises(InvalidRequest, match="printable"):
+        store.consumer(name)
+
+
+def test_only_a_consumer_that_is_there_is_dropped(kept: Kept) -> None:
+    kept.table.lease("lease", {0: 0})
+    for name in ("a", "lease", None):
+        with pytest.raises(InvalidRequest, match=r"see Store\.consumers"):
+            kept.store.drop_consumer(name)  # type: ignore[arg-type]
+
+
+def test_a_read_only_store_tells_and_does_not_commit(kept: Kept) -> None:
+    kept.store.consumer("a").commit("t", {0: 3})
+    with kvstore.open(kept.path, read_only=True) as reader:
+        consumer = reader.consumer("a")
+        assert (consumer.position("t"), reader.consumers) == ({0: 3}, {"a": {"t": {0: 3}}})
+        for call in (
+            lambda: consumer.commit("t", {0: 4}),
+            lambda: reader.drop_consumer("a"),
+            lambda: reader.table("t").hold("a", {0: 4}),
+        ):
+            with pytest.raises(UnsupportedOperation, match="open it for writing"):
+                call()
+        txid = kept.store._core.catalog().txid
+        reader.table("t").lease("lease", {0: 4})
+        assert kept.store._core.catalog().txid == txid
+    with pytest.raises(StoreClosed):
+        consumer.position("t")
+    with pytest.raises(StoreClosed):
+        consumer.commit("t", {0: 4})
+
+
+def test_who_reads_may_register_without_writing(kept: Kept) -> None:
+    with open_reader(kept.path) as reader:
+        reader.table("t").hold("a", {0: 4})
+        with pytest.raises(UnsupportedOperation):
+            reader.table("t").upsert({"k": 1, "v": ""})
+        reader.drop_consumer("a")
+    with pytest.raises(StoreClosed):
+        reader.drop_consumer("a")
+
+
+# What is kept
+
+
+def test_a_consumer_that_is_slow_holds_the_log_until_it_moves(kept: Kept) -> None:
+    bases = bases_of(kept)
+    told = changes_of(kept.table)
+    consumer = kept.store.consumer("slow")
+    for position in (0, bases[2] - 1, bases[2], bases[4] + 1, kept.end):
+        consumer.commit("t", {0: position})
+        for _ in range(2):
+            kept.retain()
+            assert kept.start == max(base for base in bases if base <= position)
+            assert changes_of(kept.table, position) == [change for change in told if change[0] >= position]
+    with pytest.raises(OffsetOutOfRange, match="log_start") as refused:
+        consumer.commit("t", {0: kept.start - 1})
+    assert refused.value.where["log_start"] == kept.start
+    assert consumer.position("t") == {0: kept.end}
+
+
+def test_the_size_of_a_log_does_not_count_for_what_is_yet_to_be_read(store_path: Path) -> None:
+    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+        kept = Kept(store_path, None, log_bytes_max=2000)
+        kept.store.consumer("slow").commit("t", {0: 0})
+        kept.write(12)
+        kept.retain()
+        assert kept.start == 0
+        kept.store.drop_consumer("slow")
+        kept.retain()
+        assert kept.start > 0
+        kept.store.close()
+
+
+def test_a_bucket_does_not_wait_for_another(store_path: Path) -> None:
+    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+        clock = SetClock()
+        store = Store(store_path, kvstore.StoreOptions(segment_bytes_max=1000), clock=clock)
+        table = store.create_table("t", SCHEMA, "k", buckets=2, retention=HOUR)
+        for number in range(12):
+            table.upsert([{"k": k, "v": f"{number}" * 20} for k in range(6)])
+        clock.now += HOUR_MS + 1
+        ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+        store.consumer("a").commit("t", ends | {1: 0})
+        for tablet in table._tablets:
+            tablet.retain()
+        assert [start > 0 for start, _ in table.offsets().values()] == [True, False]
+        store.close()
+
+
+def other_process(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        consumer = store.consumer("elsewhere")
+        while (offset := pipe.recv()) is not None:
+            try:
+                consumer.commit("t", {0: offset})
+                pipe.send(None)
+            except OffsetOutOfRange as error:
+                pipe.send(error.where["log_start"])
+        store.drop_consumer("elsewhere")
+        pipe.send(None)
+
+
+def test_a_consumer_of_another_process_is_heard_of(kept: Kept) -> None:
+    bases = bases_of(kept)
+    with Child(other_process, kept.path) as other:
+        for position in (bases[1], bases[3] + 1):
+            other.say(position)
+            assert other.hear() is None
+            kept.retain()
+            assert kept.start == max(base for base in bases if base <= position)
+            assert kept.table.consumers == {"elsewhere": {0: position}}
+        other.say(0)
+        assert other.hear() == kept.start
+        other.say(None)
+        other.hear()
+        kept.retain()
+        assert kept.start == bases[-1]
+
+
+# While the log expires
+
+
+class Registering(Files):
+    """A disk on which somebody registers while a segment is removed; the next one waits for the answer.
+
+    Attributes:
+        answer: What came of it, once it was asked for.
+    """
+
+    def __init__(self, base: int, register: Callable[[], Future[None]]) -> None:
+        self._base, self._register = base, register
+        self.answer: Future[None] | None = None
+
+    def remove(self, path: Path) -> None:
+        if path.suffix == ".log" and int(path.stem) == self._base:
+            self.answer = self._register()
+            with pytest.raises(StillWaiting):
+                self.answer.result(0.2)
+        super().remove(path)
+
+    def sync_directory(self, path: Path) -> None:
+        if self.answer is not None:
+            self.answer.exception(20)
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_who_registers_while_segments_go_gets_all_or_is_told(kept: Kept, at: int) -> None:
+    bases = bases_of(kept)
+    keeper = kept.table._tablets[0]._upkeep
+    assert keeper is not None
+    late = kept.store.consumer("late")
+    with ThreadPoolExecutor(1) as thread:
+        disk = Registering(bases[1], lambda: thread.submit(late.commit, "t", {0: bases[at]}))
+        with patch.object(keeper, "_files", disk):
+            kept.retain()
+    assert disk.answer is not None
+    if at <= 1:
+        with pytest.raises(OffsetOutOfRange) as refused:
+            disk.answer.result()
+        assert refused.value.where["log_start"] == bases[2]
+        assert (kept.start, kept.table.consumers) == (bases[-1], {})
+    else:
+        disk.answer.result()
+        assert (kept.start, kept.table.consumers) == (bases[at], {"late": {0: bases[at]}})
+
+
+def test_who_registers_once_the_decision_was_made_is_heard_of(kept: Kept) -> None:
+    """What may go is known, a snapshot is there, and the first segment is about to."""
+
+    def late(*arguments: Any) -> Any:
+        kept.store.consumer("late").commit("t", {0: 0})
+        return remove_before(*arguments)
+
+    with patch.object(upkeep.retention, "remove_before", late):
+        kept.retain()
+    assert kept.start == 0
+
+
+def test_a_catalog_that_can_not_be_read_lets_nothing_go(kept: Kept) -> None:
+    def refused(_: Journal) -> Any:
+        raise StoreFull("no")
+
+    with patch.object(Journal, "still", refused), pytest.raises(StoreFull):
+        kept.retain()
+    assert kept.start == 0
+
+
+# Leases
+
+
+def test_a_lease_holds_the_log_for_its_time_and_is_renewed(kept: Kept) -> None:
+    bases = bases_of(kept)
+    rows = rows_of(kept.table, as_of=bases[1])
+    kept.table.lease("lease", {0: bases[1]})
+    assert kept.store.consumers == kept.table.consumers == {}
+    for _ in range(3):
+        kept.clock.now += LEASE_MS - 1
+        kept.retain()
+        assert kept.start == bases[1]
+        assert rows_of(kept.table, as_of=bases[1]) == rows
+        kept.table.lease("lease", {0: bases[1]})
+    kept.clock.now += LEASE_MS
+    kept.retain()
+    assert kept.start == bases[-1]
+    kept.table.lease("lease", {0: bases[1]})  # what is left of it
+    catalog = kept.store._core.catalog()
+    (consumers,) = catalog.consumers.values()
+    assert [consumer.offsets for consumer in consumers.named.values()] == [(bases[-1],)]
+
+
+def test_a_table_that_keeps_all_has_no_lease(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert({"k": 1, "v": ""})
+    before = store._core.catalog()
+    table.lease("lease", {0: 0})
+    assert store._core.catalog() is before
+
+
+def test_a_limit_by_size_of_another_process_shows_once_it_took_effect(store_path: Path) -> None:
+    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+        kept = Kept(store_path, None, log_bytes_max=2000)
+        kept.write(12)
+        kept.table.lease("one", {0: 0})  # here the limit is known
+        assert len(kept.store._core.catalog().consumers) == 1
+        kept.clock.now += LEASE_MS
+        kept.retain()
+        start = kept.start
+        kept.store.close()
+        with open_reader(store_path) as reader:
+            table = reader.table("t")
+            before = reader._core.catalog().txid
+            table.lease("two", {0: start})
+            assert reader._core.catalog().txid == before + 1
+
+
+def test_a_lease_that_can_not_be_written_is_no_error(kept: Kept) -> None:
+    def refused(*_: Any) -> Any:
+        raise StoreFull("no")
+
+    with patch.object(Journal, "append", refused):
+        kept.table.lease("lease", {0: 0})
+
+
+def test_the_files_of_a_store_that_may_only_be_read(kept: Kept, tmp_path: Path) -> None:
+    kept.store.consumer("a").commit("t", {0: 0})
+    kept.store.flush()
+    shutil.copytree(kept.path, tmp_path / "copy")
+
+    def access(path: Path, mode: int) -> bool:
+        return path.name != "data.mdb" or not mode & os.W_OK
+
+    with patch("kvstore.environment.os.access", access), open_reader(tmp_path / "copy") as reader:
+        reader.table("t").lease("lease", {0: 0})
+        with pytest.raises(UnsupportedOperation, match="may only be read"):
+            reader.table("t").hold("a", {0: 1})
+        assert reader.consumers == {"a": {"t": {0: 0}}}
+
+
+# All together
+
+steps = st.one_of(
+    st.tuples(st.just("write"), st.integers(1, 3)),
+    st.tuples(st.just("commit"), st.tuples(st.sampled_from("ab"), st.floats(0, 1))),
+    st.tuples(st.just("drop"), st.sampled_from("ab")),
+    st.tuples(st.just("lease"), st.tuples(st.sampled_from("cd"), st.floats(0, 1))),
+    st.tuples(st.just("later"), st.sampled_from([HOUR_MS // 3, HOUR_MS + 1])),
+    st.tuples(st.just("retain"), st.none()),
+    st.tuples(st.just("reopen"), st.none()),
+)
+
+
+@given(history=st.lists(steps, max_size=30))
+def test_everything_that_somebody_holds_is_there_and_nothing_else_is_kept(
+    history: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+        kept = Kept(tmp_path_factory.mktemp("s") / "store", dt.timedelta(milliseconds=1), segment_bytes_max=1)
+        held: dict[str, tuple[int, int | None]] = {}
+        kept.write(1)
+        for verb, what in history:
+            if verb == "write":
+                kept.write(what)
+            elif verb == "commit":
+                name, where = what
+                held[name] = round(kept.start + where * (kept.end - kept.start)), None
+                kept.store.consumer(name).commit("t", {0: held[name][0]})
+            elif verb == "drop" and what in held:
+                kept.store.drop_consumer(what)
+                del held[what]
+            elif verb == "lease":
+                name, where = what
+                held[name] = round(kept.start + where * (kept.end - kept.start)), kept.clock.now + LEASE_MS
+                kept.table.lease(name, {0: held[name][0]})
+            elif verb == "later":
+                kept.clock.now += what
+                held = {
+                    name: (at, until) for name, (at, until) in held.items() if until is None or until > kept.clock.now
+                }
+            elif verb == "reopen":
+                kept.store.close()
+                kept.open()
+            elif verb == "retain":
+                kept.clock.now += 2
+                held = {
+                    name: (at, until) for name, (at, until) in held.items() if until is None or until > kept.clock.now
+                }
+                bases = bases_of(kept)
+                kept.retain()
+                needed = min([kept.end, *(at for at, _ in held.values())])
+                assert kept.start == max(base for base in bases if base <= needed)
+            assert all(kept.start <= at for at, _ in held.values())
+            assert kept.table.consumers == {name: {0: at} for name, (at, until) in held.items() if until is None}
+        kept.store.close()
