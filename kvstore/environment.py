@@ -74,6 +74,18 @@ class Environment:
         known = self._databases.get(name)
         return self._open_database(name, transaction, create=create) if known is None else known
 
+    def drop_database(self, transaction: Transaction, name: str) -> None:
+        """Remove a named database with all it holds, if the transaction is committed.
+
+        Its handle goes either way, for all threads of this process: nobody else here may be using it.
+
+        Raises:
+            CorruptData: There is none of that name.
+        """
+        database = self.database_within(transaction, name)
+        self._databases.pop(name, None)
+        transaction.drop(database)
+
     def _open_database(self, name: str, transaction: Transaction | None, *, create: bool) -> Database:
         try:
             return self._env.open_db(name.encode(), txn=transaction, create=create)

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from kvstore.errors import LogFailed, NotAStore, StoreFull, UnsupportedOperation
 from logformat.paths import TEMPORARY
@@ -137,6 +138,16 @@ def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException
         raise failure[1]
 
 
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, to be read from its beginning.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It is a symbolic link, or can't be read.
+    """
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+
+
 def read_file(path: Path) -> bytes:
     """All of a regular file.
 
@@ -144,8 +155,7 @@ def read_file(path: Path) -> bytes:
         FileNotFoundError: It is not there.
         OSError: It is a symbolic link, or can't be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
+    with open_file(path) as file:
         return file.read()
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.check import CheckReport, check_tablet
+from kvstore.checkpoint.controller import Checkpoint, Controller
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
@@ -337,6 +338,20 @@ class Store:
                 findings += [f"table {table.name}: commit {commit.commit_id} came to no end" for commit in left]
         return CheckReport(buckets, findings)
 
+    def checkpoint(self) -> Checkpoint:
+        """Make an image of the catalog, so that the next open need not replay its edits; another process does it.
+
+        What two images make superfluous of the journal goes. It is done of its own accord after every 50,000 edits.
+
+        Raises:
+            StoreLocked: Another process is about to.
+            Unavailable: There is too little memory, or the worker ended without an answer; try again.
+            StoreFull, LogFailed: The disk refuses.
+            CorruptImage: The catalog is damaged.
+        """
+        self._check_writable()
+        return self._core.checkpoints.checkpoint()
+
     def flush(self) -> None:
         """Return once everything acknowledged, of any table, is on the disk and seen by every process."""
         self._check_open()
@@ -392,7 +407,12 @@ class _Core:
         self._parts: dict[TableId, TableParts] = {}
         self._handing_over: HandingOver | None = None
         self._identity = _identity_of(path, files, clock, read_only=read_only)
-        self._journal = Journal(path, files, clock)
+        self._journal = Journal(
+            path, files, clock, self._identity.store_id, appended=lambda txid: self.checkpoints.appended(txid)
+        )
+        self.checkpoints = Controller(
+            path, self._identity.store_id, self._journal, files, clock, writes=lambda: self.writers > 0
+        )
 
     def catalog(self) -> CatalogState:
         return self._journal.state()
@@ -532,6 +552,7 @@ class _Core:
             self._handing_over.close()
         with ExitStack() as stack:  # each of them, whatever the others raise
             stack.callback(self._journal.close)
+            stack.callback(self.checkpoints.close)
             for parts in self._all_parts():
                 stack.callback(parts.close)
             self._parts.clear()
@@ -659,8 +680,8 @@ def _created(path: Path, files: Files, clock: Clock) -> StoreFile:
     # STORE comes last: without it, whatever else is here was never a store.
     files.remove_tree(path / paths.JOURNAL.parts[0])
     files.make_directory(path / paths.JOURNAL.parts[0])
-    Journal(path, files, clock, create=True).close()
     store = StoreFile(store_id=uuid4(), created_ms=clock.now_ms())
+    Journal(path, files, clock, store.store_id, create=True).close()
     files.publish(path / paths.STORE_FILE, store_file.encode(store))
     return store
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from logformat.ids import BucketId, Offset, TableId
+from logformat.ids import BucketId, Offset, TableId, Txid
 
 STORE_FILE = "STORE"
 JOURNAL = Path("meta/journal")
+IMAGES = Path("meta/image")
+UNFINISHED_IMAGE = "image.ckpt"
+"""An image being written; whoever holds the lock of the images may remove it."""
 TABLES = "tables"
 LOCK_FILE = "LOCK"
 COMMIT_FILE = "COMMIT"
@@ -29,7 +32,19 @@ _LOG_FILE = re.compile(r"(\d{20})\.log")
 _SPARSE_INDEX_FILE = re.compile(r"(\d{20})\.index")
 _WRITERS_FILE = re.compile(r"(\d{20})\.writers")
 _SNAPSHOT = re.compile(r"(\d{20})")
+_IMAGE = re.compile(r"image\.(\d{20})")
 _STAGED = re.compile(r"((\d+)-[0-9a-f]{32})\.batches")
+
+
+def image_file(images: Path, txid: Txid) -> Path:
+    """Image of the catalog as of an edit."""
+    return images / f"image.{txid:020d}"
+
+
+def image_txid(name: str) -> Txid | None:
+    """The edit in the name of an image; None for any other name."""
+    match = _IMAGE.fullmatch(name)
+    return Txid(int(match[1])) if match else None
 
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:

@@ -7,9 +7,11 @@ with what the code decodes from it. A store is then read with what the document 
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -25,6 +27,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvstore
+from kvstore.checkpoint import worker
+from kvstore.checkpoint.messages import Task
+from kvstore.clock import SystemClock
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
@@ -41,6 +46,7 @@ from logformat import (
     batch,
     checksum,
     edits,
+    image,
     index_state,
     intake,
     paths,
@@ -58,9 +64,11 @@ from logformat.ids import (
     OFFSET_MAX,
     SEQUENCE_MAX,
     BucketId,
+    Epoch,
     Offset,
     SchemaId,
     TableId,
+    Txid,
     WriterId,
     next_sequence,
 )
@@ -203,6 +211,14 @@ def decoded_edit(data: bytes) -> dict[str, Any]:
     return {"op": edit.payload.op, "txid": edit.txid, "epoch": edit.epoch, "time_ms": edit.time_ms}
 
 
+def decoded_image_record(data: bytes) -> dict[str, Any]:
+    return {"length": len(image.read_record(io.BytesIO(data).read, len(data))) - 8}
+
+
+def image_record_again(data: bytes) -> bytes:
+    return image.encode_record(image.decode_record(data))
+
+
 def decoded_segment(data: bytes) -> dict[str, Any]:
     found = asdict(segment.decode_head(data))
     return found | {"store_id": found["store_id"].bytes}
@@ -283,6 +299,7 @@ STORED = [
     Stored("State record", index_state._FORMAT, lambda d: asdict(index_state.decode(d)), state_again, "State record"),
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),
     Stored("Catalog edit", edits._HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
+    Stored("Catalog image", image._HEAD, decoded_image_record, image_record_again, "Catalog image"),
 ]
 every_stored = pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.heading)
 
@@ -414,12 +431,13 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
         pattern = re.escape(plain(name)).replace("<table>", r"\d+").replace("<bucket>", r"\d+")
         pattern = pattern.replace("<commit>", rf"\d+-[0-9a-f]{{{digits}}}")
         pattern = pattern.replace("<task>", rf"[0-9a-f]{{{digits}}}-\d+-\d+")
-        patterns[plain(name)] = re.compile(pattern.replace("<base>", r"\d{20}"))
+        patterns[plain(name)] = re.compile(re.sub("<base>|<txid>", lambda _: r"\d{20}", pattern))
         assert patterns[plain(name)].fullmatch(plain(example))
     store = tmp_path / "store"
     write_a_store(store)
     leave_a_commit(store)
     leave_a_task(store)
+    take_an_image(store)
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
     assert matched == set(patterns)
@@ -440,6 +458,11 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert examples["STORE"] == Path(paths.STORE_FILE)
     assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
     assert Path("tables/7/WRITING") == paths.writing_file(Path(), TableId(7))
+    assert Path("meta/image/image.00000000000000050000") == paths.image_file(paths.IMAGES, Txid(50_000))
+    assert paths.image_txid("image.00000000000000050000") == 50_000
+    assert paths.image_txid(paths.UNFINISHED_IMAGE) is None
+    assert f"`{paths.IMAGES}/{paths.UNFINISHED_IMAGE}` is an image being written" in FORMAT.text
+    assert f"`{paths.IMAGES}/{paths.LOCK_FILE}` is such a file too" in FORMAT.text
     assert Path("tables/7/WANTED") == paths.wanted_file(Path(), TableId(7))
     assert examples["batches"] == paths.staged_file(Path(), examples["batches"].stem)
     assert paths.staged_commit(examples["batches"].name, TableId(7)) == examples["batches"].stem
@@ -503,6 +526,7 @@ SAID = [
     (FORMAT, r"2\^31-1, then (\d+) again", next_sequence(SEQUENCE_MAX)),
     (FORMAT, r"2\^31-1 \| a sequence; (\d+) follows", next_sequence(SEQUENCE_MAX)),
     (FORMAT, r"Nth edit of the catalog, from (\d+)", CatalogState().txid + 1),
+    (FORMAT, r"a `format` other than (\d+), before", image.FORMAT),
     (FORMAT, r"`<base>` is a base offset, (\d+) decimal digits", DIGITS),
     (FORMAT, r"segment before it, (-?\d+) if there is none", segment.NO_OFFSET),
     (FORMAT, r"that segment's batches end, (\d+) if there is none", segment.START),
@@ -886,6 +910,13 @@ def leave_a_commit(path: Path) -> None:
         Files().publish(paths.wanted_file(path, TableId(table.identity[1])), b"")
 
 
+def take_an_image(path: Path) -> Path:
+    store = store_file.decode((path / paths.STORE_FILE).read_bytes())
+    task = Task(epoch=Epoch(4), store=str(path), store_id=store.store_id, txid=Txid(1), seconds=60)
+    made = worker.run(task, Files(), SystemClock())
+    return paths.image_file(path / paths.IMAGES, made.txid)
+
+
 def leave_a_task(path: Path) -> list[tuple[int, pa.RecordBatch]]:
     """Rows that a task has staged, by bucket."""
     schema = spark_schema(pa.schema([*CHANGE_FIELDS, *OTHERS]))
@@ -957,6 +988,38 @@ def test_the_journal_can_be_read_with_the_document(tmp_path: Path) -> None:
         found.append((ops[head["op"]], json.loads(value[start.position + start.size :])))
     assert [name for name, _ in found] == ["CreateTable", "AllocateWriter", "AllocateWriter"]
     assert (found[0][1]["name"], found[2][1]) == ("people", {"writer_id": 2**62 + 1})
+
+
+def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
+    write_a_store(tmp_path / "s")
+    with kvstore.open(tmp_path / "s") as store:
+        store.table("people").apply_epoch(kvstore.Changes.of([("delete", {"name": "n1"})], OTHERS), "w", 4, "r")
+        store.consumer("c").commit("people", {0: 3})
+        state = store._core.catalog()
+    path = take_an_image(tmp_path / "s")
+    data, position, found = path.read_bytes(), 0, []
+    while position < len(data):
+        length, crc = struct.unpack_from("<II", data, position)
+        body = data[position + 8 : position + 8 + length]
+        assert checksum.crc32c(data[position : position + 4] + body) == crc
+        found.append((position, json.loads(body)))
+        position += 8 + length
+    assert position == len(data)
+    kinds = {kind: names_in(fields) for kind, fields, _ in FORMAT.tables("Catalog image")[1]}
+    assert all(list(record) == ["kind", *kinds[record["kind"]]] for _, record in found)
+    (_, head), *_, (place, foot) = found
+    assert (head["kind"], foot["kind"], foot["crc32c"]) == ("head", "foot", checksum.crc32c(data[:place]))
+    assert f"a `format` other than {head['format']}," in FORMAT.prose
+    assert (head["txid"], head["epoch"], path.name) == (state.txid, 4, f"image.{state.txid:020d}")
+    counted = Counter(record["kind"] for _, record in found[1:-1])
+    assert head["counts"] == {kind: counted[kind] for kind in kinds if kind not in ("head", "foot")}
+    order = list(dict.fromkeys(record["kind"] for _, record in found))
+    assert order == [kind for kind in kinds if kind not in ("former", "commit")]
+    assert found[1][1]["name"] == "people"
+    assert schemas.from_json(found[2][1]["columns"]) == OTHERS.remove(0).insert(0, pa.field("name", pa.string(), False))
+    assert msgspec.json.decode(json.dumps(found[-2][1]), type=image.Consumer).offsets == [3]
+    structs = {kind.__name__.lower(): kind for kind in (image.Head, *image.ITEMS, image.Foot)}
+    assert kinds == {name: [field.name for field in msgspec.structs.fields(kind)] for name, kind in structs.items()}
 
 
 def test_the_index_can_be_read_with_the_document(tmp_path: Path) -> None:

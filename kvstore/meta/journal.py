@@ -3,23 +3,28 @@
 * An edit is durable when :meth:`Journal.append` returns; LMDB's own writer lock serialises processes.
 * Whoever adds an edit has replayed all before it, in the same transaction.
 * Edits live in named databases, each named by its first txid, so that old ones are dropped as a whole.
+* What was dropped is in an image: whoever has not seen it loads that. Only what images stand for is ever dropped.
+* A handle is used for a name that the same transaction lists, and for no other: another process may have dropped it.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
+from uuid import UUID
 
 import lmdb
 
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
-from kvstore.errors import CorruptImage, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, CorruptImage, StoreFull, UnsupportedOperation
 from kvstore.files import Files
+from kvstore.meta.image import Image, Images
 from kvstore.meta.state import CatalogState
 from logformat import edits, paths
 from logformat.edits import Edit, Payload
@@ -28,6 +33,7 @@ from logformat.ids import Epoch, Txid
 EDITS_PER_SEGMENT = 50_000
 MAP_BYTES = 64 << 30
 
+_log = logging.getLogger(__name__)
 _KEY = struct.Struct(">q")
 _NAME_DIGITS = 20
 
@@ -37,8 +43,14 @@ class Journal:
 
     Args:
         store: Directory of the store.
+        store_id: Of the store, which its images repeat.
         create: Create an empty journal if there is none.
         edits_per_segment: A new database is begun after so many edits.
+        appended: Called with the txid of each edit that was added here.
+
+    Attributes:
+        images: Those of the store.
+        base: Txid of the image that was loaded last; None if there was none to load.
     """
 
     def __init__(
@@ -46,10 +58,15 @@ class Journal:
         store: Path,
         files: Files,
         clock: Clock,
+        store_id: UUID,
         *,
         create: bool = False,
         edits_per_segment: int = EDITS_PER_SEGMENT,
+        appended: Callable[[Txid], None] = lambda _: None,
     ) -> None:
+        self.images = Images(store / paths.IMAGES, store_id)
+        self.base: Txid | None = None
+        self._appended = appended
         self._clock = clock
         self._edits_per_segment = edits_per_segment
         self._state = CatalogState()
@@ -64,8 +81,8 @@ class Journal:
         """The catalog as of now, edits of other processes included.
 
         Raises:
-            CorruptImage: An edit is damaged or missing.
-            UnsupportedVersion: A newer version wrote one.
+            CorruptImage: An edit is damaged or missing, and no image that is right has it.
+            UnsupportedVersion: A newer version wrote an edit or an image.
         """
         with self._mutex:
             if self._environment.last_committed() != self._seen:
@@ -114,7 +131,8 @@ class Journal:
                 transaction.abort()
                 raise
             self._state = state
-            return state
+        self._appended(state.txid)
+        return state
 
     @contextmanager
     def still(self) -> Iterator[CatalogState]:
@@ -136,6 +154,34 @@ class Journal:
         finally:
             transaction.abort()
 
+    def drop_before(self, txid: Txid) -> int:
+        """Drop the segments all of whose edits are at or before one; the last segment never goes.
+
+        The caller has found right two images: one of that edit or a later one, and a newer one than that.
+
+        Returns:
+            How many edits went.
+
+        Raises:
+            StoreFull: No space. Nothing was dropped.
+        """
+        self._check_writable()
+        with self._mutex, self._environment.reading():
+            transaction = self._environment.begin_write()
+            try:
+                names = _segments(transaction)
+                old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
+                for name in old:
+                    self._environment.drop_database(transaction, name)
+                transaction.commit()
+            except lmdb.Error as error:
+                transaction.abort()
+                raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
+            except BaseException:
+                transaction.abort()
+                raise
+        return int(names[len(old)]) - int(names[0]) if old else 0
+
     def verify(self) -> None:
         """Verify the pages of what is committed; see :meth:`Environment.verify`."""
         self._environment.verify()
@@ -150,19 +196,30 @@ class Journal:
             raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
 
     def _catch_up(self) -> None:
-        with self._environment.read() as transaction:
-            names = _segments(transaction)
-        for name in names:
-            self._environment.database(name)
+        if self._seen < 0 and (newest := self.images.newest()) is not None:
+            # Before the journal is looked at, which then is not older.
+            self.base, self._state = newest.head.txid, newest.state
+        for name in _needed(self._listed(), self._state):
+            try:
+                self._environment.database(name)
+            except CorruptData:
+                if name in self._listed():
+                    raise
+                # Dropped meanwhile: an image has it.
         with self._environment.read() as transaction:
             self._state = self._replayed(transaction, self._state)
             self._seen = transaction.id()
 
+    def _listed(self) -> list[str]:
+        with self._environment.read() as transaction:
+            return _segments(transaction)
+
     def _replayed(self, transaction: Transaction, state: CatalogState) -> CatalogState:
         names = _segments(transaction)
-        for name, following in zip_longest(names, names[1:]):
-            if following is not None and int(following) <= state.txid + 1:
-                continue
+        if names and int(names[0]) > state.txid + 1:
+            image = self._image_before(Txid(int(names[0])))
+            self.base, state = image.head.txid, image.state
+        for name in _needed(names, state):
             database = self._environment.database_within(transaction, name)
             with transaction.cursor(db=database) as cursor:
                 if not cursor.first() or _name(Txid(int.from_bytes(cursor.key(), "big"))) != name:
@@ -172,8 +229,35 @@ class Journal:
                         edit = edits.decode(value)
                         if _KEY.pack(edit.txid) != key:
                             raise CorruptImage("An edit of the catalog is out of place; run `kvstore check`.")
+                        if (gone := state.lacks(edit.payload)) is not None:
+                            _log.warning("edit %d of the catalog is about table %d, which is gone", edit.txid, gone)
                         state = state.after(edit)
+                elif name == names[-1] and cursor.last() and cursor.key() != _KEY.pack(state.txid):
+                    raise self._too_old(int.from_bytes(cursor.key(), "big"), state)
+        if not names and state.txid:
+            raise self._too_old(0, state)
         return state
+
+    def _image_before(self, first: Txid) -> Image:
+        """The newest image that is right, if the journal goes on behind it."""
+        image = self.images.newest()
+        if image is None or image.head.txid + 1 < first:
+            reached = 0 if image is None else image.head.txid
+            raise CorruptImage(
+                "Edits of the catalog are neither in an image nor in the journal; restore an image from a copy.",
+                missing=f"{reached + 1} to {first - 1}",
+                path=self.images.directory,
+                damaged=[str(each) for each in self.images.damaged],
+            )
+        return image
+
+    def _too_old(self, last: int, state: CatalogState) -> CorruptImage:
+        return CorruptImage(
+            "The journal of the catalog ends before what is known of it: it is an older copy; restore the newest one.",
+            path=self._environment.directory,
+            journal_ends=last,
+            known=state.txid,
+        )
 
 
 def _segments(transaction: Transaction) -> list[str]:
@@ -183,6 +267,13 @@ def _segments(transaction: Transaction) -> list[str]:
         if len(name) != _NAME_DIGITS or not name.isdigit():
             raise CorruptImage("A segment of the catalog has a damaged name; run `kvstore check`.", name=name)
     return [name.decode() for name in names]
+
+
+def _needed(names: list[str], state: CatalogState) -> list[str]:
+    """Segments that may have edits which are not in a state; the last one always."""
+    return [
+        name for name, following in zip_longest(names, names[1:]) if not following or int(following) > state.txid + 1
+    ]
 
 
 def _name(first: Txid) -> str:

@@ -1,13 +1,16 @@
 """State of the catalog, and what an edit does to it. Pure: no file, no clock.
 
 * ``state.after(edit)`` is the only way it changes, live and in replay, so both come to the same.
+* An edit that is in the state already changes nothing, so a replay may begin anywhere before its end.
 * Ids grow and are never used again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -26,10 +29,13 @@ from logformat.edits import (
     Edit,
     EndCommit,
     OpenWriter,
+    Payload,
     SetConsumer,
     TableOptions,
 )
 from logformat.ids import GIVEN_WRITERS, SchemaId, TableId, Txid, WriterId
+
+Known = TypeVar("Known")
 
 
 @dataclass(frozen=True, eq=False)  # one object for each state of a table, so that codecs can be kept with it
@@ -74,6 +80,10 @@ class TableDefinition:
         """Columns of the current schema."""
         return self.schemas[self.schema_id]
 
+    def is_same(self, other: TableDefinition) -> bool:
+        """Whether two definitions are equal in every field."""
+        return all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self))
+
     def schema_of(self, schema_id: SchemaId) -> pa.Schema:
         """Columns of a schema.
 
@@ -114,11 +124,13 @@ class CatalogState:
         return next((table for table in self.tables.values() if table.name == name), None)
 
     def after(self, edit: Edit) -> CatalogState:
-        """The state with one more edit.
+        """The state with one more edit; one that is in it already changes nothing, nor does one about something gone.
 
         Raises:
-            CorruptImage: It is not the edit that follows.
+            CorruptImage: An edit before it is missing.
         """
+        if edit.txid <= self.txid:
+            return self
         if edit.txid != self.txid + 1:
             raise CorruptImage(
                 "An edit of the catalog is missing; run `kvstore check`.", expected=self.txid + 1, found=edit.txid
@@ -136,6 +148,8 @@ class CatalogState:
                 consumers.pop(dropped, None)
                 return replace(state, tables=tables, writers=writers, consumers=consumers)
             case AddSchema(table_id=changed, schema_id=schema_id, columns=columns):
+                if changed not in self.tables:
+                    return state
                 before = self.tables[changed]
                 after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
                 return replace(state, tables={**self.tables, changed: after})
@@ -146,15 +160,36 @@ class CatalogState:
                     state = state._with_writer(about.writer_id)
                 if about.table_id not in self.tables:
                     return state
-                return replace(
-                    state, writers={**self.writers, about.table_id: self.writers_of(about.table_id).after(about)}
-                )
+                writers_now = self.writers_of(about.table_id).after(about)
+                return replace(state, writers=_with(self.writers, about.table_id, writers_now, NO_WRITERS))
             case SetConsumer() | DropConsumer() as of:
                 if of.table_id not in self.tables:
                     return state
                 known = self.consumers_of(of.table_id).after(of, edit.time_ms)
-                return replace(state, consumers={**self.consumers, of.table_id: known})
+                return replace(state, consumers=_with(self.consumers, of.table_id, known, NO_CONSUMERS))
         raise AssertionError(edit.payload)
+
+    def lacks(self, payload: Payload) -> TableId | None:
+        """The table that an edit is about, if it is gone: then the edit does nothing."""
+        if isinstance(payload, CreateTable | AllocateWriter):
+            return None
+        table_id: TableId = payload.table_id  # type: ignore[attr-defined]
+        return None if table_id in self.tables else table_id
+
+    def is_same(self, other: CatalogState) -> bool:
+        """Whether two states are equal in every field, tables by what they are."""
+        tables, others = self.tables, other.tables
+        return (
+            replace(self, tables={}) == replace(other, tables={})
+            and tables.keys() == others.keys()
+            and all(table.is_same(others[id]) for id, table in tables.items())
+        )
 
     def _with_writer(self, writer_id: WriterId) -> CatalogState:
         return replace(self, next_writer_id=WriterId(max(self.next_writer_id, writer_id + 1)))
+
+
+def _with(known: Mapping[TableId, Known], table_id: TableId, now: Known, nothing: Known) -> dict[TableId, Known]:
+    """What is known of tables, with one more; nothing to know is no entry, so that equal states are equal."""
+    others = {id: each for id, each in known.items() if id != table_id}
+    return others if now == nothing else {**others, table_id: now}

@@ -1,0 +1,1 @@
+"""Checkpoints of the catalog: who decides on one, and the process that makes the image."""

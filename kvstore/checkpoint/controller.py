@@ -1,0 +1,201 @@
+"""Decides when the catalog gets an image, has a worker make it, and lets go what is not needed any more.
+
+* In the process that writes there is a thread that waits, and nothing else: the work is done elsewhere.
+* Segments go only at or before an image that was found right, with a newer one behind it that was read back: should
+  one be damaged, the other and the journal are enough.
+* What an answer of another epoch says does not count. What fails is said, and tried again later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+from kvstore.checkpoint import worker
+from kvstore.checkpoint.messages import Done, Refused, Task
+from kvstore.checkpoint.process import Running, WorkerProcess, error_of
+from kvstore.checkpoint.room import obstacle
+from kvstore.clock import Clock
+from kvstore.errors import StoreClosed, StoreError, StoreLocked, Unavailable
+from kvstore.files import Files, refusals
+from kvstore.meta import image
+from kvstore.meta.journal import EDITS_PER_SEGMENT, Journal
+from logformat import paths
+from logformat.ids import Epoch, Txid
+
+EDITS_PER_IMAGE = EDITS_PER_SEGMENT
+"""A segment of the journal can only go once an image has all its edits: more images would let none go earlier."""
+WORKER_SECONDS = 600
+REST_SECONDS = 60.0
+"""Between a checkpoint that failed and the next that is tried of its own accord."""
+CLOSE_SECONDS = 10.0
+"""Who closes the store waits so long for a checkpoint under way; then its worker is ended."""
+
+
+class Follower(Protocol):
+    """Somebody elsewhere who takes edits from the journal."""
+
+    def replayed(self) -> Txid:
+        """The last edit it has; those behind it must stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint did.
+
+    Attributes:
+        txid: The last edit in the newest image.
+        previous: The last edit in the image before it; None if there is none that is right.
+        bytes: Size of the newest image.
+        written: Whether it was made now; else nothing had changed since it was.
+        dropped_edits: Edits that went from the journal.
+        seconds: How long it took.
+    """
+
+    txid: Txid
+    previous: Txid | None
+    bytes: int
+    written: bool
+    dropped_edits: int
+    seconds: float
+
+
+class Controller:
+    """Checkpoints of one store, in a process that has it open.
+
+    Args:
+        writes: Whether this process writes; one that only reads begins none of its own accord.
+        edits_per_image: One is due after so many edits.
+        followers: Who else needs the journal.
+        start: Starts a worker.
+
+    Attributes:
+        failure: Why the last one that was begun of its own accord came to no end; None if it did.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        store_id: UUID,
+        journal: Journal,
+        files: Files,
+        clock: Clock,
+        *,
+        writes: Callable[[], bool] = lambda: True,
+        edits_per_image: int = EDITS_PER_IMAGE,
+        followers: Sequence[Follower] = (),
+        start: Callable[[Task], Running] = WorkerProcess,
+    ) -> None:
+        self._store = store
+        self._store_id = store_id
+        self._images = store / paths.IMAGES
+        self._journal = journal
+        self._files = files
+        self._clock = clock
+        self._writes = writes
+        self._edits_per_image = edits_per_image
+        self._followers = followers
+        self._start = start
+        self._newest = Txid(0)
+        self._rested = 0.0
+        self._mutex = threading.Lock()
+        self._working = threading.Lock()
+        self._running: Running | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self.failure: StoreError | None = None
+
+    def appended(self, txid: Txid) -> None:
+        """An edit was added here: begin a checkpoint in a thread of its own if one is due. It never waits."""
+        if txid - self._newest < self._edits_per_image:
+            return
+        with self._mutex:
+            at_work = self._thread is not None and self._thread.is_alive()
+            if at_work or self._closing or not self._writes() or self._clock.monotonic() < self._rested:
+                return
+            self._newest = next(iter(image.txids(self._images)), Txid(0))  # other processes make some too
+            if txid - self._newest >= self._edits_per_image:
+                self._thread = threading.Thread(target=self._run, name="kvstore-checkpoint", daemon=True)
+                self._thread.start()
+
+    def checkpoint(self) -> Checkpoint:
+        """Make an image of the catalog as it is now, and let go what two images make superfluous.
+
+        Raises:
+            StoreLocked: Another process is about to.
+            Unavailable: There is too little memory; or the worker ended without an answer.
+            StoreFull, LogFailed: The disk refuses.
+            CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+        """
+        with self._working, refusals(self._images):
+            began = self._clock.monotonic()
+            if (reason := obstacle(self._store)) is not None:
+                raise reason
+            done = self._done()
+            dropped = 0
+            if done.previous is not None:
+                limit = min([done.previous, *(follower.replayed() for follower in self._followers)])
+                dropped = self._journal.drop_before(limit)
+                self._remove_old(done.txid, done.previous)
+            self.failure = None
+            took = self._clock.monotonic() - began
+            return Checkpoint(done.txid, done.previous, done.bytes, done.written, dropped, took)
+
+    def close(self) -> None:
+        """Wait for what is under way, for a while; then end it. Nothing is begun any more."""
+        with self._mutex:
+            self._closing = True
+        thread = self._thread
+        if thread is not None:
+            thread.join(CLOSE_SECONDS)
+        with self._mutex:
+            if self._running is not None:
+                self._running.kill()
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.checkpoint()
+        except StoreLocked:
+            self._rested = self._clock.monotonic() + REST_SECONDS
+        except StoreError as error:
+            self.failure = error
+            self._rested = self._clock.monotonic() + REST_SECONDS
+
+    def _done(self) -> Done:
+        epoch = Epoch(worker.highest_epoch(self._images) + 1)
+        task = Task(
+            epoch=epoch,
+            store=str(self._store),
+            store_id=self._store_id,
+            txid=self._journal.state().txid,
+            seconds=WORKER_SECONDS,
+        )
+        with self._mutex:
+            if self._closing:
+                raise StoreClosed("The store was closed; open it again.", path=self._store)
+            running = self._running = self._start(task)
+        try:
+            answer = running.answer(WORKER_SECONDS)
+        finally:
+            with self._mutex:
+                self._running = None
+        if answer.epoch != epoch:
+            raise Unavailable("The worker of another checkpoint answered; try again.", epoch=answer.epoch)
+        if isinstance(answer, Refused):
+            raise error_of(answer)
+        return answer
+
+    def _remove_old(self, newest: Txid, previous: Txid) -> None:
+        """Remove images that came before the newest, but for the one that stands in for it."""
+        for txid in image.txids(self._images):
+            # Newer ones are of another controller, which was faster.
+            if txid < newest and txid != previous:
+                with suppress(FileNotFoundError):
+                    self._files.remove(paths.image_file(self._images, txid))

@@ -1,0 +1,88 @@
+"""The worker's process: spawned, for LMDB does not survive a fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kvstore import errors
+from kvstore.checkpoint.messages import Answer, Refused, Task, decode_answer, encode
+from kvstore.errors import StoreError, Unavailable
+
+_MODULE = "kvstore.checkpoint.worker"
+_REASON_LETTERS = 500
+
+
+class Running(Protocol):
+    """A worker at work."""
+
+    def answer(self, seconds: float) -> Answer:
+        """What it has to say; waits for it.
+
+        Raises:
+            Unavailable: It ended without an answer, or took longer and was ended.
+        """
+
+    def kill(self) -> None:
+        """End it."""
+
+
+class WorkerProcess:
+    """A worker, started.
+
+    Raises:
+        Unavailable: The system starts no process.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._epoch = task.epoch
+        here = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+        try:
+            self._process = subprocess.Popen(
+                # -P: nothing in whatever directory this is takes the place of a module.
+                [sys.executable, "-P", "-m", _MODULE, encode(task).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C is for the controller
+            )
+        except OSError as error:
+            raise Unavailable("The worker of a checkpoint can't be started.", reason=error.strerror) from error
+
+    def answer(self, seconds: float) -> Answer:
+        """What it has to say; waits for it.
+
+        Raises:
+            Unavailable: It ended without an answer, or took longer and was ended.
+        """
+        try:
+            out, complaint = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            self._process.communicate()
+            raise Unavailable("The worker of a checkpoint took too long, and was ended.", seconds=seconds) from error
+        try:
+            return decode_answer(out)
+        except msgspec.DecodeError as error:
+            raise Unavailable(
+                "The worker of a checkpoint ended without an answer; try again.",
+                status=self._process.returncode,
+                reason=complaint.decode(errors="replace").strip()[-_REASON_LETTERS:],
+            ) from error
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+
+
+def error_of(refused: Refused) -> StoreError:
+    """The error that a worker met, as one of this process."""
+    kind = getattr(errors, refused.error) if refused.error in errors.__all__ else StoreError
+    return kind(refused.message, **refused.where)

@@ -1,0 +1,78 @@
+"""Is there memory and disk enough for a checkpoint? Better not begun than ended in the middle by the system."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.environment import LMDB_FILES
+from kvstore.errors import StoreError, StoreFull, Unavailable
+from kvstore.meta import image
+from logformat import paths
+
+PROCESS_BYTES = 160 << 20
+"""Memory of a worker that has loaded nothing yet."""
+_STATE_PER_BYTE = 24
+"""Memory for each byte of an image: what it says as objects, twice, for it is read back; measured 17 to 21."""
+_SPARE_BYTES = 16 << 20
+
+_MEMORY = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def obstacle(store: Path) -> StoreError | None:
+    """Why there can be no checkpoint now: too little memory or disk; None if there is enough, or nobody knows."""
+    directory = store / paths.IMAGES
+    listed = image.txids(directory)
+    before = _size(paths.image_file(directory, listed[0])) if listed else 0
+    # What is in the journal and not in the image may be in the next one.
+    journal = _size(store / paths.JOURNAL / LMDB_FILES[0])
+    needed = PROCESS_BYTES + _STATE_PER_BYTE * before + 2 * journal
+    available = available_memory()
+    if available is not None and available < needed:
+        return Unavailable(
+            "There is too little memory for a checkpoint of the catalog; free some.",
+            needed_bytes=needed,
+            available_bytes=available,
+        )
+    space = os.statvfs(store)
+    needed, available = before + journal + _SPARE_BYTES, space.f_bavail * space.f_frsize
+    if available < needed:
+        return StoreFull(
+            "There is too little disk for a checkpoint of the catalog; free some.",
+            path=store,
+            needed_bytes=needed,
+            available_bytes=available,
+        )
+    return None
+
+
+def available_memory() -> int | None:
+    """Bytes of memory that a new process may have; None where the system does not say."""
+    found = [bytes for bytes in (_of_machine(), _of_group()) if bytes is not None]
+    return min(found, default=None)
+
+
+def _of_machine() -> int | None:
+    with suppress(OSError):
+        for line in _MEMORY.read_text().splitlines():
+            name, _, amount = line.partition(":")
+            if name == "MemAvailable":
+                return int(amount.split()[0]) << 10
+    return None
+
+
+def _of_group() -> int | None:
+    """What is left to a container."""
+    with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        pages = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        return limit - used + int(pages.get("inactive_file", 0))  # these go when they are in the way
+    return None
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,118 @@
+"""Makes an image of the catalog, in a process of its own: what that costs, no writer pays.
+
+* One at a time makes an image of a store: it holds the lock in ``meta/image/``.
+* An image gets its name once it was read back, is the same state, and is durable (docs/format.md, Checkpoint).
+* It may end at any step: what it leaves is an image, or ``image.ckpt``, which means nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvstore.checkpoint.messages import Done, Refused, Task, decode_task, encode
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import CorruptImage, StoreError, StoreLocked, Unavailable
+from kvstore.files import Files, refusals
+from kvstore.lock import ProcessLock
+from kvstore.meta import image
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState
+from logformat import paths
+from logformat.ids import Epoch
+
+
+def run(task: Task, files: Files, clock: Clock) -> Done:
+    """Make an image of the catalog as it is now, unless there is one.
+
+    Raises:
+        StoreLocked: Another process makes one.
+        Unavailable: The task is an old one.
+        StoreFull, LogFailed: The disk refuses. There is no new image.
+        CorruptImage, UnsupportedVersion: The catalog can't be loaded, or the image can't be read back.
+    """
+    directory = task.path / paths.IMAGES
+    with refusals(directory):
+        files.make_directory(directory)
+        with _locked(directory):
+            if highest_epoch(directory) >= task.epoch:
+                raise Unavailable("This checkpoint came too late: another was made since.", epoch=task.epoch)
+            unfinished = directory / paths.UNFINISHED_IMAGE
+            with suppress(FileNotFoundError):
+                files.remove(unfinished)
+            journal = Journal(task.path, files, clock, task.store_id)
+            try:
+                state = journal.state()
+                base, images = journal.base, journal.images
+            finally:
+                journal.close()
+            if state.txid < task.txid:
+                raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=state.txid, had=task.txid)
+            path = paths.image_file(directory, state.txid)
+            written = base != state.txid
+            if written:
+                _write(unfinished, path, state, task, files, clock)
+            # Also if there was one: who made it may have died before its name was durable.
+            files.sync_directory(directory)
+            previous = base if written else next((each.head.txid for each in images.usable(before=state.txid)), None)
+            return Done(
+                epoch=task.epoch, txid=state.txid, previous=previous, bytes=path.stat().st_size, written=written
+            )
+
+
+def highest_epoch(directory: Path) -> Epoch:
+    """The highest epoch in the heads of the images that are there; 0 if there is none.
+
+    Raises:
+        UnsupportedVersion: A newer version wrote one.
+    """
+    highest = Epoch(0)
+    for txid in image.txids(directory):
+        with suppress(FileNotFoundError, CorruptImage):  # a damaged one is replaced, or removed
+            highest = max(highest, image.head_of(paths.image_file(directory, txid)).epoch)
+    return highest
+
+
+def _write(unfinished: Path, path: Path, state: CatalogState, task: Task, files: Files, clock: Clock) -> None:
+    descriptor, head = image.save(unfinished, state, task.store_id, files, epoch=task.epoch, now_ms=clock.now_ms())
+    try:
+        found = image.load(unfinished, task.store_id)
+        if found.head != head or not found.state.is_same(state):
+            raise CorruptImage("An image that was just written is not what was to be written.", path=unfinished)
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+    files.rename(unfinished, path)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = ProcessLock(directory / paths.LOCK_FILE)
+    if not lock.try_acquire():
+        raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=directory)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def main() -> None:
+    """Carry out the task on the command line, and answer on standard output."""
+    task = decode_task(sys.argv[1])
+    signal.alarm(task.seconds)
+    answer: Done | Refused
+    try:
+        answer = run(task, Files(), SystemClock())
+    except StoreError as error:
+        where = {name: str(fact) for name, fact in error.where.items()}
+        answer = Refused(epoch=task.epoch, error=type(error).__name__, message=error.message, where=where)
+    with suppress(BrokenPipeError):  # the controller is gone
+        os.write(sys.stdout.fileno(), encode(answer) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Images of the catalog: its state as of one edit in a file, so that edits before it need not be replayed.
+
+* One has its name only once it is whole, was read back, and is durable: a name that is there and not right is damage.
+* Nothing of one is believed before its end was reached and found right.
+* Only who holds the lock of the images writes one; see ``kvstore/checkpoint``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+from kvstore.errors import CorruptImage, StoreError
+from kvstore.files import Files, open_file
+from kvstore.meta.consumers import NamedConsumer, TableConsumers
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
+from logformat import paths, schema as schemas
+from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
+from logformat.image import (
+    Commit,
+    Consumer,
+    Former,
+    Head,
+    Item,
+    Reader,
+    Schema,
+    Table,
+    Writer,
+    counts_of,
+    encode_image,
+)
+
+TXID_MAX = Txid(2**63 - 1)
+"""No edit has it: txids are signed integers of 64 bits."""
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that was read to its end and found right."""
+
+    head: Head
+    state: CatalogState
+
+
+def txids(directory: Path) -> list[Txid]:
+    """Last edits of the images that a directory lists, the newest first."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted((txid for txid in map(paths.image_txid, names) if txid is not None), reverse=True)
+
+
+def save(
+    path: Path, state: CatalogState, store_id: UUID, files: Files, *, epoch: Epoch, now_ms: int
+) -> tuple[int, Head]:
+    """Write an image to a new file, which is not durable yet.
+
+    Returns:
+        The file's descriptor, which the caller syncs and closes, and its head.
+
+    Raises:
+        OSError: The disk refuses. What the file holds is no image.
+    """
+    head = Head(
+        store_id=store_id,
+        epoch=epoch,
+        txid=state.txid,
+        created_ms=now_ms,
+        next_table_id=state.next_table_id,
+        next_writer_id=state.next_writer_id,
+        counts=counts_of(items_of(state)),
+    )
+    descriptor = files.open(path, create=True)
+    try:
+        position = 0
+        for piece in _pieces(encode_image(head, items_of(state))):
+            files.write(descriptor, [memoryview(piece)], position)
+            position += len(piece)
+    except BaseException:
+        files.close(descriptor)
+        raise
+    return descriptor, head
+
+
+def load(path: Path, store_id: UUID | None = None) -> Image:
+    """Read an image.
+
+    Args:
+        store_id: Of the store it must be of; None for any.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It can't be read.
+        CorruptImage: It is damaged, or another's.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    with open_file(path) as file:
+        try:
+            reader = Reader(file.read, os.fstat(file.fileno()).st_size)
+            state = state_of(reader.head, reader.items())
+        except StoreError as error:
+            raise type(error)(error.message, **{**error.where, "path": path}) from error
+    if store_id is not None and reader.head.store_id != store_id:
+        raise CorruptImage(
+            "This image is of another store; give one of this.", path=path, store_id=reader.head.store_id
+        )
+    named = paths.image_txid(path.name)
+    if named is not None and named != reader.head.txid:
+        raise CorruptImage("An image has the name of another.", path=path, txid=reader.head.txid)
+    return Image(reader.head, state)
+
+
+def head_of(path: Path) -> Head:
+    """The first record of an image, by its own checksum; the rest is not looked at.
+
+    Raises:
+        OSError, CorruptImage, UnsupportedVersion: See :func:`load`.
+    """
+    with open_file(path) as file:
+        return Reader(file.read, os.fstat(file.fileno()).st_size).head
+
+
+@dataclass
+class Images:
+    """The images of one store.
+
+    Attributes:
+        damaged: What was wrong with those that could not be used, when last there was a look for one.
+    """
+
+    directory: Path
+    store_id: UUID
+    damaged: list[CorruptImage] = field(default_factory=list)
+
+    def usable(self, before: Txid = TXID_MAX) -> Iterator[Image]:
+        """Those that are right, the newest first.
+
+        Args:
+            before: Only those of edits before this one.
+
+        Raises:
+            UnsupportedVersion: A newer version wrote one.
+        """
+        self.damaged = []
+        for txid in (each for each in txids(self.directory) if each < before):
+            path = paths.image_file(self.directory, txid)
+            try:
+                yield load(path, self.store_id)
+            except FileNotFoundError:
+                continue  # two newer ones have taken its place meanwhile
+            except OSError as error:
+                self.damaged.append(CorruptImage("An image can't be read.", path=path, reason=error.strerror))
+            except CorruptImage as error:
+                self.damaged.append(error)
+
+    def newest(self) -> Image | None:
+        """The newest one that is right."""
+        return next(self.usable(), None)
+
+
+def items_of(state: CatalogState) -> Iterator[Item]:
+    """The records of an image, in an order that equal states have in common."""
+    for id, table in sorted(state.tables.items()):
+        yield Table(
+            table_id=id,
+            name=table.name,
+            primary_key=_listed(table.primary_key),
+            bucket_key=_listed(table.bucket_key),
+            buckets=table.buckets,
+            options=table.options,
+        )
+        for schema_id, schema in sorted(table.schemas.items()):
+            yield Schema(table_id=id, schema_id=schema_id, columns=schemas.to_json(schema))
+    for id, writers in sorted(state.writers.items()):
+        for name, writer in sorted(writers.named.items()):
+            yield Writer(
+                table_id=id,
+                name=name,
+                writer_id=writer.writer_id,
+                writer_epoch=writer.epoch,
+                type=writer.kind,
+                run=writer.run,
+                first_epoch=writer.first_epoch,
+            )
+        for former in sorted(writers.former):
+            yield Former(table_id=id, writer_id=former)
+        for commit in writers.commits:
+            yield Commit(
+                table_id=id,
+                commit_id=commit.commit_id,
+                writer_id=commit.writer_id,
+                writer_epoch=commit.writer_epoch,
+                sequence=commit.sequence,
+            )
+    for id, consumers in sorted(state.consumers.items()):
+        for name, consumer in sorted(consumers.named.items()):
+            yield Consumer(table_id=id, name=name, offsets=list(consumer.offsets), until_ms=consumer.until_ms)
+
+
+def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
+    """The state that records are of.
+
+    Raises:
+        CorruptImage: One is about a table that is not there.
+    """
+    tables: dict[TableId, TableDefinition] = {}
+    named: dict[TableId, dict[str, NamedWriter]] = {}
+    former: dict[TableId, set[WriterId]] = {}
+    commits: dict[TableId, list[OpenCommit]] = {}
+    consumers: dict[TableId, dict[str, NamedConsumer]] = {}
+    for item in items:
+        id = item.table_id
+        if not isinstance(item, Table) and id not in tables:
+            raise CorruptImage("An image has a record of a table it does not have.", table_id=id)
+        match item:
+            case Table():
+                tables[id] = TableDefinition(
+                    id,
+                    item.name,
+                    {},
+                    _tupled(item.primary_key),
+                    item.buckets,
+                    item.options,
+                    _tupled(item.bucket_key),
+                )
+            case Schema():
+                tables[id].schemas[SchemaId(item.schema_id)] = schemas.from_json(item.columns)
+            case Writer():
+                opened = NamedWriter(item.writer_id, item.writer_epoch, item.type, item.run, item.first_epoch)
+                named.setdefault(id, {})[item.name] = opened
+            case Former():
+                former.setdefault(id, set()).add(item.writer_id)
+            case Commit():
+                begun = OpenCommit(item.commit_id, item.writer_id, item.writer_epoch, item.sequence)
+                commits.setdefault(id, []).append(begun)
+            case Consumer():
+                consumers.setdefault(id, {})[item.name] = NamedConsumer(tuple(item.offsets), item.until_ms)
+    return CatalogState(
+        head.txid,
+        head.next_table_id,
+        head.next_writer_id,
+        tables,
+        {
+            id: TableWriters(named.get(id, {}), frozenset(former.get(id, ())), tuple(commits.get(id, ())))
+            for id in sorted({*named, *former, *commits})
+        },
+        {id: TableConsumers(names) for id, names in consumers.items()},
+    )
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _tupled(names: list[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def _pieces(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger pieces."""
+    waiting = bytearray()
+    for part in parts:
+        waiting += part
+        if len(waiting) >= _BUFFER_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
