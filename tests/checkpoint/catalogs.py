@@ -1,0 +1,105 @@
+"""A catalog to make checkpoints of: a journal with short segments, beside what its edits make of an empty one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+from kvstore.checkpoint import worker
+from kvstore.checkpoint.controller import Controller
+from kvstore.checkpoint.messages import Answer, Task
+from kvstore.checkpoint.process import Running
+from kvstore.files import Files
+from kvstore.meta import image
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState
+from logformat import paths
+from logformat.edits import Edit, Payload
+from logformat.ids import Epoch, Txid
+from tests.support.clocks import SetClock
+from tests.support.edits import payload
+
+STORE = UUID(int=9)
+EDITS_PER_SEGMENT = 7
+
+
+class Here:
+    """A worker in this process."""
+
+    def __init__(self, task: Task, files: Files | None = None, clock: SetClock | None = None) -> None:
+        self._task = task
+        self._files = files or Files()
+        self._clock = clock or SetClock()
+
+    def answer(self, _seconds: float) -> Answer:
+        return worker.run(self._task, self._files, self._clock)
+
+    def kill(self) -> None:
+        pass
+
+
+class Catalog:
+    """Edits go to the journal and, one by one, to ``expected``."""
+
+    def __init__(self, path: Path, seed: int = 1, *, files: Files | None = None) -> None:
+        self.path = path
+        self.random = Random(seed)
+        self.clock = SetClock()
+        self.files = files or Files()
+        self.expected = CatalogState()
+        self.edits: list[Edit] = []
+        if not path.exists():
+            path.mkdir()
+            (path / "meta").mkdir()
+        self.journal = self.opened(create=True)
+
+    def opened(self, *, create: bool = False) -> Journal:
+        """One more, that knows nothing yet."""
+        return Journal(self.path, self.files, self.clock, STORE, create=create, edits_per_segment=EDITS_PER_SEGMENT)
+
+    def controller(self, start: Callable[[Task], Running] | None = None) -> Controller:
+        begin = start or (lambda task: Here(task, self.files, self.clock))
+        return Controller(self.path, STORE, self.journal, self.files, self.clock, start=begin)
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            self.clock.now += 1
+            self.journal.append(self._decide)
+            self.expected = self.expected.after(self.edits[-1])
+
+    def _decide(self, state: CatalogState) -> Payload:
+        made = payload(self.random, state)
+        self.edits.append(Edit(txid=Txid(state.txid + 1), epoch=Epoch(0), time_ms=self.clock.now, payload=made))
+        return made
+
+    def reopen(self) -> None:
+        self.journal.close()
+        self.journal = self.opened()
+
+    def seen_anew(self) -> CatalogState:
+        """What who opens it now makes of image and journal."""
+        journal = self.opened()
+        try:
+            return journal.state()
+        finally:
+            journal.close()
+
+    def from_zero(self) -> CatalogState:
+        state = CatalogState()
+        for edit in self.edits:
+            state = state.after(edit)
+        return state
+
+    @property
+    def image_txids(self) -> list[Txid]:
+        return image.txids(self.path / paths.IMAGES)
+
+    def image_path(self, place: int = 0) -> Path:
+        return paths.image_file(self.path / paths.IMAGES, self.image_txids[place])
+
+    @property
+    def first_edit(self) -> int:
+        """Where the journal begins."""
+        return int(self.journal._listed()[0])

@@ -1,0 +1,88 @@
+"""Whatever is done to a catalog and whenever it is checkpointed: it is what its edits make of an empty one."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from kvstore.meta.state import CatalogState
+from logformat import edits
+from tests.checkpoint.catalogs import Catalog
+
+EDITS_MAX = 500
+steps = st.one_of(
+    st.integers(1, 60),
+    st.sampled_from(["checkpoint", "checkpoint", "reopen", "look", "lose the newest image"]),
+)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.lists(steps, min_size=4, max_size=25))
+def test_live_is_image_and_journal_is_replay_from_zero(seed: int, history: list[int | str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        catalog = Catalog(Path(directory) / "s", seed)
+        beside = catalog.opened()
+        for step in history:
+            if isinstance(step, int):
+                catalog.append(min(step, EDITS_MAX - len(catalog.edits)))
+            elif step == "checkpoint":
+                done = catalog.controller().checkpoint()
+                assert done.txid == len(catalog.edits)
+                assert len(catalog.image_txids) <= 2
+                if done.previous is not None:
+                    assert catalog.image_txids == [done.txid, done.previous]
+                    # All that the older image does not have.
+                    assert done.previous - 7 < catalog.first_edit <= done.previous + 1
+            elif step == "reopen":
+                catalog.reopen()
+            elif step == "look":
+                assert beside.state().is_same(catalog.expected)
+            elif len(catalog.image_txids) > 1:
+                catalog.image_path().unlink()
+        assert catalog.journal.state().is_same(catalog.expected)
+        assert catalog.seen_anew().is_same(catalog.expected)
+        assert beside.state().is_same(catalog.expected)
+        assert catalog.from_zero().is_same(catalog.expected)
+        beside.close()
+        catalog.journal.close()
+
+
+@given(st.integers(0, 2**32), st.data())
+def test_replay_is_idempotent(seed: int, data: st.DataObject) -> None:
+    """From anywhere before the end of a state, edits that are in it already change nothing."""
+    with tempfile.TemporaryDirectory() as directory:
+        catalog = Catalog(Path(directory) / "s", seed)
+        catalog.append(40)
+        catalog.journal.close()
+    state, begin = CatalogState(), data.draw(st.integers(0, 39))
+    for edit in [*catalog.edits[: data.draw(st.integers(begin, 40))], *catalog.edits[begin:], *catalog.edits]:
+        state = state.after(edits.decode(edits.encode(edit)))
+    assert state.is_same(catalog.expected)
+
+
+def test_an_edit_about_something_gone_warns_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    catalog = Catalog(tmp_path / "s", seed=5)
+    with caplog.at_level(logging.CRITICAL):
+        catalog.append(300)
+    gone, state = [], CatalogState()
+    for edit in catalog.edits:
+        if (table := state.lacks(edit.payload)) is not None:
+            gone.append(f"edit {edit.txid} of the catalog is about table {table}, which is gone")
+            before, state = state, state.after(edit)
+            if not hasattr(edit.payload, "writer_id"):
+                assert (state.tables, state.writers, state.consumers) == (
+                    before.tables,
+                    before.writers,
+                    before.consumers,
+                )
+        else:
+            state = state.after(edit)
+    assert len(gone) > 10
+    caplog.clear()
+    assert catalog.seen_anew().is_same(catalog.expected)
+    assert [record.getMessage() for record in caplog.records] == gone
+    catalog.journal.close()
