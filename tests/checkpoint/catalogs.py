@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
+import msgspec
+
 from kvstore.checkpoint import worker
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.messages import Answer, Task
@@ -23,6 +25,12 @@ from tests.support.edits import payload
 
 STORE = UUID(int=9)
 EDITS_PER_SEGMENT = 7
+
+
+def told(state: CatalogState) -> bytes:
+    """The same for equal states."""
+    ids = state.txid, state.next_table_id, state.next_writer_id
+    return msgspec.json.encode((ids, list(image.items_of(state))))
 
 
 class Here:

@@ -1,0 +1,340 @@
+"""Checkpoints between processes: a worker that is spawned, dies, hangs or comes late, and others who edit meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvstore.checkpoint import controller as controllers, process, worker
+from kvstore.checkpoint.controller import Controller
+from kvstore.checkpoint.messages import Answer, Done, Task
+from kvstore.checkpoint.process import WorkerProcess
+from kvstore.environment import Environment
+from kvstore.errors import StoreClosed, StoreLocked, Unavailable
+from kvstore.files import Files
+from kvstore.lock import ProcessLock
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState
+from logformat import edits, paths
+from logformat.edits import AllocateWriter, Payload
+from logformat.ids import Epoch, Txid
+from tests.checkpoint.catalogs import EDITS_PER_SEGMENT, STORE, Catalog, Here, told
+from tests.support.clocks import SetClock
+from tests.support.edits import payload
+from tests.support.processes import Child, Pipe
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path / "s", seed=3)
+    catalog.append(40)
+    yield catalog
+    assert catalog.seen_anew().is_same(catalog.expected)
+    catalog.journal.close()
+
+
+def wait_for(met: object, seconds: float = 30) -> None:
+    assert callable(met)
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.01)
+
+
+def test_a_worker_is_a_process_of_its_own(catalog: Catalog) -> None:
+    controller = catalog.controller(WorkerProcess)
+    first = controller.checkpoint()
+    catalog.append(20)
+    second = controller.checkpoint()
+    assert (first.txid, first.previous, first.dropped_edits) == (40, None, 0)
+    assert (second.txid, second.previous, second.dropped_edits) == (60, 40, 35)
+    assert catalog.image_txids == [60, 40]
+    again = controller.checkpoint()
+    assert (again.txid, again.previous, again.written) == (60, 40, False)
+
+
+def test_a_worker_that_is_killed_is_said_to_be(catalog: Catalog) -> None:
+    def killed(task: Task) -> WorkerProcess:
+        running = WorkerProcess(task)
+        running.kill()
+        return running
+
+    with pytest.raises(Unavailable, match="status=-9"):
+        catalog.controller(killed).checkpoint()
+    assert catalog.image_txids == []
+
+
+def test_a_worker_that_can_not_work_says_why(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MODULE", "kvstore.no_such_module")
+    with pytest.raises(Unavailable, match="No module named"):
+        catalog.controller(WorkerProcess).checkpoint()
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(Unavailable, match="can't be started"):
+        catalog.controller(WorkerProcess).checkpoint()
+
+
+def test_a_worker_that_hangs_is_ended(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MODULE", "tests.checkpoint.hanging")
+    started: list[WorkerProcess] = []
+
+    def start(task: Task) -> WorkerProcess:
+        started.append(WorkerProcess(task))
+        return started[0]
+
+    monkeypatch.setattr(controllers, "WORKER_SECONDS", 1)
+    with pytest.raises(Unavailable, match=r"took too long|status=-14"):
+        catalog.controller(start).checkpoint()
+    assert started[0]._process.returncode in (-signal.SIGKILL, -signal.SIGALRM)
+
+
+def test_a_worker_whose_controller_is_gone_ends_itself(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MODULE", "tests.checkpoint.hanging")
+    task = Task(epoch=Epoch(1), store=str(catalog.path), store_id=STORE, txid=Txid(40), seconds=1)
+    running = WorkerProcess(task)
+    assert running._process.wait(30) == -signal.SIGALRM
+    running._process.communicate()
+
+
+def controlled(pipe: Pipe, path: Path) -> None:
+    journal = Journal(path, Files(), SetClock(), STORE)
+
+    def start(task: Task) -> WorkerProcess:
+        running = WorkerProcess(task)
+        pipe.send(running._process.pid)
+        return running
+
+    Controller(path, STORE, journal, Files(), SetClock(), start=start).checkpoint()
+
+
+def test_a_worker_goes_on_without_its_controller(catalog: Catalog) -> None:
+    with Child(controlled, catalog.path) as child:
+        child.hear()
+        child.kill()
+    wait_for(lambda: catalog.image_txids == [40])
+    wait_for(lambda: _is_free(catalog.path / paths.IMAGES / paths.LOCK_FILE))
+    catalog.append(20)
+    done = catalog.controller().checkpoint()
+    assert (done.txid, done.previous, done.dropped_edits) == (60, 40, 35)
+
+
+def _is_free(path: Path) -> bool:
+    lock = ProcessLock(path)
+    try:
+        return lock.try_acquire()
+    finally:
+        lock.release()
+
+
+def test_one_at_a_time(catalog: Catalog) -> None:
+    catalog.controller().checkpoint()
+    lock = ProcessLock(catalog.path / paths.IMAGES / paths.LOCK_FILE)
+    lock.acquire()
+    catalog.append(1)
+    with pytest.raises(StoreLocked, match="makes an image"):
+        catalog.controller(WorkerProcess).checkpoint()
+    lock.release()
+    catalog.controller().checkpoint()
+
+
+def test_a_task_that_comes_late_is_refused(catalog: Catalog) -> None:
+    task = Task(epoch=Epoch(1), store=str(catalog.path), store_id=STORE, txid=Txid(40), seconds=60)
+    catalog.controller().checkpoint()
+    with pytest.raises(Unavailable, match="came too late"):
+        worker.run(task, Files(), SetClock())
+
+
+def test_an_answer_of_another_epoch_does_not_count(catalog: Catalog) -> None:
+    class Confused(Here):
+        def answer(self, seconds: float) -> Answer:
+            answer = super().answer(seconds)
+            assert isinstance(answer, Done)
+            return Done(
+                epoch=Epoch(answer.epoch + 1), txid=answer.txid, previous=Txid(40), bytes=1, written=answer.written
+            )
+
+    catalog.controller().checkpoint()
+    catalog.append(30)
+    with pytest.raises(Unavailable, match="another checkpoint"):
+        catalog.controller(Confused).checkpoint()
+    assert catalog.first_edit == 1
+
+
+def test_a_follower_keeps_what_it_has_yet_to_read(catalog: Catalog) -> None:
+    class Slow:
+        def replayed(self) -> Txid:
+            return Txid(20)
+
+    controller = Controller(
+        catalog.path,
+        STORE,
+        catalog.journal,
+        Files(),
+        catalog.clock,
+        followers=[Slow()],
+        start=lambda task: Here(task),
+    )
+    controller.checkpoint()
+    catalog.append(20)
+    assert controller.checkpoint().previous == 40
+    assert catalog.first_edit == 15
+
+
+def due(catalog: Catalog, edits_per_image: int, *, writes: bool = True, **more: object) -> Controller:
+    controller = Controller(
+        catalog.path,
+        STORE,
+        catalog.journal,
+        Files(),
+        catalog.clock,
+        edits_per_image=edits_per_image,
+        writes=lambda: writes,
+        **more,  # type: ignore[arg-type]
+    )
+    catalog.journal._appended = controller.appended
+    return controller
+
+
+def _wait_for_end(controller: Controller) -> None:
+    assert controller._thread is not None
+    controller._thread.join(60)
+    assert not controller._thread.is_alive()
+
+
+def test_a_process_that_writes_has_one_made_when_it_is_due(catalog: Catalog) -> None:
+    controller = due(catalog, 50)
+    catalog.append(9)
+    assert controller._thread is None
+    catalog.append(1)
+    _wait_for_end(controller)
+    assert catalog.image_txids == [50]
+    catalog.append(49)
+    assert catalog.image_txids == [50]
+    catalog.append(1)
+    _wait_for_end(controller)
+    assert catalog.image_txids == [100, 50]
+    controller.close()
+    assert controller.failure is None
+    assert catalog.first_edit == 50
+
+
+def test_a_process_that_only_reads_has_none_made(catalog: Catalog) -> None:
+    controller = due(catalog, 10, writes=False)
+    catalog.append(30)
+    assert controller._thread is None
+
+
+def test_what_fails_is_remembered_and_tried_later(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MODULE", "kvstore.no_such_module")
+    controller = due(catalog, 10)
+    catalog.append(1)
+    wait_for(lambda: controller.failure is not None)
+    first = controller._thread
+    catalog.append(5)
+    assert controller._thread is first, "it does not rest"
+    monkeypatch.undo()
+    controller._rested = 0.0
+    catalog.append(1)
+    wait_for(lambda: catalog.image_txids != [])
+    controller.close()
+    assert controller.failure is None
+
+
+def test_who_closes_ends_a_worker_that_takes_too_long(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MODULE", "tests.checkpoint.hanging")
+    monkeypatch.setattr(controllers, "CLOSE_SECONDS", 0.1)
+    controller = due(catalog, 10)
+    catalog.append(1)
+    wait_for(lambda: controller._running is not None)
+    controller.close()
+    assert isinstance(controller.failure, Unavailable)
+    with pytest.raises(StoreClosed):
+        controller.checkpoint()
+    catalog.append(10)
+    assert not controller._thread.is_alive()  # type: ignore[union-attr]
+
+
+def edit(pipe: Pipe, path: Path, seed: int, count: int) -> None:
+    """Adds edits, some of them about tables; tells the writer ids it got."""
+    random, journal, got = Random(seed), Journal(path, Files(), SetClock(), STORE, edits_per_segment=7), []
+
+    def decide(state: CatalogState) -> Payload:
+        return payload(random, state)
+
+    def allocate(state: CatalogState) -> Payload:
+        got.append(state.next_writer_id)
+        return AllocateWriter(writer_id=state.next_writer_id)
+
+    pipe.send("ready")
+    for number in range(count):
+        journal.append(allocate if number % 3 else decide)
+        if not number % 50:
+            journal.state()
+    pipe.send(got)
+    pipe.recv()
+    pipe.send(told(journal.state()))
+    journal.close()
+
+
+def test_processes_that_edit_at_once_while_segments_go(tmp_path: Path) -> None:
+    """All edits are there in one order, and all processes come to the same, though segments go under them."""
+    catalog = Catalog(tmp_path / "s", seed=3)
+    seen: list[edits.Edit] = []
+    dropped = 0
+    with Child(edit, catalog.path, 1, 400) as one, Child(edit, catalog.path, 2, 400) as two:
+        for child in (one, two):
+            assert child.hear() == "ready"
+        while len(seen) < 800:
+            seen += _edits_behind(catalog.journal._environment, len(seen))
+            dropped += catalog.controller().checkpoint().dropped_edits
+        ids = [id for child in (one, two) for id in child.hear()]
+        assert len(ids) == len(set(ids))
+        for child in (one, two):
+            child.say("go on")
+        states = {child.hear() for child in (one, two)}
+    assert [found.txid for found in seen] == list(range(1, 801))
+    state = CatalogState()
+    for found in seen:
+        state = state.after(found)
+    assert states == {told(state)} == {told(catalog.seen_anew())} == {told(catalog.journal.state())}
+    assert dropped > 600
+    assert catalog.first_edit + 2 * EDITS_PER_SEGMENT > 600
+    catalog.journal.close()
+
+
+def _edits_behind(environment: Environment, txid: int) -> list[edits.Edit]:
+    """Edits behind one, as they stand in the journal."""
+    with environment.read() as transaction, transaction.cursor() as cursor:
+        names = [bytes(name).decode() for name in cursor.iternext(values=False)]
+    found = []
+    for name, following in pairwise([*names, None]):
+        if following is None or int(following) > txid + 1:
+            database = environment.database(name)
+            with environment.read() as transaction, transaction.cursor(db=database) as cursor:
+                found += [edits.decode(value) for _, value in cursor.iternext()]
+    return [each for each in found if each.txid > txid]
+
+
+def test_a_process_that_is_far_behind_loads_the_image(catalog: Catalog) -> None:
+    with Child(look, catalog.path) as child:
+        assert child.hear() == told(catalog.expected)
+        for _ in range(3):
+            catalog.append(30)
+            catalog.controller().checkpoint()
+        assert catalog.first_edit > 80
+        child.say("look")
+        assert child.hear() == (told(catalog.expected), 130)
+
+
+def look(pipe: Pipe, path: Path) -> None:
+    journal = Journal(path, Files(), SetClock(), STORE)
+    pipe.send(told(journal.state()))
+    pipe.recv()
+    pipe.send((told(journal.state()), journal.base))
+    os._exit(0)
