@@ -20,6 +20,7 @@ import pyarrow as pa
 from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.check import CheckReport, check_tablet
 from kvstore.checkpoint.controller import Checkpoint, Controller
+from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
@@ -313,7 +314,7 @@ class Store:
         self._core.drop_consumer(name)
 
     def check(self) -> CheckReport:
-        """Verify everything: pages, checksums, offsets and sequences, and that each index agrees with its log.
+        """Verify everything: pages, checksums, offsets and sequences, images, and that each index agrees with its log.
 
         Raises:
             CorruptData: The catalog is damaged; without it nothing can be looked at.
@@ -329,6 +330,7 @@ class Store:
             for bucket, tablet in enumerate(core.parts(table).tablets)
         ]
         findings = [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)]
+        findings += core.damaged_images()
         now = core.catalog()
         for table in tables:
             if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
@@ -351,6 +353,15 @@ class Store:
         """
         self._check_writable()
         return self._core.checkpoints.checkpoint()
+
+    def health(self) -> Health:
+        """How the catalog stands, and what somebody should see to: images that are damaged, or too old.
+
+        Raises:
+            CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+        """
+        self._check_open()
+        return self._core.health()
 
     def flush(self) -> None:
         """Return once everything acknowledged, of any table, is on the disk and seen by every process."""
@@ -417,8 +428,17 @@ class _Core:
     def catalog(self) -> CatalogState:
         return self._journal.state()
 
+    def health(self) -> Health:
+        return health(self.path, self._journal, self.checkpoints.failure)
+
     def verify_catalog(self) -> None:
         self._journal.verify()
+
+    def damaged_images(self) -> list[str]:
+        images = self._journal.images
+        for _ in images.usable():
+            pass
+        return [str(error) for error in images.damaged]
 
     def definition(self, name: str) -> TableDefinition:
         state = self.catalog()

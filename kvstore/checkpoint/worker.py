@@ -21,7 +21,6 @@ from kvstore.files import Files, refusals
 from kvstore.lock import ProcessLock
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
-from kvstore.meta.state import CatalogState
 from logformat import paths
 from logformat.ids import Epoch
 
@@ -55,7 +54,9 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
             path = paths.image_file(directory, state.txid)
             written = base != state.txid
             if written:
-                _write(unfinished, path, state, task, files, clock)
+                made = image.image_of(state, task.store_id, epoch=task.epoch, now_ms=clock.now_ms())
+                image.save(unfinished, made, files)
+                files.rename(unfinished, path)
             # Also if there was one: who made it may have died before its name was durable.
             files.sync_directory(directory)
             previous = base if written else next((each.head.txid for each in images.usable(before=state.txid)), None)
@@ -75,18 +76,6 @@ def highest_epoch(directory: Path) -> Epoch:
         with suppress(FileNotFoundError, CorruptImage):  # a damaged one is replaced, or removed
             highest = max(highest, image.head_of(paths.image_file(directory, txid)).epoch)
     return highest
-
-
-def _write(unfinished: Path, path: Path, state: CatalogState, task: Task, files: Files, clock: Clock) -> None:
-    descriptor, head = image.save(unfinished, state, task.store_id, files, epoch=task.epoch, now_ms=clock.now_ms())
-    try:
-        found = image.load(unfinished, task.store_id)
-        if found.head != head or not found.state.is_same(state):
-            raise CorruptImage("An image that was just written is not what was to be written.", path=unfinished)
-        files.sync(descriptor)
-    finally:
-        files.close(descriptor)
-    files.rename(unfinished, path)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import load, log, rows, tables
+from kvstore.cli import load, log, meta, meta_journal, rows, tables
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.demo import demo
@@ -42,6 +42,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 fine, 1 something is wrong or not there, 2 a bad call. docs/cli.md tells more.",
 )
 log_commands = typer.Typer(no_args_is_help=True, help="Show what stands in a table's log.")
+meta_commands = typer.Typer(no_args_is_help=True, help="Show and keep the catalog: which tables there are, and so on.")
+image_commands = typer.Typer(no_args_is_help=True, help="Look at an image of a catalog.")
 
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     tables.init: ("init /data/store",),
@@ -72,11 +74,31 @@ _LOG_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "log show /data/store files 1000 --records",
     ),
 }
-for _command, _lines in _EXAMPLES.items():
-    app.command(epilog=examples(*_lines))(_command)
-for _command, _lines in _LOG_EXAMPLES.items():
-    log_commands.command(epilog=examples(*_lines))(_command)
+_META_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    meta.status: ("meta status /data/store",),
+    meta_journal.ls: ("meta ls /data/store", "meta ls /data/store 50001"),
+    meta_journal.show: ("meta show /data/store 50017",),
+    meta.checkpoint: ("meta checkpoint /data/store",),
+    meta.dump: (
+        "meta dump /data/store --json",
+        "meta dump /data/store/meta/image/image.00000000000000050000",
+        "meta dump /data/store --to catalog.image",
+    ),
+}
+_IMAGE_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    meta.verify: ("meta image verify /data/store/meta/image/image.00000000000000050000",),
+}
+for _group, _examples in (
+    (app, _EXAMPLES),
+    (log_commands, _LOG_EXAMPLES),
+    (meta_commands, _META_EXAMPLES),
+    (image_commands, _IMAGE_EXAMPLES),
+):
+    for _command, _lines in _examples.items():
+        _group.command(epilog=examples(*_lines))(_command)
 app.add_typer(log_commands, name="log")
+meta_commands.add_typer(image_commands, name="image")
+app.add_typer(meta_commands, name="meta")
 _command_line = typer.main.get_command(app)
 
 

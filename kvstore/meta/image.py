@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -41,7 +42,7 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Image:
-    """An image that was read to its end and found right."""
+    """A state, and what stands before it in its file."""
 
     head: Head
     state: CatalogState
@@ -56,17 +57,8 @@ def txids(directory: Path) -> list[Txid]:
     return sorted((txid for txid in map(paths.image_txid, names) if txid is not None), reverse=True)
 
 
-def save(
-    path: Path, state: CatalogState, store_id: UUID, files: Files, *, epoch: Epoch, now_ms: int
-) -> tuple[int, Head]:
-    """Write an image to a new file, which is not durable yet.
-
-    Returns:
-        The file's descriptor, which the caller syncs and closes, and its head.
-
-    Raises:
-        OSError: The disk refuses. What the file holds is no image.
-    """
+def image_of(state: CatalogState, store_id: UUID, *, epoch: Epoch, now_ms: int) -> Image:
+    """A state as an image, not written yet."""
     head = Head(
         store_id=store_id,
         epoch=epoch,
@@ -76,16 +68,29 @@ def save(
         next_writer_id=state.next_writer_id,
         counts=counts_of(items_of(state)),
     )
+    return Image(head, state)
+
+
+def save(path: Path, made: Image, files: Files) -> None:
+    """Write an image to a new file, read it back, and make its bytes durable; not its name.
+
+    Raises:
+        FileExistsError: There is a file of that name.
+        OSError: The disk refuses. What the file holds is no image.
+        CorruptImage: What was read back is something else.
+    """
     descriptor = files.open(path, create=True)
     try:
         position = 0
-        for piece in _pieces(encode_image(head, items_of(state))):
+        for piece in _pieces(encode_image(made.head, items_of(made.state))):
             files.write(descriptor, [memoryview(piece)], position)
             position += len(piece)
-    except BaseException:
+        found = load(path)
+        if found.head != made.head or not found.state.is_same(made.state):
+            raise CorruptImage("An image that was just written is not what was to be written.", path=path)
+        files.sync(descriptor)
+    finally:
         files.close(descriptor)
-        raise
-    return descriptor, head
 
 
 def load(path: Path, store_id: UUID | None = None) -> Image:
@@ -100,30 +105,37 @@ def load(path: Path, store_id: UUID | None = None) -> Image:
         CorruptImage: It is damaged, or another's.
         UnsupportedVersion: A newer version wrote it.
     """
-    with open_file(path) as file:
-        try:
-            reader = Reader(file.read, os.fstat(file.fileno()).st_size)
-            state = state_of(reader.head, reader.items())
-        except StoreError as error:
-            raise type(error)(error.message, **{**error.where, "path": path}) from error
-    if store_id is not None and reader.head.store_id != store_id:
-        raise CorruptImage(
-            "This image is of another store; give one of this.", path=path, store_id=reader.head.store_id
-        )
-    named = paths.image_txid(path.name)
-    if named is not None and named != reader.head.txid:
-        raise CorruptImage("An image has the name of another.", path=path, txid=reader.head.txid)
-    return Image(reader.head, state)
+    with _reading(path, store_id) as reader:
+        return Image(reader.head, state_of(reader.head, reader.items()))
+
+
+def verify(path: Path, store_id: UUID | None = None) -> Head:
+    """Read an image, and make no catalog of it; see :func:`load`."""
+    with _reading(path, store_id) as reader:
+        for _ in reader.items():
+            pass
+        return reader.head
 
 
 def head_of(path: Path) -> Head:
-    """The first record of an image, by its own checksum; the rest is not looked at.
+    """The first record of an image, by its own checksum; the rest is not looked at. See :func:`load`."""
+    with _reading(path, None) as reader:
+        return reader.head
 
-    Raises:
-        OSError, CorruptImage, UnsupportedVersion: See :func:`load`.
-    """
+
+@contextmanager
+def _reading(path: Path, store_id: UUID | None) -> Iterator[Reader]:
     with open_file(path) as file:
-        return Reader(file.read, os.fstat(file.fileno()).st_size).head
+        try:
+            reader = Reader(file.read, os.fstat(file.fileno()).st_size)
+            if store_id is not None and reader.head.store_id != store_id:
+                raise CorruptImage("This is an image of another store; move it away.", of=reader.head.store_id)
+            named = paths.image_txid(path.name)
+            if named is not None and named != reader.head.txid:
+                raise CorruptImage("An image has the name of another; move it away.", txid=reader.head.txid)
+            yield reader
+        except StoreError as error:
+            raise type(error)(error.message, **{**error.where, "path": path}) from error
 
 
 @dataclass

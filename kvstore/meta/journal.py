@@ -154,6 +154,10 @@ class Journal:
         finally:
             transaction.abort()
 
+    def segments(self) -> list[Txid]:
+        """First edits of the segments there are, in order."""
+        return [Txid(int(name)) for name in self._listed()]
+
     def drop_before(self, txid: Txid) -> int:
         """Drop the segments all of whose edits are at or before one; the last segment never goes.
 

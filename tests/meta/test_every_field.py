@@ -30,11 +30,10 @@ def filled() -> CatalogState:
 
 
 def through_an_image(state: CatalogState, path: Path) -> CatalogState:
-    files = Files()
-    descriptor, head = image.save(path, state, STORE, files, epoch=Epoch(3), now_ms=5)
-    files.close(descriptor)
+    made = image.image_of(state, STORE, epoch=Epoch(3), now_ms=5)
+    image.save(path, made, Files())
     found = image.load(path, STORE)
-    assert found.head == head
+    assert found.head == made.head
     return found.state
 
 

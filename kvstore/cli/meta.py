@@ -1,0 +1,144 @@
+"""``kvstore meta``: how the catalog stands, a checkpoint of it, and images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.meta_journal import time_of
+from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
+from kvstore.clock import SystemClock
+from kvstore.errors import InvalidRequest, NotAStore, StoreError
+from kvstore.files import Files, read_file, refusal
+from kvstore.meta import image
+from kvstore.meta.image import Image
+from kvstore.meta.journal import Journal
+from logformat import paths, store_file
+from logformat.ids import Epoch
+from logformat.image import Head, Item
+
+ImagePath = Annotated[Path, typer.Argument(metavar="PATH", help="An image file.", show_default=False)]
+
+
+def status(path: Directory, as_json: AsJson = False) -> None:
+    """Show how the catalog stands: its images, its journal, and what somebody should see to.
+
+    Exit code 1 if there is something.
+    """
+    with opened(path) as store:
+        found = store.health()
+    images = [{**asdict(each), "created": time_of(each.created_ms)} for each in found.images]
+    for each in images:
+        del each["created_ms"]
+    facts = {
+        "txid": found.txid,
+        "edits_behind_image": found.edits_behind_image,
+        "journal_begins": found.segments[0] if found.segments else None,
+        "journal_segments": len(found.segments),
+    }
+    if as_json:
+        print_json({**facts, "images": images, "warnings": found.warnings})
+    else:
+        print_facts(facts)
+        print_line("")
+        print_table(["image", "bytes", "created"], [list(each.values()) for each in images])
+        for warning in found.warnings:
+            print_line(f"warning: {warning}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def checkpoint(path: Directory, as_json: AsJson = False) -> None:
+    """Make an image of the catalog now, and let go what is superfluous in the journal."""
+    with opened(path, write=True) as store:
+        done = asdict(store.checkpoint())
+    done["seconds"] = round(done["seconds"], 3)
+    if as_json:
+        print_json(done)
+    else:
+        print_facts(done)
+
+
+def verify(path: ImagePath, as_json: AsJson = False) -> None:
+    """Verify an image: every checksum, and that a catalog can be made of it."""
+    try:
+        found = _image(path)
+    except StoreError as error:
+        if as_json:
+            print_json({"ok": False, "error": {"class": type(error).__name__, "message": str(error)}})
+        raise
+    facts = _facts(found.head)
+    if as_json:
+        print_json({"ok": True, **facts})
+    else:
+        print_facts({**facts, "counts": ", ".join(f"{count} {kind}" for kind, count in found.head.counts.items())})
+
+
+def dump(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A store, or an image.", show_default=False)],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write an image to a new file instead.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what is in an image, or in the catalog of a store as it is now; others may go on to write it."""
+    found = _catalog(path) if path.is_dir() else _image(path)
+    if to is not None:
+        _save(found, to)
+        return
+    records: Iterable[Head | Item] = [found.head, *image.items_of(found.state)]
+    for record in records:
+        told = msgspec.to_builtins(record)
+        if as_json:
+            print_json(told)
+        else:
+            kind = told.pop("kind")
+            print_line(" ".join([kind, *(f"{name}={cell(value)}" for name, value in told.items())]))
+
+
+def _image(path: Path) -> Image:
+    try:
+        return image.load(path)
+    except OSError as error:
+        raise InvalidRequest("This file can't be read.", path=path, reason=error.strerror) from error
+
+
+def _catalog(store: Path) -> Image:
+    """The catalog of a store as an image."""
+    try:
+        identity = store_file.decode(read_file(store / paths.STORE_FILE))
+    except OSError as error:
+        raise NotAStore("There is no store here; see whether the path is right.", path=store) from error
+    clock = SystemClock()
+    journal = Journal(store, Files(), clock, identity.store_id)
+    try:
+        return image.image_of(journal.state(), identity.store_id, epoch=Epoch(0), now_ms=clock.now_ms())
+    finally:
+        journal.close()
+
+
+def _save(made: Image, path: Path) -> None:
+    files = Files()
+    try:
+        image.save(path, made, files)
+        files.sync_directory(path.absolute().parent)
+    except FileExistsError as error:
+        raise InvalidRequest("There is a file of that name; choose another.", path=path) from error
+    except FileNotFoundError as error:
+        raise InvalidRequest("There is no such directory; create it first.", path=path.parent) from error
+    except OSError as error:
+        raise refusal(error, path) from error
+
+
+def _facts(head: Head) -> dict[str, Any]:
+    facts = msgspec.to_builtins(head)
+    del facts["kind"]
+    facts["created"] = time_of(facts.pop("created_ms"))
+    return facts

@@ -1,0 +1,115 @@
+"""The journal as it stands, edit by edit, whether or not a catalog can be made of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.environment import Environment, open_environment
+from kvstore.errors import CorruptData, InvalidRequest, NotAStore
+from kvstore.files import Files
+from kvstore.meta.journal import MAP_BYTES
+from logformat import paths
+from logformat.ids import Txid
+
+_KEY = struct.Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """A segment of the journal.
+
+    Attributes:
+        name: Of its database; the first txid in 20 digits unless it is damaged.
+        first, last: Its first and last edit; None if it has none.
+        edits: How many it has.
+    """
+
+    name: str
+    first: Txid | None
+    last: Txid | None
+    edits: int
+
+
+class Browser:
+    """Shows what is in the journal; made by :func:`browse`."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def segments(self) -> list[SegmentFacts]:
+        """All segments, in order."""
+        found = []
+        for name in self._names():
+            try:
+                database = self._environment.database(name)
+            except CorruptData:
+                if name in self._names():
+                    raise
+                continue  # dropped meanwhile
+            with self._environment.read() as transaction, transaction.cursor(db=database) as cursor:
+                first = _txid(cursor.key()) if cursor.first() else None
+                last = _txid(cursor.key()) if cursor.last() else None
+                found.append(SegmentFacts(name, first, last, int(transaction.stat(database)["entries"])))
+        return found
+
+    def edits(self, first: int) -> Iterator[tuple[Txid, bytes]]:
+        """Edits of the segment that begins with one, as they are stored.
+
+        Raises:
+            InvalidRequest: There is no such segment.
+        """
+        facts = next((each for each in self.segments() if each.first == first), None)
+        if facts is None:
+            raise InvalidRequest("The journal has no segment with this first edit; see `kvstore meta ls`.", first=first)
+        yield from self._from(facts.name, 0)
+
+    def edit(self, txid: int) -> bytes:
+        """An edit, as it is stored.
+
+        Raises:
+            InvalidRequest: The journal does not have it.
+        """
+        for facts in self.segments():
+            if facts.first is not None and facts.last is not None and facts.first <= txid <= facts.last:
+                for found, data in self._from(facts.name, txid):
+                    if found == txid:
+                        return data
+                    break
+        raise InvalidRequest("The journal does not have this edit; see `kvstore meta ls` for those it has.", txid=txid)
+
+    def _from(self, name: str, txid: int) -> Iterator[tuple[Txid, bytes]]:
+        database = self._environment.database(name)
+        with self._environment.read() as transaction, transaction.cursor(db=database) as cursor:
+            if cursor.set_range(_KEY.pack(txid)):
+                for key, value in cursor.iternext():
+                    yield _txid(key), value
+
+    def _names(self) -> list[str]:
+        with self._environment.read() as transaction, transaction.cursor() as cursor:
+            return [bytes(name).decode("ascii", "backslashreplace") for name in cursor.iternext(values=False)]
+
+
+@contextmanager
+def browse(store: Path, files: Files) -> Iterator[Browser]:
+    """Open the journal of a store, and nothing else of it.
+
+    Raises:
+        NotAStore: There is none.
+        CorruptData: LMDB must not be let at it.
+    """
+    try:
+        environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES)
+    except FileNotFoundError as error:
+        raise NotAStore("There is no journal of a catalog here; see whether the path is right.", path=store) from error
+    try:
+        yield Browser(environment)
+    finally:
+        environment.close()
+
+
+def _txid(key: bytes) -> Txid:
+    return Txid(int.from_bytes(key, "big", signed=True))
