@@ -43,9 +43,9 @@ class Environment:
     Made by :func:`open_environment` only.
     """
 
-    def __init__(self, directory: Path, map_bytes: int) -> None:
+    def __init__(self, directory: Path, map_bytes: int, *, read_only: bool = False) -> None:
         self.directory = directory
-        self.is_read_only = (directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK)
+        self.is_read_only = read_only or ((directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK))
         self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only)
         self.identity = _identity(directory)
         self._pid = os.getpid()
@@ -250,7 +250,9 @@ _registry: dict[Path, Environment] = {}
 _registry_mutex = threading.Lock()
 
 
-def open_environment(directory: Path, files: Files, *, map_bytes: int, create: bool = False) -> Environment:
+def open_environment(
+    directory: Path, files: Files, *, map_bytes: int, create: bool = False, read_only: bool = False
+) -> Environment:
     """Open the environment in a directory.
 
     Args:
@@ -258,6 +260,7 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
         files: For what LMDB leaves out.
         map_bytes: Address space to reserve; less is taken if that much is refused.
         create: Create directory and environment if they are not there.
+        read_only: Never wait for whoever writes; unless it is open in this process, which then decides.
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.
@@ -280,7 +283,8 @@ def open_environment(directory: Path, files: Files, *, map_bytes: int, create: b
             all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
             pages.verify(directory / _DATA, all_pages=all_pages)
         # The address space is for all environments together.
-        environment = Environment(directory, map_bytes >> (len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE))
+        map_bytes >>= len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE
+        environment = Environment(directory, map_bytes, read_only=read_only)
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
             descriptor = files.open(directory / _DATA)

@@ -123,11 +123,14 @@ class Foot(_Record, frozen=True, kw_only=True):
 Item: TypeAlias = Table | Schema | Writer | Former | Commit | Consumer
 ITEMS: tuple[type[Item], ...] = (Table, Schema, Writer, Former, Commit, Consumer)
 """What stands between head and foot."""
-_ANY = Head | Item | Foot
 
 
 class _Version(msgspec.Struct):
     format: int = FORMAT
+
+
+_decode_version = msgspec.json.Decoder(_Version).decode
+_decode_record: Callable[[memoryview], Head | Item | Foot] = msgspec.json.Decoder(Head | Item | Foot).decode
 
 
 def encode_record(record: Head | Item | Foot) -> bytes:
@@ -249,10 +252,10 @@ def decode_record(data: bytes) -> Head | Item | Foot:
     """
     body = memoryview(data)[_HEAD_BYTES:]
     try:
-        version = msgspec.json.decode(body, type=_Version).format
+        version = _decode_version(body).format
         if version != FORMAT:
             raise UnsupportedVersion("This image was written by a newer kvstore; upgrade.", format=version)
-        return msgspec.json.decode(body, type=_ANY)
+        return _decode_record(body)
     except msgspec.ValidationError as error:
         raise UnsupportedVersion(
             "This image has a record this kvstore can't read; upgrade.", reason=str(error)

@@ -437,7 +437,7 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     write_a_store(store)
     leave_a_commit(store)
     leave_a_task(store)
-    take_an_image(store)
+    take_an_image(store, 1)
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
     assert matched == set(patterns)
@@ -910,9 +910,9 @@ def leave_a_commit(path: Path) -> None:
         Files().publish(paths.wanted_file(path, TableId(table.identity[1])), b"")
 
 
-def take_an_image(path: Path) -> Path:
+def take_an_image(path: Path, txid: int) -> Path:
     store = store_file.decode((path / paths.STORE_FILE).read_bytes())
-    task = Task(epoch=Epoch(4), store=str(path), store_id=store.store_id, txid=Txid(1), seconds=60)
+    task = Task(epoch=Epoch(4), store=str(path), store_id=store.store_id, txid=Txid(txid), seconds=60)
     made = worker.run(task, Files(), SystemClock())
     return paths.image_file(path / paths.IMAGES, made.txid)
 
@@ -996,7 +996,7 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
         store.table("people").apply_epoch(kvstore.Changes.of([("delete", {"name": "n1"})], OTHERS), "w", 4, "r")
         store.consumer("c").commit("people", {0: 3})
         state = store._core.catalog()
-    path = take_an_image(tmp_path / "s")
+    path = take_an_image(tmp_path / "s", state.txid)
     data, position, found = path.read_bytes(), 0, []
     while position < len(data):
         length, crc = struct.unpack_from("<II", data, position)

@@ -107,19 +107,19 @@ class Controller:
         self._working = threading.Lock()
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
-        self._closing = False
+        self._at_work = self._closing = False
         self.failure: StoreError | None = None
 
     def appended(self, txid: Txid) -> None:
         """An edit was added here: begin a checkpoint in a thread of its own if one is due. It never waits."""
-        if txid - self._newest < self._edits_per_image:
+        if txid - self._newest < self._edits_per_image or self._at_work:
             return
         with self._mutex:
-            at_work = self._thread is not None and self._thread.is_alive()
-            if at_work or self._closing or not self._writes() or self._clock.monotonic() < self._rested:
+            if self._at_work or self._closing or not self._writes() or self._clock.monotonic() < self._rested:
                 return
             self._newest = next(iter(image.txids(self._images)), Txid(0))  # other processes make some too
             if txid - self._newest >= self._edits_per_image:
+                self._at_work = True
                 self._thread = threading.Thread(target=self._run, name="kvstore-checkpoint", daemon=True)
                 self._thread.start()
 
@@ -167,6 +167,8 @@ class Controller:
         except StoreError as error:
             self.failure = error
             self._rested = self._clock.monotonic() + REST_SECONDS
+        finally:
+            self._at_work = False
 
     def _done(self) -> Done:
         epoch = Epoch(worker.highest_epoch(self._images) + 1)

@@ -17,7 +17,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     Attributes:
         epoch: Of the checkpoint; a worker refuses one that is not higher than those of the images.
         store: Directory of the store.
-        txid: The image has this edit, and those that came since.
+        txid: The last edit in the image, unless there is an image of a later one.
         seconds: The worker ends itself after so many: its controller may be gone by then.
     """
 

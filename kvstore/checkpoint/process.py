@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from kvstore.errors import StoreError, Unavailable
 
 _MODULE = "kvstore.checkpoint.worker"
 _REASON_LETTERS = 500
+_NICENESS = 10
+"""The worker takes what time the others leave."""
 
 
 class Running(Protocol):
@@ -55,6 +58,8 @@ class WorkerProcess:
             )
         except OSError as error:
             raise Unavailable("The worker of a checkpoint can't be started.", reason=error.strerror) from error
+        with suppress(OSError):  # it may have ended
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def answer(self, seconds: float) -> Answer:
         """What it has to say; waits for it.

@@ -26,7 +26,7 @@ from logformat.ids import Epoch
 
 
 def run(task: Task, files: Files, clock: Clock) -> Done:
-    """Make an image of the catalog as it is now, unless there is one.
+    """Make an image of the catalog as of the task's edit, unless there is one of that or a later one.
 
     Raises:
         StoreLocked: Another process makes one.
@@ -43,14 +43,12 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
             unfinished = directory / paths.UNFINISHED_IMAGE
             with suppress(FileNotFoundError):
                 files.remove(unfinished)
-            journal = Journal(task.path, files, clock, task.store_id)
+            journal = Journal(task.path, files, clock, task.store_id, read_only=True)
             try:
-                state = journal.state()
+                state = journal.state_at(task.txid)
                 base, images = journal.base, journal.images
             finally:
                 journal.close()
-            if state.txid < task.txid:
-                raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=state.txid, had=task.txid)
             path = paths.image_file(directory, state.txid)
             written = base != state.txid
             if written:

@@ -102,7 +102,7 @@ def browse(store: Path, files: Files) -> Iterator[Browser]:
         CorruptData: LMDB must not be let at it.
     """
     try:
-        environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES)
+        environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
     except FileNotFoundError as error:
         raise NotAStore("There is no journal of a catalog here; see whether the path is right.", path=store) from error
     try:

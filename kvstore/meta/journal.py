@@ -24,7 +24,7 @@ from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
 from kvstore.errors import CorruptData, CorruptImage, StoreFull, UnsupportedOperation
 from kvstore.files import Files
-from kvstore.meta.image import Image, Images
+from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.state import CatalogState
 from logformat import edits, paths
 from logformat.edits import Edit, Payload
@@ -32,6 +32,9 @@ from logformat.ids import Epoch, Txid
 
 EDITS_PER_SEGMENT = 50_000
 MAP_BYTES = 64 << 30
+
+_EDITS_PER_READ = 1_000
+"""Edits replayed in one read transaction: while one is open, pages that edits free are not used again."""
 
 _log = logging.getLogger(__name__)
 _KEY = struct.Struct(">q")
@@ -45,6 +48,7 @@ class Journal:
         store: Directory of the store.
         store_id: Of the store, which its images repeat.
         create: Create an empty journal if there is none.
+        read_only: Add no edits, and never wait for whoever does.
         edits_per_segment: A new database is begun after so many edits.
         appended: Called with the txid of each edit that was added here.
 
@@ -61,6 +65,7 @@ class Journal:
         store_id: UUID,
         *,
         create: bool = False,
+        read_only: bool = False,
         edits_per_segment: int = EDITS_PER_SEGMENT,
         appended: Callable[[Txid], None] = lambda _: None,
     ) -> None:
@@ -73,7 +78,9 @@ class Journal:
         self._seen = -1
         self._mutex = threading.Lock()
         try:
-            self._environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, create=create)
+            self._environment = open_environment(
+                store / paths.JOURNAL, files, map_bytes=MAP_BYTES, create=create, read_only=read_only
+            )
         except FileNotFoundError as error:
             raise CorruptImage("The catalog of the store is missing; restore it from a copy.", path=store) from error
 
@@ -91,6 +98,19 @@ class Journal:
                     # Its writer is about to say so, or was killed just there.
                     self._environment.show_last_commit()
                     self._catch_up()
+            return self._state
+
+    def state_at(self, txid: Txid) -> CatalogState:
+        """The catalog as of an edit; as of a later one if that was known already, or is in the newest image.
+
+        Raises:
+            CorruptImage: There is no such edit; or see :meth:`state`.
+        """
+        with self._mutex:
+            if self._seen < 0 or self._state.txid < txid:
+                self._catch_up(txid)
+            if self._state.txid < txid:
+                raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=self._state.txid, had=txid)
             return self._state
 
     def append(self, decide: Callable[[CatalogState], Payload]) -> CatalogState:
@@ -199,35 +219,41 @@ class Journal:
         if self._environment.is_read_only:
             raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, last: Txid = TXID_MAX) -> None:
         if self._seen < 0 and (newest := self.images.newest()) is not None:
             # Before the journal is looked at, which then is not older.
             self.base, self._state = newest.head.txid, newest.state
-        for name in _needed(self._listed(), self._state):
-            try:
-                self._environment.database(name)
-            except CorruptData:
-                if name in self._listed():
-                    raise
-                # Dropped meanwhile: an image has it.
-        with self._environment.read() as transaction:
-            self._state = self._replayed(transaction, self._state)
-            self._seen = transaction.id()
+        while True:
+            before = self._state.txid
+            for name in _needed(self._listed(), self._state):
+                try:
+                    self._environment.database(name)
+                except CorruptData:
+                    if name in self._listed():
+                        raise
+                    # Dropped meanwhile: an image has it.
+            with self._environment.read() as transaction:
+                self._state = self._replayed(transaction, self._state, min(last, Txid(before + _EDITS_PER_READ)))
+                self._seen = transaction.id()
+            if self._state.txid < before + _EDITS_PER_READ or self._state.txid >= last:
+                return
 
     def _listed(self) -> list[str]:
         with self._environment.read() as transaction:
             return _segments(transaction)
 
-    def _replayed(self, transaction: Transaction, state: CatalogState) -> CatalogState:
+    def _replayed(self, transaction: Transaction, state: CatalogState, last: Txid = TXID_MAX) -> CatalogState:
+        """The state with the edits behind it, up to one."""
         names = _segments(transaction)
         if names and int(names[0]) > state.txid + 1:
+            with transaction.cursor(db=self._environment.database_within(transaction, names[0])) as cursor:
+                _check_name(cursor, names[0])
             image = self._image_before(Txid(int(names[0])))
             self.base, state = image.head.txid, image.state
         for name in _needed(names, state):
             database = self._environment.database_within(transaction, name)
             with transaction.cursor(db=database) as cursor:
-                if not cursor.first() or _name(Txid(int.from_bytes(cursor.key(), "big"))) != name:
-                    raise CorruptImage("A segment of the catalog has a wrong name; run `kvstore check`.", name=name)
+                _check_name(cursor, name)
                 if cursor.set_range(_KEY.pack(state.txid + 1)):
                     for key, value in cursor.iternext():
                         edit = edits.decode(value)
@@ -236,6 +262,8 @@ class Journal:
                         if (gone := state.lacks(edit.payload)) is not None:
                             _log.warning("edit %d of the catalog is about table %d, which is gone", edit.txid, gone)
                         state = state.after(edit)
+                        if state.txid >= last:
+                            return state
                 elif name == names[-1] and cursor.last() and cursor.key() != _KEY.pack(state.txid):
                     raise self._too_old(int.from_bytes(cursor.key(), "big"), state)
         if not names and state.txid:
@@ -250,6 +278,7 @@ class Journal:
             raise CorruptImage(
                 "Edits of the catalog are neither in an image nor in the journal; restore an image from a copy.",
                 missing=f"{reached + 1} to {first - 1}",
+                journal_begins=first,
                 path=self.images.directory,
                 damaged=[str(each) for each in self.images.damaged],
             )
@@ -271,6 +300,11 @@ def _segments(transaction: Transaction) -> list[str]:
         if len(name) != _NAME_DIGITS or not name.isdigit():
             raise CorruptImage("A segment of the catalog has a damaged name; run `kvstore check`.", name=name)
     return [name.decode() for name in names]
+
+
+def _check_name(cursor: lmdb.Cursor[bytes], name: str) -> None:
+    if not cursor.first() or _name(Txid(int.from_bytes(cursor.key(), "big"))) != name:
+        raise CorruptImage("A segment of the catalog has a wrong name; run `kvstore check`.", name=name)
 
 
 def _needed(names: list[str], state: CatalogState) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -111,3 +112,31 @@ class Catalog:
     def first_edit(self) -> int:
         """Where the journal begins."""
         return int(self.journal._listed()[0])
+
+    def assert_reachable(self) -> None:
+        """From each image that is there, and from the one before should it be damaged, the journal reaches the end."""
+        assert self.seen_anew().is_same(self.expected), "edits are lost"
+        found = list(image.Images(self.path / paths.IMAGES, STORE).usable())
+        assert [each.head.txid for each in found] == self.image_txids, "one that has its name is not right"
+        if self.first_edit > 1:
+            assert len(found) >= 2, "segments are gone, and there is one image at most"
+            assert self.first_edit <= found[1].head.txid + 1, "segments are gone that only the newest image has"
+
+    @contextmanager
+    def found_at(self, path: Path) -> Iterator[Catalog]:
+        """The same, as a crash left it elsewhere."""
+        catalog = Catalog.__new__(Catalog)
+        catalog.__dict__.update({**self.__dict__, "path": path, "edits": list(self.edits)})
+        catalog.journal = catalog.opened()
+        try:
+            yield catalog
+        finally:
+            catalog.journal.close()
+
+
+def checkpoint(path: Path) -> None:
+    """Make a checkpoint of a catalog that is there."""
+    files, clock = Files(), SetClock()
+    journal = Journal(path, files, clock, STORE)
+    Controller(path, STORE, journal, files, clock, start=lambda task: Here(task, files, clock)).checkpoint()
+    journal.close()

@@ -15,7 +15,6 @@ import pytest
 from kvstore.checkpoint.controller import Controller
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.files import Files
-from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from tests.checkpoint.catalogs import STORE, Catalog, Here
 from tests.support.clocks import SetClock
@@ -83,16 +82,6 @@ def checkpoint(pipe: Pipe, path: Path, at: int) -> None:
     pipe.send("done")
 
 
-def assert_reachable(catalog: Catalog) -> None:
-    """From each image that is there, and from the one before should it be damaged, the journal reaches the end."""
-    assert catalog.seen_anew().is_same(catalog.expected)
-    found = list(image.Images(catalog.path / "meta/image", STORE).usable())
-    assert [each.head.txid for each in found] == catalog.image_txids, "one that has its name is not right"
-    if catalog.first_edit > 1:
-        assert len(found) >= 2
-        assert catalog.first_edit <= found[1].head.txid + 1
-
-
 @pytest.mark.parametrize("earlier", [0, 1, 3])
 def test_killed_at_every_step(tmp_path: Path, earlier: int) -> None:
     """After as many checkpoints that came to their end."""
@@ -107,21 +96,18 @@ def test_killed_at_every_step(tmp_path: Path, earlier: int) -> None:
         shutil.copytree(before.path, tmp_path / "s", copy_function=shutil.copyfile)
         with Child(checkpoint, tmp_path / "s", at) as child:
             status = child.join()
-        catalog = Catalog.__new__(Catalog)
-        catalog.__dict__.update({**before.__dict__, "path": tmp_path / "s", "edits": list(before.edits)})
-        catalog.journal = catalog.opened()
-        assert_reachable(catalog)
-        first_edits.add(catalog.first_edit)
-        images.add(len(catalog.image_txids))
-        catalog.append(5)
-        for _ in range(2):
-            catalog.controller().checkpoint()
-            assert_reachable(catalog)
-            catalog.append(3)
-        assert not (catalog.path / "meta/image/image.ckpt").exists()
-        assert len(catalog.image_txids) == 2
-        assert_reachable(catalog)
-        catalog.journal.close()
+        with before.found_at(tmp_path / "s") as catalog:
+            catalog.assert_reachable()
+            first_edits.add(catalog.first_edit)
+            images.add(len(catalog.image_txids))
+            catalog.append(5)
+            for _ in range(2):
+                catalog.controller().checkpoint()
+                catalog.assert_reachable()
+                catalog.append(3)
+            assert not (catalog.path / "meta/image/image.ckpt").exists()
+            assert len(catalog.image_txids) == 2
+            catalog.assert_reachable()
         shutil.rmtree(tmp_path / "s")
         if not status:
             break
@@ -168,7 +154,7 @@ def test_a_disk_that_refuses_leaves_what_there_was(
     with pytest.raises(expected):
         catalog.controller(lambda task: Here(task, RefusingDisk(step, code), catalog.clock)).checkpoint()
     assert (catalog.image_txids, catalog.first_edit) == (images, first_edit)
-    assert_reachable(catalog)
+    catalog.assert_reachable()
     catalog.controller().checkpoint()
-    assert_reachable(catalog)
+    catalog.assert_reachable()
     catalog.journal.close()

@@ -16,6 +16,8 @@ from kvstore.files import Files
 from kvstore.index.index import Index
 from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
+from kvstore.meta.image import TXID_MAX
+from kvstore.meta.journal import Journal
 from kvstore.table import apply
 from kvstore.table.apply import Applied, WritePath
 from kvstore.table.request import Request, group
@@ -25,7 +27,8 @@ from logformat.batch import LogBatch
 from logformat.change import ChangeType
 from logformat.changes import Changes
 from logformat.checksum import crc32c
-from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Txid
+from logformat.paths import UNFINISHED_IMAGE
 
 Patches = list[Any]
 
@@ -131,6 +134,34 @@ def _checksum_leaves_the_header_out() -> Patches:
     return [patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "_checksum", checksum)]
 
 
+def _image_is_not_synced() -> Patches:
+    sync = Files.sync
+
+    def unless_an_image(self: Files, descriptor: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith(UNFINISHED_IMAGE):
+            sync(self, descriptor)
+
+    return [patch.object(Files, "sync", unless_an_image)]
+
+
+def _images_are_not_synced_by_name() -> Patches:
+    return [patch.object(Files, "sync_directory")]
+
+
+def _segments_go_with_the_newest_image() -> Patches:
+    drop = Journal.drop_before
+
+    def all(self: Journal, _: Txid) -> int:
+        return drop(self, TXID_MAX)
+
+    return [patch.object(Journal, "drop_before", all)]
+
+
+CATALOG_BUGS: dict[str, Callable[[], Patches]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (_image_is_not_synced, _images_are_not_synced_by_name, _segments_go_with_the_newest_image)
+}
+"""Found by looking at the catalog alone."""
 BUGS: dict[str, Callable[[], Patches]] = {
     function.__name__.removeprefix("_"): function
     for function in (
@@ -152,6 +183,6 @@ BUGS: dict[str, Callable[[], Patches]] = {
 def planted(bug: str | None) -> Iterator[None]:
     """Have a bug, or none."""
     with ExitStack() as stack:
-        for each in BUGS[bug]() if bug is not None else ():
+        for each in (BUGS | CATALOG_BUGS)[bug]() if bug is not None else ():
             stack.enter_context(each)
         yield

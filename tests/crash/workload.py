@@ -22,6 +22,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import LogFailed, StoreError
 from kvstore.options import Durability
+from tests.checkpoint import catalogs
 from tests.support.model import WINDOW, Operation
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -249,4 +250,15 @@ def epochs(directory: Path, _: Script) -> int:
     return 0
 
 
-JOBS: dict[str, Callable[[Path, Script], int]] = {"run": run, "recover": recover, "epochs": epochs}
+def checkpoint(directory: Path, _: Script) -> int:
+    """Make a checkpoint of a catalog that is there; controller and worker in one process."""
+    catalogs.checkpoint(directory / STORE)
+    return 0
+
+
+JOBS: dict[str, Callable[[Path, Script], int]] = {
+    "run": run,
+    "recover": recover,
+    "epochs": epochs,
+    "checkpoint": checkpoint,
+}
