@@ -1,6 +1,8 @@
 """kvstore: an embedded primary-key table for Python that writes its own changelog."""
 
 from kvstore.check import BucketReport, CheckReport
+from kvstore.checkpoint.controller import Checkpoint
+from kvstore.checkpoint.health import Health
 from kvstore.options import StoreOptions
 from kvstore.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.table.bucket import Bucket
@@ -22,7 +24,9 @@ __all__ = [
     "ChangeType",
     "Changes",
     "CheckReport",
+    "Checkpoint",
     "Consumer",
+    "Health",
     "Refused",
     "Store",
     "StoreOptions",

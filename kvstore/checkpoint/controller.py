@@ -117,11 +117,15 @@ class Controller:
         with self._mutex:
             if self._at_work or self._closing or not self._writes() or self._clock.monotonic() < self._rested:
                 return
-            self._newest = next(iter(image.txids(self._images)), Txid(0))  # other processes make some too
-            if txid - self._newest >= self._edits_per_image:
-                self._at_work = True
-                self._thread = threading.Thread(target=self._run, name="kvstore-checkpoint", daemon=True)
-                self._thread.start()
+            try:
+                self._newest = next(iter(image.txids(self._images)), Txid(0))  # other processes make some too
+                if txid - self._newest >= self._edits_per_image:
+                    thread = threading.Thread(target=self._run, name="kvstore-checkpoint", daemon=True)
+                    thread.start()
+                    self._thread, self._at_work = thread, True
+            except (OSError, RuntimeError) as error:
+                # No directory can be read, or no thread begun: the edit is there all the same.
+                self._fail(Unavailable("A checkpoint of the catalog can't be begun.", reason=str(error)))
 
     def checkpoint(self) -> Checkpoint:
         """Make an image of the catalog as it is now, and let go what two images make superfluous.
@@ -163,12 +167,16 @@ class Controller:
         try:
             self.checkpoint()
         except StoreLocked:
-            self._rested = self._clock.monotonic() + REST_SECONDS
+            self._fail(None)
         except StoreError as error:
-            self.failure = error
-            self._rested = self._clock.monotonic() + REST_SECONDS
+            self._fail(error)
         finally:
-            self._at_work = False
+            with self._mutex:
+                self._at_work = False
+
+    def _fail(self, reason: StoreError | None) -> None:
+        self.failure = reason
+        self._rested = self._clock.monotonic() + REST_SECONDS
 
     def _done(self) -> Done:
         epoch = Epoch(worker.highest_epoch(self._images) + 1)

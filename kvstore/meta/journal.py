@@ -76,6 +76,7 @@ class Journal:
         self._edits_per_segment = edits_per_segment
         self._state = CatalogState()
         self._seen = -1
+        self._loaded = False
         self._mutex = threading.Lock()
         try:
             self._environment = open_environment(
@@ -98,19 +99,6 @@ class Journal:
                     # Its writer is about to say so, or was killed just there.
                     self._environment.show_last_commit()
                     self._catch_up()
-            return self._state
-
-    def state_at(self, txid: Txid) -> CatalogState:
-        """The catalog as of an edit; as of a later one if that was known already, or is in the newest image.
-
-        Raises:
-            CorruptImage: There is no such edit; or see :meth:`state`.
-        """
-        with self._mutex:
-            if self._seen < 0 or self._state.txid < txid:
-                self._catch_up(txid)
-            if self._state.txid < txid:
-                raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=self._state.txid, had=txid)
             return self._state
 
     def append(self, decide: Callable[[CatalogState], Payload]) -> CatalogState:
@@ -174,6 +162,19 @@ class Journal:
         finally:
             transaction.abort()
 
+    def state_at(self, txid: Txid) -> CatalogState:
+        """The catalog as of an edit; as of a later one if that was known already, or is in the newest image.
+
+        Raises:
+            CorruptImage: There is no such edit; or see :meth:`state`.
+        """
+        with self._mutex:
+            if not self._loaded or self._state.txid < txid:
+                self._catch_up(txid)
+            if self._state.txid < txid:
+                raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=self._state.txid, had=txid)
+            return self._state
+
     def segments(self) -> list[Txid]:
         """First edits of the segments there are, in order."""
         return [Txid(int(name)) for name in self._listed()]
@@ -220,11 +221,12 @@ class Journal:
             raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
 
     def _catch_up(self, last: Txid = TXID_MAX) -> None:
-        if self._seen < 0 and (newest := self.images.newest()) is not None:
+        if not self._loaded and (newest := self.images.newest()) is not None:
             # Before the journal is looked at, which then is not older.
             self.base, self._state = newest.head.txid, newest.state
-        while True:
-            before = self._state.txid
+        self._loaded = True
+        while self._state.txid < last:
+            until = min(last, Txid(self._state.txid + _EDITS_PER_READ))
             for name in _needed(self._listed(), self._state):
                 try:
                     self._environment.database(name)
@@ -233,10 +235,10 @@ class Journal:
                         raise
                     # Dropped meanwhile: an image has it.
             with self._environment.read() as transaction:
-                self._state = self._replayed(transaction, self._state, min(last, Txid(before + _EDITS_PER_READ)))
-                self._seen = transaction.id()
-            if self._state.txid < before + _EDITS_PER_READ or self._state.txid >= last:
-                return
+                self._state = self._replayed(transaction, self._state, until)
+                if self._state.txid < until:
+                    self._seen = transaction.id()
+                    return
 
     def _listed(self) -> list[str]:
         with self._environment.read() as transaction:
