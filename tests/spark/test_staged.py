@@ -18,10 +18,10 @@ from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedO
 from kvstore.spark import KvStoreSource, staged
 from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.spark.staged import Staged, parts_of
-from kvstore.spark.types import arrow_schema, for_spark, from_spark, spark_schema
+from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from logformat import paths
 from logformat.arrow_values import as_type
-from tests.support.strategies import record_batches
+from tests.support.strategies import record_batches, values_of
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -53,17 +53,8 @@ def test_types_of_spark_and_back(batch: pa.RecordBatch) -> None:
         theirs = for_spark(batch, arrow_schema(schema))
     except (UnsupportedOperation, UnsupportedOperationException, pa.ArrowException):
         assume(False)
-    ours = [as_type(*each) for each in zip(from_spark(theirs, batch.schema), batch.schema.types, strict=True)]
-    assert list(map(str, ours)) == list(map(str, batch.columns))
-
-
-def test_a_float_that_would_be_rounded_is_refused() -> None:
-    stored = pa.schema([("h", pa.float16())])
-    fine = pa.record_batch({"h": pa.array([0.5, float("nan"), None, float("inf")], pa.float32())})
-    assert from_spark(fine, stored).column(0).type == pa.float16()
-    for value in (0.1, 1e9):
-        with pytest.raises(InvalidRequest, match="it would be rounded"):
-            from_spark(pa.record_batch({"h": pa.array([value], pa.float32())}), stored)
+    ours = [as_type(*each) for each in zip(theirs.columns, batch.schema.types, strict=True)]
+    assert list(map(values_of, ours)) == list(map(values_of, batch.columns))
 
 
 @settings(max_examples=settings().max_examples // 3)
@@ -122,10 +113,10 @@ def test_a_commit_that_was_told_to_have_failed_can_be_repeated(
         with monkeypatch.context() as patch:
 
             def fail(_: object) -> None:
-                raise OSError("planted")
+                raise RuntimeError("planted")
 
             patch.setattr("kvstore.spark.sink.sweep", fail)
-            with pytest.raises(OSError, match="planted"):
+            with pytest.raises(RuntimeError, match="planted"):
                 writer.commit(messages, batch)
         writer.abort(messages, batch)
         ends = table.offsets()
