@@ -155,7 +155,7 @@ def inserts_of(
     for batch in rows:
         count = batch.num_rows
         kinds = np.full(count, ChangeType.INSERT, np.uint8)
-        yield _arranged(_About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1), batch, schema)
+        yield _arranged(About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1), batch, schema)
 
 
 def _changes_in(
@@ -178,13 +178,18 @@ def _changes_in(
     if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
         first -= 1
     offsets = np.arange(header.base_offset + first, header.base_offset + max(first, last))
-    about = _About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
+    about = About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
     return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
-    """What is known of changes besides their rows; a column is made when it is asked for."""
+class About:
+    """What is known of changes of one batch besides their rows.
+
+    Attributes:
+        timestamp: Of the commit, ms.
+        version: The first offset of the batch.
+    """
 
     bucket: BucketId
     offsets: np.ndarray
@@ -193,6 +198,7 @@ class _About:
     version: int
 
     def column(self, name: str) -> pa.Array:
+        """One of ``CHANGE_FIELDS``."""
         if name == "_log_offset":
             return pa.array(self.offsets, pa.int64())
         if name == "_change_type":
@@ -202,7 +208,7 @@ class _About:
         return pa.array(np.full(len(self.offsets), same[name], f"i{kind.bit_width // 8}")).view(kind)
 
 
-def _arranged(about: _About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         if field.name in CHANGE_FIELDS.names:
