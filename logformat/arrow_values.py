@@ -1,8 +1,9 @@
 """Arrow columns as columns of a stored type, if every value survives.
 
 A column that has the type is taken as it is. Else its nested types and dictionaries are taken apart, and what is left,
-columns without children, is cast within its kind: integers to integers or floats, text to text, times to times. What
-lies under a null is never looked at.
+columns without children, is cast within its kind: integers (decimals without places among them) to integers or floats,
+floats to wider ones, text to text, bytes to bytes, times to times. What lies under a null is never looked at. Floats of
+16 bits, which not everybody has, are taken from wider ones too.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
         raise SchemaMismatch("A column has another type than the table's; cast it first.", given=given)
     if types.is_integer(given) and types.is_floating(stored):
         return _as_floats(column, stored)
+    if types.is_floating(given) and given.bit_width > stored.bit_width:
+        return _as_narrower(column, stored)
     if types.is_string_view(given) or types.is_binary_view(given):
         # pyarrow does not see when the bytes of a view are too many for 32-bit offsets; of large types it does.
         column = column.cast(pa.large_string() if types.is_string_view(given) else pa.large_binary())
@@ -115,7 +118,10 @@ def _of_one_kind(given: pa.DataType, stored: pa.DataType) -> bool:
     """Whether values of one type, which has no children, can stand in a column of another, if each survives."""
     types = pa.types
     if types.is_floating(stored):
-        return bool(types.is_integer(given) or (types.is_floating(given) and given.bit_width <= stored.bit_width))
+        wide = types.is_floating(given) and (given.bit_width <= stored.bit_width or types.is_float16(stored))
+        return bool(types.is_integer(given) or wide)
+    if types.is_decimal(given) and types.is_integer(stored):
+        return bool(given.scale == 0)
     if types.is_timestamp(stored):
         return bool(types.is_timestamp(given) and (given.tz is None) == (stored.tz is None))
     return any(is_one(given) and is_one(stored) for is_one in _KINDS)
@@ -126,13 +132,23 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+    types = pa.types
+    fixed = types.is_fixed_size_binary(kind) and not types.is_decimal(kind)
+    return bool(fixed or types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
 
 
 _KINDS = (
     *(_is_text, _is_binary, pa.types.is_integer, pa.types.is_decimal),
     *(pa.types.is_date, pa.types.is_time, pa.types.is_duration),
 )
+
+
+def _as_narrower(column: pa.Array, stored: pa.DataType) -> pa.Array:
+    floats = column.cast(stored)
+    same = pc.or_(pc.equal(floats.cast(column.type), column), pc.is_nan(column))
+    if not pc.all(same, min_count=0).as_py():  # a null is none that differs
+        raise SchemaMismatch("A float has no equal among the column's floats; cast it first.", given=column.type)
+    return floats
 
 
 def _as_floats(column: pa.Array, stored: pa.DataType) -> pa.Array:

@@ -1,9 +1,9 @@
 """Whatever a user hands over, as record batches of a table's columns: converted only where nothing can be lost.
 
 Python rows (a dict, a list of dicts) and Arrow data (anything with the Arrow PyCapsule interface) follow one rule:
-the values must fit the column's type as they are. Integers may change width, times may change unit, integers may become
-floats, if every value survives. Nothing is parsed, rounded or made null; only a Python float becomes the nearest of a
-narrower type, as it was written for. Whatever does not fit is a SchemaMismatch.
+the values must fit the column's type as they are. Integers may change width, bytes may come to have a fixed one, times
+may change unit, integers may become floats, if every value survives. Nothing is parsed, rounded or made null; only a
+Python float becomes the nearest of a narrower type, as it was written for. Whatever does not fit is a SchemaMismatch.
 """
 
 from __future__ import annotations

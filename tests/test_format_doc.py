@@ -6,6 +6,7 @@ with what the code decodes from it. A store is then read with what the document 
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import io
 import json
@@ -923,7 +924,13 @@ def leave_a_task(path: Path) -> list[tuple[int, pa.RecordBatch]]:
     writer = KvStoreSource({"path": str(path), "table": "people"}).writer(schema, False)
     assert isinstance(writer, KvStoreWriter)
     rows = [
-        {"name": f"n{n}", "age": n, "_log_offset": 9 - n, "_change_type": "delete" if n % 2 else "insert"}
+        {
+            "name": f"n{n}",
+            "age": n,
+            "_change_type": "delete" if n % 2 else "insert",
+            "_commit_timestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+            "_log_offset": 9 - n,
+        }
         for n in range(4)
     ]
     staged = writer.stage(iter([pa.RecordBatch.from_pylist(rows, arrow_schema(schema))]), 3, 17, None)
@@ -935,10 +942,10 @@ def test_rows_of_a_task_are_what_the_document_says(tmp_path: Path) -> None:
     write_a_store(tmp_path / "s")
     ((bucket, batch),) = leave_a_task(tmp_path / "s")
     assert bucket == 0
-    assert batch.schema.names == [*OTHERS.names, "_delete", "_order"]
-    assert batch.schema.types[-2:] == [pa.bool_(), pa.int64()]
-    assert batch.column("_delete").to_pylist() == [False, True, False, True]
-    assert batch.column("_order").to_pylist() == [9, 8, 7, 6]
+    assert batch.schema.names == [*OTHERS.names, "_change_type", "_commit_timestamp", "_log_offset"]
+    assert batch.schema.types[-3:] == [pa.uint8(), pa.timestamp("us", "UTC"), pa.int64()]
+    assert batch.column("_change_type").to_pylist() == [ChangeType.INSERT, ChangeType.DELETE] * 2
+    assert batch.column("_log_offset").to_pylist() == [9, 8, 7, 6]
     (seven,) = re.findall(r"older than (\w+) days belongs to a task", FORMAT.prose)
     assert (seven, OLD_SECONDS) == ("seven", 7 * 24 * 3600)
 

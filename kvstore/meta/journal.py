@@ -95,11 +95,16 @@ class Journal:
         with self._mutex:
             if self._environment.last_committed() != self._seen:
                 self._catch_up()
-                if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
-                    # Its writer is about to say so, or was killed just there.
-                    self._environment.show_last_commit()
-                    self._catch_up()
             return self._state
+
+    def show_last_commit(self) -> None:
+        """Have :meth:`state` know the last edit also if its writer was killed before it could say so.
+
+        For whoever decides by the state what to remove or to write; it waits for whoever adds an edit.
+        """
+        self.state()
+        if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
+            self._environment.show_last_commit()
 
     def append(self, decide: Callable[[CatalogState], Payload]) -> CatalogState:
         """Add an edit and make it durable.

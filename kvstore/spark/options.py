@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from kvstore.arguments import printable
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.table.consumers import consumer_name
+from kvstore.table.writers import NAME_BYTES_MAX
 from logformat.ids import OFFSET_MAX
 
 _ALL = ("path", "table")
@@ -22,8 +24,9 @@ _READS = (
 )
 _WRITES = ("txnId",)
 _STREAM_WRITES = ("writer", "takeover")
-_SPARKS = {"checkpointlocation"}
+_SPARKS = ("checkpointLocation", "queryName")
 """What Spark hands to the sink of a stream besides."""
+_TRANSACTION = "spark txn "
 NAMES = (*_ALL, *_READS, *_WRITES, *_STREAM_WRITES)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -50,9 +53,10 @@ class Options:
         fail_on_data_loss: Whether it is an error if changes that are to be read have expired.
         push_filters: Whether filters that Spark pushes down are made use of; see ``batch.PushFilters``.
         consumer: Under which name a stream says how far it is; None if it does not.
-        transaction: Name of a batch write that takes place once.
+        transaction: Name of the writer of a batch write that takes place once.
         writer: Under which name a stream writes; None for one of its own.
         takeover: Whether another query may have written under the name.
+        given: Names of those that say something, in lower case.
     """
 
     path: str
@@ -69,7 +73,7 @@ class Options:
     transaction: str | None
     writer: str | None
     takeover: bool
-    _given: tuple[str, ...]
+    given: tuple[str, ...]
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -79,13 +83,13 @@ class Options:
             InvalidRequest: One is unknown, missing, says nothing known, or does not go with another.
             SchemaMismatch: A column is named twice.
         """
-        options = {name.lower(): value for name, value in given.items() if name.lower() not in _SPARKS}
+        options = {name.lower(): value for name, value in given.items()}
         if "provider" in options:
             raise InvalidRequest(
                 "Spark does not hand the options of a table in its catalog to a Python data source when it is read or "
                 "written; CREATE TEMPORARY VIEW … USING kvstore instead."
             )
-        if unknown := sorted(set(options) - {name.lower() for name in NAMES}):
+        if unknown := sorted(set(options) - {name.lower() for name in (*NAMES, *_SPARKS)}):
             raise InvalidRequest("There is no such option.", unknown=unknown, options=NAMES)
         for name in ("path", "table"):
             if not options.get(name):
@@ -107,10 +111,10 @@ class Options:
             fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
             push_filters=_flag("pushFilters", options.get("pushfilters", "false")),
             consumer=consumer_name(options["consumer"]) if "consumer" in options else None,
-            transaction=options.get("txnid"),
-            writer=options.get("writer"),
+            transaction=_name("txnId", options.get("txnid"), _TRANSACTION),
+            writer=_name("writer", options.get("writer")),
             takeover=_flag("takeover", options.get("takeover", "false")),
-            _given=tuple(options),
+            given=tuple(options),
         )
         if kind is Kind.ROWS and (told.start is not None or told.end is not None):
             raise InvalidRequest(
@@ -127,13 +131,22 @@ class Options:
             InvalidRequest: There is one; or what is to be written is no table's rows.
         """
         names = {"read": _READS, "batch write": _WRITES, "stream write": _STREAM_WRITES}[use]
-        known = {name.lower() for name in (*_ALL, *names)}
-        if others := sorted(set(self._given) - known):
+        known = {name.lower() for name in (*_ALL, *names, *(_SPARKS if use == "stream write" else ()))}
+        if others := sorted(set(self.given) - known):
             raise InvalidRequest(
                 f"This option says nothing of a {use}; leave it out.", unknown=others, options=(*_ALL, *names)
             )
+        if self.takeover and self.writer is None:
+            raise InvalidRequest("Option `takeover` is about the name in option `writer`; give that too.")
         if use != "read" and self.kind is not Kind.ROWS:
             raise InvalidRequest("Rows are written to a table, not to its changes; give option `table` its name only.")
+
+
+def _name(option: str, text: str | None, prefix: str = "") -> str | None:
+    """Name of a writer."""
+    if text is None:
+        return None
+    return prefix + printable(option, text, NAME_BYTES_MAX - len(prefix))
 
 
 def _table(text: str) -> tuple[str, Kind]:

@@ -3,13 +3,14 @@
 * What a job leaves behind that fails is files, which are of no use to anybody; never a row.
 * A stream's batch is an epoch: its writer's name is that of the sink, its run the query, its number the batch. One that
   comes again is answered as before, whatever was committed of it the first time.
-* Columns of a changelog beside its rows say what to do: ``_change_type`` which kind of change, ``_log_offset`` in which
-  order. So a changelog can be written into another table as it is.
+* Columns of a changelog beside its rows say what to do: ``_change_type`` which kind of change, ``_commit_timestamp``
+  and ``_log_offset`` in which order. So a changelog can be written into another table as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,26 +20,24 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
 from kvstore.spark.options import Options
 from kvstore.spark.place import TablePlace
-from kvstore.spark.staged import Staged, TaskFile, parts_of, remove, sweep
-from kvstore.spark.types import arrow_schema, from_spark
+from kvstore.spark.staged import CHANGE_TYPE, ORDER, Staged, TaskFile, parts_of, remove, sweep
+from kvstore.spark.types import arrow_schema
 from kvstore.store import open_store
 from kvstore.table.changelog import CHANGE_FIELDS
 from kvstore.table.sizes import of_size
 from kvstore.table.table import Table
 from logformat.change import ChangeType
 from logformat.changes import Changes
-from logformat.ids import BucketId
-from logformat.intake import empty, one_batch
+from logformat.intake import empty
 
 TASK_ROWS = 1 << 16
 """Rows that a task spreads over the buckets at once."""
 BATCHES = "spark batches"
 """Name under which batch writes without a name of their own are counted."""
-_TRANSACTION, _QUERY = "spark txn", "spark query"
-_CHANGE_TYPE, _LOG_OFFSET = "_change_type", "_log_offset"
+_QUERY = "spark query"
 
 
 class _Sink:
@@ -55,7 +54,9 @@ class _Sink:
         # What does not fit is told before any task is run.
         self._fitting(table, empty(arrow_schema(schema)))
         if replaces:
-            check_replaceable(table, schema.names)
+            table.check_replaceable()
+            if CHANGE_TYPE in schema.names:
+                raise InvalidRequest("Changes are written in mode (or output mode) `append`.", column=CHANGE_TYPE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
@@ -82,22 +83,26 @@ class _Sink:
                     if places is None:
                         file.add(bucket, changes, order)
                     else:
-                        file.add(bucket, changes.take(places), None if order is None else order.take(places))
+                        its_order = {name: column.take(places) for name, column in order.items()}
+                        file.add(bucket, changes.take(places), its_order)
             return file.staged(query)
 
-    def _fitting(self, table: Table, batch: pa.RecordBatch) -> tuple[Changes, pa.Int64Array | None]:
-        changes, order = changes_of(from_spark(batch, table.schema))
+    def _fitting(self, table: Table, batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
+        changes, order = changes_of(batch)
         return table.fitting(changes, schema_id=self._schema_id), order
 
     def _commit(self, messages: Sequence[Staged], writer: str, epoch: int | None, run: str | None) -> None:
         parts = parts_of(messages)
-        with open_store(self._place.path) as store:
+        store = open_store(self._place.path)
+        try:
             table = self._place.table_of(store)
-            if self._replaces:
-                parts = with_deletes(table, parts)
-            table.apply_parts(parts, writer, epoch, run, self._options.takeover)
+            table.apply_parts(parts, writer, epoch, run, self._options.takeover, self._replaces)
+        finally:
+            with suppress(StoreError):  # whatever was committed is in the log
+                store.close()
+        with suppress(OSError):  # a job must not fail now: it would be run again
             sweep(store.path)
-        self._remove(messages)
+            self._remove(messages)
 
     def _remove(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         # Rows of a commit that takes place are staged with it, so these are of no use whatever came of it.
@@ -113,7 +118,7 @@ class KvStoreWriter(_Sink, DataSourceArrowWriter):
         if transaction is None:
             self._commit(_told(messages), BATCHES, None, None)
         else:
-            self._commit(_told(messages), f"{_TRANSACTION} {transaction}", 0, None)
+            self._commit(_told(messages), transaction, 0, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove what the tasks have staged."""
@@ -126,7 +131,7 @@ class KvStoreStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Apply what the tasks have staged, unless it was applied before."""
         told = _told(messages)
-        (query,) = {message.query for message in told}
+        query = told[0].query  # Spark runs one task at least
         assert query is not None
         self._commit(told, self._options.writer or f"{_QUERY} {query}", batchId, query)
 
@@ -139,8 +144,8 @@ def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [message for message in messages if isinstance(message, Staged)]
 
 
-def changes_of(batch: pa.RecordBatch) -> tuple[Changes, pa.Int64Array | None]:
-    """What rows of Spark do to a table, and in which order if they say so; by default, each is an upsert.
+def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
+    """What rows of Spark do to a table, and the columns that say in which order; by default, each is an upsert.
 
     Raises:
         SchemaMismatch: They have columns of a changelog, but not the one that says what they do; or it says nothing
@@ -149,29 +154,35 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, pa.Int64Array | None]:
     names = batch.schema.names
     rows = batch.drop_columns([name for name in CHANGE_FIELDS.names if name in names])
     if rows.num_columns == batch.num_columns:
-        return Changes.upserts(rows), None
-    if _CHANGE_TYPE not in names:
+        return Changes.upserts(rows), {}
+    if CHANGE_TYPE not in names:
         raise SchemaMismatch(
-            f"Rows of a changelog are written with their column {_CHANGE_TYPE}, which says what is deleted; or drop "
+            f"Rows of a changelog are written with their column {CHANGE_TYPE}, which says what is deleted; or drop "
             "all that is not of the row.",
             columns=[name for name in CHANGE_FIELDS.names if name in names],
         )
-    kinds = _kinds(batch.column(_CHANGE_TYPE))
+    kinds = _kinds(batch.column(CHANGE_TYPE))
     changes = Changes(rows, pa.array(kinds == ChangeType.DELETE))
-    order = batch.column(_LOG_OFFSET) if _LOG_OFFSET in names else None
-    if order is not None and (order.type != pa.int64() or order.null_count):
-        raise SchemaMismatch("The order of changes is a bigint, and never null.", column=_LOG_OFFSET, type=order.type)
+    order = {name: batch.column(name) for name in ORDER if name in names}
+    for name, column in order.items():
+        if column.type != CHANGE_FIELDS.field(name).type or column.null_count:
+            raise SchemaMismatch(
+                "What says the order of changes has the type it has in a changelog, and is never null.",
+                column=name,
+                type=column.type,
+                expected=CHANGE_FIELDS.field(name).type,
+            )
     kept = kinds != ChangeType.UPDATE_PREIMAGE
     if kept.all():
         return changes, order
     places = pa.array(np.flatnonzero(kept))
-    return changes.take(places), None if order is None else order.take(places)
+    return changes.take(places), {name: column.take(places) for name, column in order.items()}
 
 
 def _kinds(column: pa.Array) -> np.ndarray:
     """Byte codes of change types, uint8 ``(n,)``."""
-    if column.type != pa.string():
-        raise SchemaMismatch("The kind of a change is a string.", column=_CHANGE_TYPE, type=column.type)
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+        raise SchemaMismatch("The kind of a change is a string.", column=CHANGE_TYPE, type=column.type)
     encoded = column.dictionary_encode()
     try:
         codes = np.array([ChangeType(word) for word in encoded.dictionary.to_pylist()], np.uint8)
@@ -182,36 +193,5 @@ def _kinds(column: pa.Array) -> np.ndarray:
             kinds=[kind.word for kind in ChangeType],
         ) from error
     if encoded.null_count:
-        raise SchemaMismatch("Every row says what it does.", column=_CHANGE_TYPE, nulls=encoded.null_count)
+        raise SchemaMismatch("Every row says what it does.", column=CHANGE_TYPE, nulls=encoded.null_count)
     return codes[encoded.indices.to_numpy()] if len(codes) else np.zeros(0, np.uint8)
-
-
-def check_replaceable(table: Table, names: Sequence[str]) -> None:
-    """See that a write can replace all rows of a table.
-
-    Raises:
-        UnsupportedOperation: It has no key, or merges rows.
-        InvalidRequest: The write says itself what it deletes.
-    """
-    options = table.options
-    if table.primary_key is None or options.merge_engine != "last_row" or options.delete_behavior != "allow":
-        raise UnsupportedOperation(
-            "Only a table with a key, without a merge engine and with deletes allowed can be replaced; use mode (or "
-            "output mode) `append`.",
-            table=table.name,
-        )
-    if _CHANGE_TYPE in names:
-        raise InvalidRequest("Changes are written in mode (or output mode) `append`.", column=_CHANGE_TYPE)
-
-
-def with_deletes(table: Table, parts: Mapping[BucketId, Changes]) -> dict[BucketId, Changes]:
-    """Upserts, and a delete of every other key the table has."""
-    names = list(table.primary_key or ())
-    there = table.scan(names).read_all()
-    kept = [pa.Table.from_batches([changes.rows.select(names)]) for changes in parts.values()]
-    gone = there.join(pa.concat_tables(kept).cast(there.schema), names, join_type="left anti") if kept else there
-    deletes = table.by_bucket(Changes.deletes(one_batch(gone, there.schema), table.schema))
-    found = dict(parts)
-    for bucket, some in deletes.items():
-        found[BucketId(bucket)] = found[BucketId(bucket)].then(some) if bucket in found else some
-    return found

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from kvstore.errors import SchemaMismatch, UnsupportedOperation
+from kvstore.errors import UnsupportedOperation
 
 _WIDENED = {
     pa.uint8(): pa.int16(),
@@ -52,39 +52,6 @@ def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
                 reason=str(error),
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def from_spark(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-    """A batch of Spark's with columns as they are stored, where Spark's type stands for another one.
-
-    Raises:
-        SchemaMismatch: A value does not survive.
-    """
-    columns = []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        place = stored.get_field_index(field.name)
-        kind = stored.field(place).type if place >= 0 else field.type
-        columns.append(column if field.type != spark_type(kind) else _cast_back(field.name, column, kind))
-    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
-
-
-def _cast_back(name: str, column: pa.Array, stored: pa.DataType) -> pa.Array:
-    if column.type == stored:
-        return column
-    reason = "it would be rounded"
-    try:
-        found = column.cast(stored)
-        # pyarrow rounds floats and says nothing.
-        if "halffloat" not in str(stored) or _text(found.cast(column.type)) == _text(column):
-            return found
-    except pa.ArrowInvalid as error:
-        reason = str(error)
-    raise SchemaMismatch("A value does not fit the column's type.", column=name, expected=stored, reason=reason)
-
-
-def _text(column: pa.Array) -> str:
-    """All values, written out: NaN does not equal itself, but reads the same."""
-    return str(column.to_string(window=len(column), container_window=2**31 - 1))
 
 
 def spark_type(stored: pa.DataType) -> pa.DataType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -153,8 +154,8 @@ def inserts_of(
     schema = changelog_schema(definition, columns)
     for batch in rows:
         count = batch.num_rows
-        about = _about(bucket, np.full(count, end - 1), np.full(count, ChangeType.INSERT, np.uint8), timestamp, end - 1)
-        yield _arranged(about, batch, schema)
+        kinds = np.full(count, ChangeType.INSERT, np.uint8)
+        yield _arranged(About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1), batch, schema)
 
 
 def _changes_in(
@@ -177,27 +178,37 @@ def _changes_in(
     if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
         first -= 1
     offsets = np.arange(header.base_offset + first, header.base_offset + max(first, last))
-    about = _about(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
+    about = About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
     return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
 
 
-def _about(
-    bucket: BucketId, offsets: np.ndarray, change_types: np.ndarray, timestamp: int, version: int
-) -> pa.RecordBatch:
-    count = len(offsets)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(np.full(count, bucket, np.int32)),
-            pa.array(offsets, pa.int64()),
-            words_of(change_types),
-            pa.array(np.full(count, timestamp * 1000, np.int64)).cast(pa.timestamp("us", "UTC")),
-            pa.array(np.full(count, version, np.int64)),
-        ],
-        schema=CHANGE_FIELDS,
-    )
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of changes of one batch besides their rows.
+
+    Attributes:
+        timestamp: Of the commit, ms.
+        version: The first offset of the batch.
+    """
+
+    bucket: BucketId
+    offsets: np.ndarray
+    change_types: np.ndarray
+    timestamp: int
+    version: int
+
+    def column(self, name: str) -> pa.Array:
+        """One of ``CHANGE_FIELDS``."""
+        if name == "_log_offset":
+            return pa.array(self.offsets, pa.int64())
+        if name == "_change_type":
+            return words_of(self.change_types)
+        same = {"_bucket": self.bucket, "_commit_timestamp": self.timestamp * 1000, "_commit_version": self.version}
+        kind = CHANGE_FIELDS.field(name).type
+        return pa.array(np.full(len(self.offsets), same[name], f"i{kind.bit_width // 8}")).view(kind)
 
 
-def _arranged(about: pa.RecordBatch, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         if field.name in CHANGE_FIELDS.names:
@@ -205,7 +216,7 @@ def _arranged(about: pa.RecordBatch, rows: pa.RecordBatch, schema: pa.Schema) ->
         elif field.name in rows.schema.names:
             columns.append(rows.column(field.name))
         else:
-            columns.append(pa.nulls(about.num_rows, field.type))  # the row is older than the column
+            columns.append(pa.nulls(len(about.offsets), field.type))  # the row is older than the column
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

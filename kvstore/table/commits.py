@@ -57,18 +57,23 @@ class Commits:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Be the only one who commits to the table; what others left open is brought to its end first.
+        """Be the only one who commits to the table, and the writer of all its buckets.
+
+        What others left open is brought to its end first.
 
         Raises:
-            StoreLocked: It is another's turn, for long.
+            StoreLocked: It is another's turn, for long, or another writes a bucket and does not hand it over.
             CorruptData, StoreFull, LogFailed: An open commit can't be brought to its end; nothing new was begun.
         """
         with self._lock.held():
-            self._settle()
-            yield
+            # A commit that nobody can see yet would lose its staged rows.
+            self._journal.show_last_commit()
+            with self._all_taken():
+                self._settle()
+                yield
 
     def knows(self, writer_id: WriterId) -> bool:
-        """Whether any bucket has a batch of a writer with a name."""
+        """Whether any bucket has a batch of a writer with a name. It is the caller's turn."""
         return any(tablet.last_sequence(writer_id) is not None for tablet in self._tablets.values())
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
@@ -89,7 +94,6 @@ class Commits:
 
         Raises:
             InvalidRequest, WriterRejected: A bucket refuses its batch. Nothing was written.
-            StoreLocked: Another process writes a bucket, and did not hand it over. Nothing was written.
             StoreFull, CorruptData, LogFailed: If ``committed`` stands in the error, the commit takes place: it is
                 brought to its end when a bucket that lacks it is written again. Otherwise nothing was written.
         """
@@ -97,27 +101,26 @@ class Commits:
         commit = OpenCommit(f"{self._table}-{uuid4().hex}", first.writer_id, first.writer_epoch, first.sequence)
         decision: Future[bool] = Future()
         parts = {bucket: Prepared(request, decision) for bucket, request in requests.items()}
-        with self._all_taken():
-            if len(parts) == 1:
-                decision.set_result(True)  # one batch is all or nothing by itself
-                self._tablets[0].prepare(parts[BucketId(0)])
-                return WriteResult({BucketId(0): parts[BucketId(0)].answer.result()})
-            takes_place = False
-            try:
-                for bucket, part in parts.items():
-                    self._tablets[bucket].prepare(part)
-                self._staging.write(commit, definition, {b: request.changes for b, request in requests.items()})
-                answers = {bucket: part.ready.result() for bucket, part in parts.items()}
-                if all(answer.duplicated for answer in answers.values()):
-                    return WriteResult(answers)
-                self._journal.append(self._about(BeginCommit, commit))
-                takes_place = True
-            finally:
-                # Who is told no, though the commit is journaled, finds it there before anything else is appended.
-                decision.set_result(takes_place)
-                if not takes_place and commit not in self._writers().commits:
-                    self._staging.remove(commit.commit_id)
-            return WriteResult(self._answers(parts, commit))
+        if len(parts) == 1:
+            decision.set_result(True)  # one batch is all or nothing by itself
+            self._tablets[0].prepare(parts[BucketId(0)])
+            return WriteResult({BucketId(0): parts[BucketId(0)].answer.result()})
+        takes_place = False
+        try:
+            for bucket, part in parts.items():
+                self._tablets[bucket].prepare(part)
+            self._staging.write(commit, definition, {b: request.changes for b, request in requests.items()})
+            answers = {bucket: part.ready.result() for bucket, part in parts.items()}
+            if all(answer.duplicated for answer in answers.values()):
+                return WriteResult(answers)
+            self._journal.append(self._about(BeginCommit, commit))
+            takes_place = True
+        finally:
+            # Who is told no, though the commit is journaled, finds it there before anything else is appended.
+            decision.set_result(takes_place)
+            if not takes_place and commit not in self._writers().commits:
+                self._staging.remove(commit.commit_id)
+        return WriteResult(self._answers(parts, commit))
 
     def _answers(self, parts: Mapping[BucketId, Prepared], commit: OpenCommit) -> dict[BucketId, AppendResult]:
         wait([part.answer for part in parts.values()])
@@ -133,11 +136,10 @@ class Commits:
     def _settle(self) -> None:
         commits = self._writers().commits
         if commits:
-            with self._all_taken():
-                for tablet in self._tablets.values():
-                    tablet.settle()
-                for commit in commits:
-                    self._end(commit)
+            for tablet in self._tablets.values():
+                tablet.settle()
+            for commit in commits:
+                self._end(commit)
         self._staging.sweep(())
 
     def _end(self, commit: OpenCommit) -> None:

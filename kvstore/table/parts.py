@@ -97,7 +97,13 @@ def open_parts(
     def tablet(bucket: BucketId) -> Tablet:
         return Tablet(
             BucketPlace(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket)),
-            *(current, writers, lock, lambda commit: staging.request(commit, current(), bucket)),
+            *(
+                current,
+                writers,
+                journal.show_last_commit,
+                lock,
+                lambda commit: staging.request(commit, current(), bucket),
+            ),
             lambda: standing(bucket),
             *(options, files, clock),
             read_only=read_only,

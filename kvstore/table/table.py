@@ -29,6 +29,7 @@ from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
 from kvstore.table.lookup import FOUND, prefix_row, rows_of_keys, rows_of_prefix
 from kvstore.table.pushdown import ranges_where
+from kvstore.table.replacing import check_replaceable, deletes_of_others
 from kvstore.table.request import RowRequest
 from kvstore.table.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
 from kvstore.table.rules import engine_of_table
@@ -46,7 +47,7 @@ from kvstore.table.shares import Shares
 from kvstore.table.sizes import of_size
 from kvstore.table.spread import buckets_of_rows, place_in, places_by_bucket, spread
 from kvstore.table.tablet import Tablet
-from kvstore.table.targets import schema_given, targets_of
+from kvstore.table.targets import filled, schema_given, targets_of
 from kvstore.table.undo import check_undoable, first_changes
 from kvstore.table.writers import Writers
 from logformat import intake
@@ -252,15 +253,46 @@ class Table:
         epoch: int | None = None,
         run: str | None = None,
         takeover: bool = False,
+        replaces: bool = False,
     ) -> WriteResult:
         """Like :meth:`apply_epoch`, for changes that are spread over the buckets already.
 
         Args:
-            parts: What there is for each bucket, as :meth:`by_bucket` makes them.
+            parts: What there is for each bucket, as :meth:`by_bucket` makes them, in any schema of the table.
             epoch: None for the one after the writer's last: then it is all or nothing, but not once.
+            replaces: Whether all rows with other keys are deleted; what other threads of this process write meanwhile
+                stays.
+
+        Raises:
+            InvalidRequest: Rows belong to another bucket; or see :meth:`apply_epoch`. Nothing was written.
+            UnsupportedOperation: A table of this kind can't be replaced.
         """
         self._check_writable()
-        return self._writers.apply_epoch(self._current(), parts, writer, epoch, run, takeover)
+        definition = self._current()
+        number = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
+        whole = {}
+        for bucket, changes in parts.items():
+            found = [its for its, _ in places_by_bucket(definition, changes.rows, bucket)]
+            if bucket not in self._bucket_ids() or found not in ([], [bucket]):
+                raise InvalidRequest("Rows belong to another bucket; see Table.by_bucket().", given=bucket, found=found)
+            whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
+
+        def rest() -> dict[BucketId, Changes]:
+            there = self.scan(list(definition.primary_key or ())).read_all()
+            deletes = deletes_of_others(there, whole.values(), definition.schema)
+            return dict(spread(definition, deletes, BucketId(0)))
+
+        if replaces:
+            check_replaceable(definition)
+        return self._writers.apply_epoch(definition, whole, writer, number, run, takeover, rest if replaces else None)
+
+    def check_replaceable(self) -> None:
+        """See that a write can replace all rows.
+
+        Raises:
+            UnsupportedOperation: It has no key, merges rows, or takes no deletes.
+        """
+        check_replaceable(self._current())
 
     @property
     def writers(self) -> dict[str, NamedWriter]:
@@ -287,13 +319,20 @@ class Table:
         return dict(spread(self._current(), self.fitting(changes, overwrite, schema_id), home))
 
     def fitting(self, changes: Changes, overwrite: bool = False, schema_id: int | None = None) -> Changes:
-        """Changes in the columns of the table; see :meth:`by_bucket`."""
+        """Changes in the columns of the table; see :meth:`by_bucket`, also for what is raised."""
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         return fitted(changes, definition, id, None, overwrite=overwrite)[0]
 
     def places_by_bucket(self, rows: pa.RecordBatch, other: int) -> list[tuple[BucketId, pa.Int64Array | None]]:
-        """Which rows that fit the table belong to each bucket; None for all. See :meth:`by_bucket`."""
+        """Which of rows that fit the table belong to each bucket; None for all.
+
+        Args:
+            other: Where all go if the table has no bucket key.
+
+        Raises:
+            InvalidRequest: The table has no such bucket.
+        """
         return list(places_by_bucket(self._current(), rows, self._tablet(other).place.identity.bucket_id))
 
     def bucket(self, bucket: int) -> Bucket:

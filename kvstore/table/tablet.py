@@ -43,6 +43,7 @@ class Tablet:
     Args:
         current: The table as the catalog has it now; raises if it was dropped.
         writers: Likewise its writers.
+        show_last_edit: Has these two know the last edit of the catalog, if its writer was killed before it said so.
         commits: Who commits to the table.
         staged: What a commit has for this bucket.
         standing: Who has yet to read its log.
@@ -54,6 +55,7 @@ class Tablet:
         place: BucketPlace,
         current: Callable[[], TableDefinition],
         writers: Callable[[], TableWriters],
+        show_last_edit: Callable[[], None],
         commits: CommitLock,
         staged: Callable[[OpenCommit], Request],
         standing: Standing,
@@ -66,6 +68,7 @@ class Tablet:
         self.place = place
         self._current = current
         self._writers = writers
+        self._show_last_edit = show_last_edit
         self._commits = commits
         self._staged = staged
         self._standing = standing
@@ -367,6 +370,7 @@ class Tablet:
 
     def _begun(self) -> Committer:
         """A committer for a bucket whose lock is held, which has all that was ever committed to it."""
+        self._show_last_edit()  # of whoever had the bucket, and died
         committer = Committer(
             *(self._recovered(), self.log, self._lock, self._options, self._clock),
             *(self._current, self._writers, self._staged),

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from kvstore.arguments import printable, shown
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
@@ -19,6 +20,7 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, TableWriters
 from kvstore.table.commits import Commits
 from kvstore.table.fitting import request_of
+from kvstore.table.request import Request
 from kvstore.table.results import WriteResult
 from logformat.changes import Changes
 from logformat.edits import AllocateWriter, OpenWriter, WriterKind
@@ -27,6 +29,7 @@ from logformat.intake import empty
 from writer import Identity
 
 NAME_BYTES_MAX = 255
+Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
 
 
 class Writers:
@@ -81,47 +84,61 @@ class Writers:
         epoch: int | None,
         run: Any,
         takeover: Any,
+        rest: Rest | None = None,
     ) -> WriteResult:
         """Apply an epoch to all buckets, once; see :meth:`kvstore.Table.apply_epoch`.
 
         Args:
             parts: What it has for each bucket, and fits the table.
             epoch: None for the one after the last.
+            rest: What more it has, which is known only when nobody else writes.
         """
         name = _name(name)
         if run is not None:
             run = printable("run", run, NAME_BYTES_MAX)
         if not isinstance(takeover, bool):
             raise InvalidRequest("`takeover` is True or False.", takeover=shown(takeover))
+        nothing = Changes.upserts(empty(definition.schema))
+        # All that can be done before others have to wait.
+        requests = {
+            bucket: request_of(parts.get(bucket, nothing), definition)
+            for bucket in map(BucketId, range(definition.buckets))
+        }
         # In a thread of its own: whoever interrupts the caller does not interrupt a commit between its steps.
         with ThreadPoolExecutor(1, "kvstore-commit") as thread:
-            return thread.submit(self._in_turn, definition, parts, name, epoch, run, takeover=takeover).result()
+            return thread.submit(
+                self._in_turn, definition, requests, name, epoch, run, takeover=takeover, rest=rest
+            ).result()
 
     def _in_turn(
         self,
         definition: TableDefinition,
-        parts: Mapping[BucketId, Changes],
+        requests: dict[BucketId, Request],
         name: str,
         epoch: int | None,
         run: str | None,
         *,
         takeover: bool,
+        rest: Rest | None,
     ) -> WriteResult:
         with self._commits.turn():
             epoch = self._next_epoch(name) if epoch is None else epoch
             writer = self._of_run(name, epoch, run, takeover=takeover)
+            if rest is not None:
+                for bucket, more in rest().items():
+                    requests[bucket] = request_of(requests[bucket].changes.then(more), definition)
             if epoch < writer.first_epoch:
                 if self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, None)
                 writer = self._bound(name, epoch, run, writer.writer_id)
             try:
-                return self._apply(definition, parts, writer, epoch)
+                return self._apply(definition, requests, writer, epoch)
             except OutOfOrderSequence as error:
                 current = error.where.get("current")
                 if current != NO_SEQUENCE or epoch == writer.first_epoch or self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, current) from error
             # Nothing was ever applied under the name: the epoch it was opened for was refused.
-            return self._apply(definition, parts, self._bound(name, epoch, run, writer.writer_id), epoch)
+            return self._apply(definition, requests, self._bound(name, epoch, run, writer.writer_id), epoch)
 
     def _next_epoch(self, name: str) -> int:
         known = self._current().named.get(name)
@@ -131,15 +148,16 @@ class Writers:
         return known.first_epoch + (0 if last is None else last + 1)
 
     def _apply(
-        self, definition: TableDefinition, parts: Mapping[BucketId, Changes], writer: NamedWriter, epoch: int
+        self, definition: TableDefinition, requests: Mapping[BucketId, Request], writer: NamedWriter, epoch: int
     ) -> WriteResult:
         sequence = Sequence((epoch - writer.first_epoch) % (SEQUENCE_MAX + 1))
-        nothing = Changes.upserts(empty(definition.schema))
-        requests = {
-            bucket: request_of(parts.get(bucket, nothing), definition, writer.writer_id, sequence, writer.epoch)
-            for bucket in map(BucketId, range(definition.buckets))
+        numbered = {
+            bucket: replace(
+                request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Future()
+            )
+            for bucket, request in requests.items()
         }
-        return self._commits.apply(definition, requests)
+        return self._commits.apply(definition, numbered)
 
     def _of_run(self, name: str, epoch: int, run: str | None, *, takeover: bool) -> NamedWriter:
         known = self._current().named.get(name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -383,6 +384,11 @@ class TestArrow:
             (pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array([1, 300])), pa.int8(), [1]),
             (pa.DictionaryArray.from_arrays(pa.array([None], pa.int8()), pa.nulls(0)), pa.int8(), [None]),
             (pa.array([1.5], pa.float16()), pa.float64(), [1.5]),
+            (pa.array([1.5, None, math.inf]), pa.float16(), [1.5, None, math.inf]),
+            (pa.array([[0.5]], pa.list_(pa.field("item", pa.float32(), False))), pa.list_(pa.float16()), [[0.5]]),
+            (pa.array([b"123", None]), pa.binary(3), [b"123", None]),
+            (pa.array([b"123"], pa.binary(3)), pa.binary(), [b"123"]),
+            (pa.array([Decimal(2**64 - 1)], pa.decimal128(20)), pa.uint64(), [2**64 - 1]),
             (pa.array([Decimal("1.50")], pa.decimal64(9, 2)), pa.decimal128(4, 1), [Decimal("1.5")]),
             (pa.array([86_400_000], pa.date64()), pa.date32(), [dt.date(1970, 1, 2)]),
             (pa.array([1], pa.time32("s")), pa.time64("us"), [dt.time(0, 0, 1)]),
@@ -431,9 +437,13 @@ class TestArrow:
             (pa.array(["1"]), pa.int64()),
             (pa.array(["1"]), pa.binary()),
             (pa.array([b"1"]), pa.string()),
-            (pa.array([b"123"], pa.binary(3)), pa.binary()),
-            (pa.array([b"123"]), pa.binary(3)),
+            (pa.array([b"123"]), pa.binary(4)),
             (pa.array([b"123"], pa.binary(3)), pa.binary(4)),
+            (pa.array([0.1], pa.float32()), pa.float16()),
+            (pa.array([[0.5, 0.5, 0.1, 0.5]]), pa.list_(pa.float16())),
+            (pa.array([1e9, 1.0]), pa.float16()),
+            (pa.array([Decimal(2**64)]), pa.uint64()),
+            (pa.array([Decimal("1.0")]), pa.uint64()),
             (pa.array(["2020-01-01"]), pa.date32()),
             (pa.array([dt.date(2020, 1, 1)]), pa.timestamp("s")),
             (pa.array([dt.datetime(2020, 1, 1)]), pa.date32()),

@@ -31,7 +31,7 @@ def copy(spark: SparkSession, store: kvstore.Store, checkpoint: Path, **options:
     """Bring the changes of ``t`` into ``u``, as far as they go."""
     changes = spark.readStream.format("kvstore").options(path=str(store.path), table="t$changelog").load()
     into = changes.writeStream.format("kvstore").options(path=str(store.path), table="u", **options)
-    query = into.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query = into.option("checkpointLocation", str(checkpoint)).queryName("copy").trigger(availableNow=True).start()
     query.awaitTermination()
 
 
@@ -91,9 +91,11 @@ def writing(table: kvstore.Table) -> Iterator[list[int]]:
 
     thread = threading.Thread(target=write)
     thread.start()
-    yield done
-    ends.set()
-    thread.join()
+    try:
+        yield done
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_the_program_that_drives_spark_writes_too(frame: DataFrame, store: kvstore.Store) -> None:
@@ -214,13 +216,16 @@ def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Sto
         ("t", ["s AS k", "s", "v"], {}, "another type"),
         ("t", ["k", "s", "v", "k AS _log_offset"], {}, "written with their column _change_type"),
         ("t", ["k", "s", "v", "1 AS _change_type"], {}, "kind of a change is a string"),
-        ("t", ["k", "s", "v", "'insert' AS _change_type", "s AS _log_offset"], {}, "order of changes is a bigint"),
+        ("t", ["k", "s", "v", "'insert' AS _change_type", "s AS _log_offset"], {}, "type it has in a changelog"),
         ("t$changelog", ["k", "s", "v"], {}, "not to its changes"),
         ("nope", ["k", "s", "v"], {}, "There is no such table"),
         ("t", ["k", "s", "v"], {"writer": "w"}, "says nothing of a batch write"),
         ("t", ["k", "s", "v"], {"columns": "k"}, "says nothing of a batch write"),
+        ("t", ["k", "s", "v"], {"txnId": ""}, "`txnId`"),
+        ("t", ["k", "s", "v"], {"txnId": "x" * 300}, "`txnId`"),
         ("t", ["k", "s", "v"], {"mode": "overwrite", "table": "log"}, "Only a table with a key"),
         ("t", ["k", "s", "v", "'insert' AS _change_type"], {"mode": "overwrite"}, "are written in mode"),
+        ("t", ["k", "s", "v"], {"checkpointLocation": "/tmp"}, "says nothing of a batch write"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_task(

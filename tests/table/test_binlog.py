@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.table import binlog
-from kvstore.table.changelog import CHANGE_FIELDS, _about
+from kvstore.table.changelog import CHANGE_FIELDS, About
 from logformat.ids import BucketId
 from tests.support.strategies import record_batches, values_of
 from tests.support.tables import binlog_of
@@ -83,8 +83,10 @@ def test_rows_of_every_type(data: st.DataObject) -> None:
     while len(kinds) < rows.num_rows:
         kinds += data.draw(st.sampled_from([[INSERT], [PREIMAGE, POSTIMAGE], [DELETE]]))
     kinds = kinds[: rows.num_rows]  # maybe without the second half of the last update
-    about = _about(BucketId(0), np.arange(len(kinds)), np.array(kinds, np.uint8), 0, 0)
-    changes = pa.record_batch([*about.columns, *rows.columns], names=[*CHANGE_FIELDS.names, *rows.schema.names])
+    about = About(BucketId(0), np.arange(len(kinds)), np.array(kinds, np.uint8), 0, 0)
+    changes = pa.record_batch(
+        [*map(about.column, CHANGE_FIELDS.names), *rows.columns], names=[*CHANGE_FIELDS.names, *rows.schema.names]
+    )
     row = pa.struct([field.with_nullable(True) for field in rows.schema])
     schema = pa.schema([*CHANGE_FIELDS, pa.field("before", row), pa.field("after", row)])
     found = list(binlog.binlog_of([changes], schema))

@@ -502,9 +502,14 @@ def test_an_interrupted_flush_leaves_the_writer_as_it_is() -> None:
     writer = TableWriter(table, WHO)
     writer.upsert(row(1))
     main = threading.get_ident()
+    # A shell has what it runs in the background ignore this signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        writer.flush()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    finally:
+        signal.signal(signal.SIGINT, before)
     writer.upsert(row(2))
     table.ways[0].open()
     writer.close()

@@ -1,0 +1,164 @@
+"""Commits of changes that are spread already: all or nothing, one after the other, and in place of all rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore import Aggregate
+from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
+from tests.conftest import OpenStore
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+COMMITS, ROWS = 12, 10
+
+
+def changes(keys: Any, value: int = 0) -> kvstore.Changes:
+    return kvstore.Changes.of([("upsert", {"k": k, "v": value}) for k in keys], SCHEMA)
+
+
+def commit(pipe: Pipe, path: str, first: int) -> None:
+    """Commit rows of its own, over and over, each time with a store that is opened anew."""
+    pipe.send("ready")
+    pipe.recv()
+    for number in range(COMMITS):
+        with kvstore.open(path) as store:
+            table = store.table("t")
+            start = first + number * ROWS
+            answer = table.apply_parts(table.by_bucket(changes(range(start, start + ROWS))), "batches")
+            assert not any(each.duplicated for each in answer.by_bucket.values())
+    pipe.send("done")
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_commits_of_several_processes_at_once_are_all_there(store: kvstore.Store, buckets: int) -> None:
+    """Who comes next takes the next number, however much of the one before waits for the index."""
+    table = store.create_table("t", SCHEMA, "k", buckets=buckets)
+    with (
+        Child(commit, str(store.path), 0) as one,
+        Child(commit, str(store.path), 10_000) as two,
+        Child(commit, str(store.path), 20_000) as three,
+    ):
+        children = (one, two, three)
+        for child in children:
+            assert child.hear() == "ready"
+        for child in children:
+            child.say("go")
+        for child in children:
+            assert child.hear() == "done"
+    assert table.count() == len(children) * COMMITS * ROWS
+    assert table.bucket(0).last_sequence(table.writers["batches"].writer_id) == len(children) * COMMITS - 1
+
+
+def replace_all(pipe: Pipe, path: str) -> None:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        table.apply_parts(table.by_bucket(changes([-1])), "batches", replaces=True)
+    pipe.send("done")
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_what_was_acknowledged_before_is_replaced(open_store: OpenStore, buckets: int) -> None:
+    """Also what its writer has not committed to the index yet."""
+    store = open_store(commit_idle_ms=60_000, commit_wait_ms=60_000)
+    table = store.create_table("t", SCHEMA, "k", buckets=buckets)
+    for number in range(20):
+        table.upsert({"k": number, "v": 0})
+    with Child(replace_all, str(store.path)) as child:
+        assert child.hear() == "done"
+    assert rows_of(table) == [{"k": -1, "v": 0}]
+    table.upsert({"k": 5, "v": 5})
+    assert table.count() == 2
+
+
+KEYS = st.tuples(
+    st.integers(-2, 2),
+    st.sampled_from(["", "a", "b"]),
+    st.sampled_from([Decimal("-1.50"), Decimal("0.00"), Decimal("2.25")]),
+    st.sampled_from([b"ab", b"\0\0"]),
+    st.sampled_from([dt.datetime(2026, 1, 1, tzinfo=dt.UTC), dt.datetime(1969, 1, 1, tzinfo=dt.UTC)]),
+)
+WIDE = pa.schema(
+    [
+        pa.field("i", pa.int16(), False),
+        pa.field("s", pa.string(), False),
+        pa.field("d", pa.decimal128(5, 2), False),
+        pa.field("b", pa.binary(2), False),
+        pa.field("t", pa.timestamp("us", "UTC"), False),
+        pa.field("v", pa.int64()),
+    ]
+)
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(st.lists(KEYS, max_size=6), st.lists(KEYS, max_size=6), st.integers(1, 3))
+def test_replacing_leaves_what_is_written(
+    tmp_path_factory: pytest.TempPathFactory, before: list[tuple[Any, ...]], after: list[tuple[Any, ...]], buckets: int
+) -> None:
+    def rows(keys: list[tuple[Any, ...]], value: int) -> list[dict[str, Any]]:
+        return [{**dict(zip("isdbt", key, strict=True)), "v": value} for key in keys]
+
+    with kvstore.open(tmp_path_factory.mktemp("replaced") / "s") as store:
+        table = store.create_table("t", WIDE, ["i", "s", "d", "b", "t"], buckets=buckets)
+        table.upsert(rows(before, 0))
+        written = table.by_bucket(kvstore.Changes.of([("upsert", row) for row in rows(after, 1)], WIDE))
+        table.apply_parts(written, "w", replaces=True)
+        assert {tuple(row.values()) for row in rows_of(table)} == {(*key, 1) for key in after}
+        gone = [row for batch in table.changelog() for row in batch.to_pylist() if row["_change_type"] == "delete"]
+        assert {tuple(row[name] for name in "isdbt") for row in gone} == set(before) - set(after)
+        assert store.check().ok
+
+
+def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    table.apply(changes(range(4)))
+    old = table.by_bucket(changes([1, 9], 1))
+    store.add_columns("t", [pa.field("n", pa.int64())])
+    table.apply_parts(old, "w", replaces=True)
+    assert sorted(row["k"] for row in rows_of(table)) == [1, 9]
+    assert {row["n"] for row in rows_of(table)} == {None}
+
+
+@pytest.mark.parametrize("epoch", [-1, True, "7", 1.5, 2**70])
+def test_an_epoch_that_is_none(store: kvstore.Store, epoch: Any) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    with pytest.raises(InvalidRequest, match="`epoch` is an integer"):
+        table.apply_parts({}, "w", epoch)
+    with pytest.raises(InvalidRequest, match="`epoch` is an integer"):
+        table.apply_epoch(changes([]), "w", epoch)
+    assert table.writers == {}
+
+
+def test_rows_of_another_bucket(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    parts = table.by_bucket(changes(range(10)))
+    for wrong in ({0: parts[1]}, {1: parts[0], 0: parts[1]}, {2: parts[0]}, {0: changes(range(10))}):
+        with pytest.raises(InvalidRequest, match="belong to another bucket"):
+            table.apply_parts(wrong, "w")
+    assert table.count() == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"primary_key": None}, {"merge_engine": "first_row"}, {"delete_behavior": "ignore"}]
+)
+def test_tables_that_can_not_be_replaced(store: kvstore.Store, options: dict[str, Any]) -> None:
+    table = store.create_table("t", SCHEMA, **({"primary_key": "k"} | options))
+    with pytest.raises(UnsupportedOperation, match="can be replaced"):
+        table.apply_parts({}, "w", replaces=True)
+
+
+def test_a_content_that_is_refused_leaves_the_number_free(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2, merge_engine=Aggregate({"v": "sum"}))
+    table.apply_parts(table.by_bucket(changes([1], 2**62)), "w")
+    with pytest.raises(StoreError):
+        table.apply_parts(table.by_bucket(changes([1], 2**62)), "w")
+    table.apply_parts(table.by_bucket(changes([2], 1)), "w")
+    assert sorted(row["v"] for row in rows_of(table)) == [1, 2**62]
