@@ -107,7 +107,7 @@ class Controller:
         self._working = threading.Lock()
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
-        self._at_work = self._closing = False
+        self._at_work = self._closing = self._over = False
         self.failure: StoreError | None = None
 
     def appended(self, txid: Txid) -> None:
@@ -135,7 +135,13 @@ class Controller:
             Unavailable: There is too little memory; or the worker ended without an answer.
             StoreFull, LogFailed: The disk refuses.
             CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+            StoreClosed: The store was closed.
         """
+        if self._closing:
+            raise self._closed()
+        return self._checkpoint()
+
+    def _checkpoint(self) -> Checkpoint:
         with self._working, refusals(self._images):
             began = self._clock.monotonic()
             if (reason := obstacle(self._store)) is not None:
@@ -158,14 +164,17 @@ class Controller:
         if thread is not None:
             thread.join(CLOSE_SECONDS)
         with self._mutex:
+            self._over = True
             if self._running is not None:
                 self._running.kill()
         if thread is not None:
             thread.join()
+        with self._working:
+            pass  # whoever asked for one knows how it ended
 
     def _run(self) -> None:
         try:
-            self.checkpoint()
+            self._checkpoint()
         except StoreLocked:
             self._fail(None)
         except StoreError as error:
@@ -188,8 +197,8 @@ class Controller:
             seconds=WORKER_SECONDS,
         )
         with self._mutex:
-            if self._closing:
-                raise StoreClosed("The store was closed; open it again.", path=self._store)
+            if self._over:
+                raise self._closed()
             running = self._running = self._start(task)
         try:
             answer = running.answer(WORKER_SECONDS)
@@ -201,6 +210,9 @@ class Controller:
         if isinstance(answer, Refused):
             raise error_of(answer)
         return answer
+
+    def _closed(self) -> StoreClosed:
+        return StoreClosed("The store was closed; open it again.", path=self._store)
 
     def _remove_old(self, newest: Txid, previous: Txid) -> None:
         """Remove images that came before the newest, but for the one that stands in for it."""
