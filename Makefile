@@ -9,7 +9,7 @@ SCRATCH = $(or $(TMPDIR),$(shell df --output=avail -BG /dev/shm 2>/dev/null | aw
 
 SPARK_ROWS ?= 10000000
 
-.PHONY: setup demo test test-long bench bench-growth bench-parts bench-spark lint lock clean
+.PHONY: setup demo test test-long bench bench-growth bench-catalog bench-parts bench-spark lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -48,6 +48,9 @@ bench: .venv/bench
 
 bench-growth: .venv/bench
 	$(BIN)/python -m benchmarks.growth
+
+bench-catalog: .venv/ready
+	$(BIN)/python -m benchmarks.catalog
 
 bench-parts: .venv/ready
 	$(BIN)/python -m benchmarks.parts

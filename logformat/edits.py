@@ -173,7 +173,9 @@ def decode(data: bytes) -> Edit:
         raise CorruptImage("An edit of the catalog fails its checksum; run `kvstore check`.")
     _, op, version, txid, epoch, time_ms = struct.unpack_from(_HEAD, data)
     if version != 1 or op not in _PAYLOADS:
-        raise UnsupportedVersion("The catalog holds an edit of a newer kvstore; upgrade.", op=op, txid=txid)
+        raise UnsupportedVersion(
+            "The catalog holds an edit of a newer kvstore; upgrade.", op=op, version=version, txid=txid
+        )
     try:
         payload = msgspec.json.decode(data[_HEAD_BYTES:], type=_PAYLOADS[op])
     except msgspec.ValidationError as error:

@@ -1,4 +1,7 @@
-"""Nothing of the catalog can be forgotten: every field of every struct comes back from an image, and from an edit."""
+"""Nothing of the catalog can be forgotten: every field of every struct comes back from an image.
+
+Of edits ``tests/logformat/test_edits.py`` says the same.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,13 @@ import dataclasses
 from pathlib import Path
 from uuid import UUID
 
-import pytest
-
 from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
-from logformat import edits
-from logformat.edits import Edit, Payload, TableOptions
-from logformat.ids import Epoch, Txid
+from logformat.edits import TableOptions
+from logformat.ids import Epoch
 from logformat.image import counts_of
 from tests.support.filled import Filler, fields_of
 
@@ -66,9 +66,3 @@ def test_no_field_is_left_out_when_states_are_compared() -> None:
 
 def test_an_empty_catalog_comes_back_from_an_image(tmp_path: Path) -> None:
     assert through_an_image(CatalogState(), tmp_path / "image") == CatalogState()
-
-
-@pytest.mark.parametrize("kind", edits._PAYLOADS.values(), ids=lambda kind: kind.__name__)
-def test_every_field_of_an_edit_comes_back(kind: type[Payload]) -> None:
-    made = Edit(txid=Txid(3), epoch=Epoch(4), time_ms=5, payload=Filler().of(kind))
-    assert edits.decode(edits.encode(made)) == made
