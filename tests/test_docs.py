@@ -51,3 +51,11 @@ def test_where_spark_is_imported() -> None:
 def test_spark_users_are_told_when_writes_are_seen() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "within 250 ms, on large tables within five index commits, and at once after `table.flush()`" in readme
+
+
+def test_errors_that_operations_explain_are_raised() -> None:
+    explained = re.findall(r"`(\w+): ([^`]+)`", (ROOT / "docs" / "operations.md").read_text())
+    assert len(explained) >= 5
+    sources = [path.read_text() for room in ("kvstore", "logformat") for path in (ROOT / room).rglob("*.py")]
+    for kind, message in explained:
+        assert any(re.search(rf"{kind}\(\s*f?\"{re.escape(message)}", source) for source in sources), (kind, message)
