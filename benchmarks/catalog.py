@@ -117,6 +117,7 @@ def main() -> None:
             for number in range(arguments.rounds):
                 if number:
                     add_edits(path, arguments.edits // arguments.rounds)
+                    store.list_tables()  # or the first upsert would replay them
                 alone_ms = alone(table, rows, random)
                 beside_ms, made = beside(store, table, rows, random)
                 of_image = {"image bytes": made.bytes, "seconds": made.seconds, "dropped": made.dropped_edits}
