@@ -62,7 +62,9 @@ load.portions = functools.partial(load.portions, rows_max={rows})
 
 def process(*arguments: object, script: str = "", **options: Any) -> subprocess.Popen[str]:
     """The command as a process of its own, after a script has run in it."""
-    code = f"import sys\n{script}\nfrom kvstore.cli.main import main\nmain()"
+    # A shell has what it runs in the background ignore SIGINT, and that is inherited.
+    interrupts = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"import sys\n{interrupts}\n{script}\nfrom kvstore.cli.main import main\nmain()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,
