@@ -79,6 +79,9 @@ def _is_compressed(message: memoryview) -> bool:
     table = _Table(metadata, _follow(metadata, 0))
     if metadata[table.field(1)] != _RECORD_BATCH:
         raise CorruptBatch("The Arrow message of a batch is no record batch; run `kvstore check`.")
+    if table.field(4):
+        # Arrow 0.17 named the codec there, Arrow still takes it from there, and then sizes are nowhere looked at.
+        raise CorruptBatch("The Arrow message of a batch has metadata of its own; run `kvstore check`.")
     batch = _Table(metadata, _follow(metadata, table.field(2)))
     if not batch.field(3):
         return False

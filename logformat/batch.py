@@ -231,6 +231,18 @@ def decode_batch(
     view = memoryview(buffer)
     header = decode_header(view)
     verify(header, view)
+    return decode_verified(header, view, schema, columns, validate=validate)
+
+
+def decode_verified(
+    header: BatchHeader,
+    view: memoryview,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    *,
+    validate: bool = False,
+) -> LogBatch:
+    """Like :func:`decode_batch`, of a batch whose header was read and whose checksum was found right."""
     layout, count = LAYOUTS[header.magic], header.record_count
     place = layout.size + header.statistics_length
     statistics = bytes(view[layout.size : place])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -45,9 +46,21 @@ _SHORT = {
     ChangeType.UPDATE_POSTIMAGE: "+U",
     ChangeType.DELETE: "-D",
 }
+_SAME_MAX = 1 << 18
 _WORDS = pa.array([change.word for change in ChangeType], pa.string())
 
 
 def words_of(change_types: np.ndarray) -> pa.StringArray:
     """Column of words for a column of byte codes (uint8)."""
+    count = len(change_types)
+    if 2 <= count <= _SAME_MAX:
+        evens, odds = change_types[::2], change_types[1::2]
+        # Nearly all batches are of one kind of change, or of updates, whose halves take turns.
+        if (evens == evens[0]).all() and (odds == odds[0]).all():
+            return _turns(int(evens[0]), int(odds[0])).slice(0, count)
     return _WORDS.take(pa.array(change_types))
+
+
+@lru_cache(len(ChangeType))
+def _turns(even: int, odd: int) -> pa.StringArray:
+    return _WORDS.take(pa.array(np.tile(np.array([even, odd], np.uint8), _SAME_MAX // 2)))

@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from logformat.arrow_message import Compression
 from logformat.checksum import crc32c
 from logformat.errors import CorruptImage, UnsupportedVersion
-from logformat.ids import Epoch, Offset, SchemaId, Sequence, TableId, Txid, WriterId
+from logformat.ids import Epoch, JobId, Offset, SchemaId, Sequence, TableId, Txid, WriterId
+from logformat.jobs import FileFormat, JobOptions, JobStatistics, SourceFile, TaskCounts
+from logformat.replicas import Finding, Shipped
 
 ChangelogImage = Literal["full", "wal"]
 DeleteBehavior = Literal["allow", "ignore", "disable"]
@@ -137,11 +139,171 @@ class DropConsumer(Payload, frozen=True, kw_only=True):
     name: str
 
 
+class BeginEpoch(Payload, frozen=True, kw_only=True):
+    """The catalog goes on under a new leader, with the edit's epoch: what others do from here on is of no account.
+
+    Edits may be missing before it. What they gave out is not given out again: ids and writers' epochs go on far behind.
+    ``leader`` is a text that no other leader has: two copies of a store may begin an epoch of one number.
+    """
+
+    op: ClassVar[int] = 11
+    leader: str
+
+
+class AddReplica(Payload, frozen=True, kw_only=True):
+    """The store has a replica; one of that name begins anew."""
+
+    op: ClassVar[int] = 12
+    name: str
+    url: str
+
+
+class DropReplica(Payload, frozen=True, kw_only=True):
+    """A replica is none any more."""
+
+    op: ClassVar[int] = 13
+    name: str
+
+
+class ReportReplica(Payload, frozen=True, kw_only=True):
+    """TellReplica as it was written before there was that: without its time."""
+
+    op: ClassVar[int] = 14
+    name: str
+    shipped: list[Shipped]
+
+
+class FindReplica(Payload, frozen=True, kw_only=True):
+    """A replica was checked; what was found replaces what was found before."""
+
+    op: ClassVar[int] = 15
+    name: str
+    checked_ms: int
+    findings: list[Finding]
+
+
+class LoseLead(Payload, frozen=True, kw_only=True):
+    """Another leader has taken this one's place: of what is written here from now on, it knows nothing.
+
+    ``by``: Its epoch.
+    """
+
+    op: ClassVar[int] = 16
+    by: Epoch
+
+
+class TellReplica(Payload, frozen=True, kw_only=True):
+    """What a replica was told: it replaces what was known of these tracks; everything published at ``as_of_ms``."""
+
+    op: ClassVar[int] = 17
+    name: str
+    as_of_ms: int
+    shipped: list[Shipped]
+
+
+class CreateJob(Payload, frozen=True, kw_only=True):
+    """A job of ingestion begins; its id is the txid of this edit. ``offset``: behind which files are taken."""
+
+    op: ClassVar[int] = 20
+    table_id: TableId
+    name: str
+    source: str
+    format: FileFormat
+    options: JobOptions
+    offset: str | None = None
+
+
+class BeginTask(Payload, frozen=True, kw_only=True):
+    """A job takes files for a task."""
+
+    op: ClassVar[int] = 21
+    table_id: TableId
+    job_id: JobId
+    task: int
+    version: int
+    files: list[SourceFile]
+
+
+class ReadTask(Payload, frozen=True, kw_only=True):
+    """The files of a task are read; nothing of it is applied yet."""
+
+    op: ClassVar[int] = 22
+    table_id: TableId
+    job_id: JobId
+    task: int
+    counts: TaskCounts
+
+
+class EndTask(Payload, frozen=True, kw_only=True):
+    """A task is applied; ``statistics`` are the job's totals after it."""
+
+    op: ClassVar[int] = 23
+    table_id: TableId
+    job_id: JobId
+    task: int
+    version: int
+    offset: str
+    statistics: JobStatistics
+
+
+class FailTask(Payload, frozen=True, kw_only=True):
+    """A task failed and nothing of it was applied; ``statistics`` are the job's totals after it."""
+
+    op: ClassVar[int] = 24
+    table_id: TableId
+    job_id: JobId
+    task: int
+    reason: str
+    statistics: JobStatistics
+    resume_ms: int | None = None
+
+
+class PauseJob(Payload, frozen=True, kw_only=True):
+    """A job is to begin no more tasks."""
+
+    op: ClassVar[int] = 25
+    table_id: TableId
+    job_id: JobId
+    reason: str
+
+
+class ResumeJob(Payload, frozen=True, kw_only=True):
+    """A job is to go on."""
+
+    op: ClassVar[int] = 26
+    table_id: TableId
+    job_id: JobId
+
+
+class AlterJob(Payload, frozen=True, kw_only=True):
+    """A job goes on from elsewhere, or otherwise."""
+
+    op: ClassVar[int] = 27
+    table_id: TableId
+    job_id: JobId
+    version: int
+    offset: str | None
+    options: JobOptions
+
+
+class DropJob(Payload, frozen=True, kw_only=True):
+    """A job ends; its id is never used again."""
+
+    op: ClassVar[int] = 28
+    table_id: TableId
+    job_id: JobId
+
+
+AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
+"""What is about a job that is there."""
+
 _PAYLOADS: dict[int, type[Payload]] = {
     kind.op: kind
     for kind in (
         *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, DropWriter, BeginCommit, EndCommit),
-        *(SetConsumer, DropConsumer),
+        *(SetConsumer, DropConsumer, BeginEpoch),
+        *(AddReplica, DropReplica, ReportReplica, FindReplica, LoseLead, TellReplica),
+        *(CreateJob, BeginTask, ReadTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
     )
 }
 

@@ -22,12 +22,16 @@
     │   └── WriterFenced            a newer incarnation of this writer exists
     ├── Unavailable                 try again later
     │   ├── StoreLocked             another process writes this bucket
-    │   └── StoreFull               no space left
+    │   ├── StoreFull               no space left
+    │   └── ReplicaBehind           a replica can't be brought on, or does not reach so far
     ├── CorruptData                 do not retry: run ``kvstore check``
     │   ├── CorruptBatch            a record batch of the log is damaged
     │   ├── CorruptImage            a file about the catalog is damaged
+    │   ├── MissingVersion          a replica has a hole; repair it from its leader
     │   └── UnsupportedVersion      written by a newer version
+    ├── Diverged                    a copy has what its new leader lacks: keep it, or raise the limit
     ├── LogFailed                   the disk refused; reopen the store
+    ├── TaskFailed                  see to the files, then resume the job; nothing of the task was applied
     └── NotAcknowledged             look whether these rows were written: it is not known
 """
 
@@ -45,7 +49,7 @@ class StoreError(Exception):
         where: Named facts: ``path``, ``position``, ``offset``, ``column`` …
     """
 
-    def __init__(self, message: str, **where: object) -> None:
+    def __init__(self, message: str, /, **where: object) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
@@ -113,7 +117,7 @@ class RowsRefused(InvalidRequest):
         refused: A :class:`writer.Refused` for each part that was, with its rows and its error.
     """
 
-    def __init__(self, message: str, *, refused: Sequence[Any] = (), **where: object) -> None:
+    def __init__(self, message: str, /, *, refused: Sequence[Any] = (), **where: object) -> None:
         super().__init__(message, **where)
         self.refused = list(refused)
 
@@ -157,6 +161,14 @@ class StoreFull(Unavailable):
     """No space left for the log or the index. Nothing was written."""
 
 
+class Diverged(StoreError):
+    """A copy has what the leader it follows lacks. Nothing was changed."""
+
+
+class ReplicaBehind(Unavailable):
+    """A replica can't be brought on from what there is, or does not reach as far as asked."""
+
+
 class CorruptData(StoreError):
     """Stored bytes are damaged. Retrying does not help: run ``kvstore check``."""
 
@@ -169,12 +181,20 @@ class CorruptImage(CorruptData):
     """A file about the catalog is damaged."""
 
 
+class MissingVersion(CorruptData):
+    """A replica has no continuous path to an offset; where, stands in the error. Repair it from its leader."""
+
+
 class UnsupportedVersion(CorruptData):
     """Written by a newer version of kvstore than this one."""
 
 
 class LogFailed(StoreError):
     """The disk refused. What was not acknowledged may or may not be there after a reopen."""
+
+
+class TaskFailed(StoreError):
+    """A task of an ingestion job failed, and the job is paused. Nothing of the task was applied."""
 
 
 class NotAcknowledged(StoreError):

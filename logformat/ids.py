@@ -16,6 +16,8 @@ WriterId = NewType("WriterId", int)
 TableId = NewType("TableId", int)
 BucketId = NewType("BucketId", int)
 SchemaId = NewType("SchemaId", int)
+JobId = NewType("JobId", int)
+"""An ingestion job: the txid of the edit that created it."""
 
 NO_WRITER = WriterId(-1)
 NO_SEQUENCE = Sequence(-1)

@@ -17,10 +17,12 @@ from uuid import UUID
 
 import msgspec
 
+from logformat import jobs
 from logformat.checksum import crc32c
 from logformat.edits import TableOptions, WriterKind
 from logformat.errors import CorruptImage, UnsupportedVersion
-from logformat.ids import Epoch, Offset, SchemaId, Sequence, TableId, Txid, WriterId
+from logformat.ids import Epoch, JobId, Offset, SchemaId, Sequence, TableId, Txid, WriterId
+from logformat.replicas import ReplicaStatus
 
 FORMAT = 1
 """Version of this layout."""
@@ -35,6 +37,19 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What an image is made of."""
 
 
+class Leader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who leads.
+
+    Attributes:
+        epoch, name: As in BeginEpoch; 0 and empty before the first.
+        lost_to: Epoch of the leader that has taken this one's place; 0 if none has.
+    """
+
+    epoch: Epoch = Epoch(0)
+    name: str = ""
+    lost_to: Epoch = Epoch(0)
+
+
 class Head(_Record, frozen=True, kw_only=True):
     """The first record: what the image is of.
 
@@ -42,6 +57,7 @@ class Head(_Record, frozen=True, kw_only=True):
         format: Version of the layout.
         epoch: Of the checkpoint that made it: higher than those of the images that were there.
         txid: The last edit that is in it.
+        leader: Who made this edit.
         created_ms: When it was made.
         next_table_id, next_writer_id: What the catalog gives out next.
         counts: How many records there are of each other kind but the foot.
@@ -51,6 +67,7 @@ class Head(_Record, frozen=True, kw_only=True):
     store_id: UUID
     epoch: Epoch
     txid: Txid
+    leader: Leader = Leader()
     created_ms: int
     next_table_id: TableId
     next_writer_id: WriterId
@@ -114,14 +131,29 @@ class Consumer(_Record, frozen=True, kw_only=True):
     until_ms: int | None
 
 
+class Job(_Record, frozen=True, kw_only=True):
+    """An ingestion job of a table."""
+
+    table_id: TableId
+    job_id: JobId
+    job: jobs.JobStatus
+
+
+class Replica(_Record, frozen=True, kw_only=True):
+    """A replica of the store."""
+
+    name: str
+    replica: ReplicaStatus
+
+
 class Foot(_Record, frozen=True, kw_only=True):
     """The last record; ``crc32c`` is that of all bytes before it."""
 
     crc32c: int
 
 
-Item: TypeAlias = Table | Schema | Writer | Former | Commit | Consumer
-ITEMS: tuple[type[Item], ...] = (Table, Schema, Writer, Former, Commit, Consumer)
+Item: TypeAlias = Table | Schema | Writer | Former | Commit | Consumer | Job | Replica
+ITEMS: tuple[type[Item], ...] = (Table, Schema, Writer, Former, Commit, Consumer, Job, Replica)
 """What stands between head and foot."""
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from logformat import octets
 from logformat.errors import CorruptData, KeyTooLarge
-from logformat.octets import Octets
+from logformat.octets import WORD, Octets
 from logformat.schema import fixed_width, is_variable
 
 KEY_BYTES_MAX = 511
@@ -81,6 +81,8 @@ class KeyCodec:
         Raises:
             CorruptData: A key ends too early or too late.
         """
+        if keys.width is not None and keys.width == self.width:
+            return self._decode_fixed(keys.matrix())
         flat = keys.flat
         place, ends = keys.offsets[:-1] + len(ROW), keys.offsets[1:]
         stops = np.flatnonzero(flat == 0) if self.width is None else np.zeros(0, np.int64)
@@ -96,10 +98,24 @@ class KeyCodec:
                 following = code_ends = place + fixed_width(field.type)
             if (following > ends).any():
                 raise CorruptData("A stored key is cut short; run `kvstore check`.", column=field.name)
-            columns.append(_decode(octets.slices(flat, place, code_ends), field.type))
+            codes = octets.slices(flat, place, code_ends)
+            if is_variable(field.type):
+                columns.append(_decode_variable(codes, field.type))
+            else:
+                shape = len(codes), fixed_width(field.type)
+                matrix = np.ndarray(shape, np.uint8, codes.buffers()[2] or b"")
+                columns.append(_decode_fixed(matrix, field.type))
             place = following
         if (place != ends).any():
             raise CorruptData("A stored key is too long; run `kvstore check`.")
+        return columns
+
+    def _decode_fixed(self, keys: np.ndarray) -> list[pa.Array]:
+        columns, place = [], len(ROW)
+        for field in self._fields:
+            following = place + fixed_width(field.type)
+            columns.append(_decode_fixed(keys[:, place:following], field.type))
+            place = following
         return columns
 
 
@@ -132,22 +148,28 @@ def _encode_fixed(column: pa.Array) -> np.ndarray:
     return big_endian
 
 
-def _decode(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+def _decode_variable(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     data = codes.buffers()[2] or b""
-    rows = len(codes)
-    if is_variable(kind):
-        if len(data) and (np.frombuffer(data, np.uint8) == _ESCAPES[0][0][0]).any():
-            for byte, code in reversed(_ESCAPES):
-                codes = pc.replace_substring(codes, code, byte)
-        return pa.Array.from_buffers(kind, rows, codes.buffers())
-    width = fixed_width(kind)
-    stored = np.frombuffer(data, np.uint8, rows * width).reshape(rows, width)
-    if not _is_opaque(kind):
-        stored = stored[:, ::-1].copy()
-        if _is_signed(kind):
-            stored[:, -1] ^= _SIGN
+    if len(data) and (np.frombuffer(data, np.uint8) == _ESCAPES[0][0][0]).any():
+        for byte, code in reversed(_ESCAPES):
+            codes = pc.replace_substring(codes, code, byte)
+    return pa.Array.from_buffers(kind, len(codes), codes.buffers())
+
+
+def _decode_fixed(codes: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Column of a uint8 matrix of codes."""
+    rows, width = codes.shape
     if pa.types.is_boolean(kind):
-        return pa.array(stored[:, 0] != 0)
+        return pa.array(codes[:, 0] != 0)
+    if _is_opaque(kind):
+        stored = np.ascontiguousarray(codes)
+    elif width <= WORD:
+        stored = codes.view(f">u{width}").astype(f"<u{width}")
+        if _is_signed(kind):
+            stored ^= stored.dtype.type(_SIGN << 8 * (width - 1))
+    else:
+        stored = codes[:, ::-1].copy()
+        stored[:, -1] ^= _SIGN
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(stored)])
 
 

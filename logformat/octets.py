@@ -19,6 +19,10 @@ WORD = 8
 _BYTES_MAX = 2**31 - 1
 EMPTY = pa.scalar(b"", pa.binary())
 _BINARY = pa.binary()
+_INLINE_MAX = 12
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("start", "<i4")])
+_INLINE = np.dtype([("length", "<i4"), ("bytes", "V12")])
+"""Arrow's view of a string of more than 12 bytes, and of another. No cast to ``binary`` looks at the prefix."""
 
 
 class Octets:
@@ -62,6 +66,11 @@ class Octets:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __getitem__(self, place: int) -> bytes:
+        if place < 0:
+            place += len(self)
+        return self.flat[self.offsets[place] : self.offsets[place + 1]].tobytes()
+
     @property
     def lengths(self) -> np.ndarray:
         """int64 ``(n,)``."""
@@ -71,6 +80,10 @@ class Octets:
         """The strings as rows of a matrix; for columns that know their width."""
         assert self.width is not None
         return self.flat[self.offsets[0] : self.offsets[-1]].reshape(len(self), self.width)
+
+    def slice(self, start: int, stop: int) -> Octets:
+        """The strings from ``start`` to ``stop`` (exclusive), which lie in order; no copy."""
+        return Octets(self.flat, self.offsets[start : stop + 1], self.width)
 
     def without_empty(self) -> Octets:
         """Those that have any bytes."""
@@ -113,14 +126,57 @@ class Octets:
             at which word each string begins.
         """
         if self.width is not None:
-            padding = -self.width % WORD
-            matrix = self.matrix()
-            if padding:
-                matrix = np.zeros((len(self), self.width + padding), np.uint8)
-                matrix[:, : self.width] = self.matrix()
-            return matrix.view("<u8"), None
+            return _words(self.matrix()), None
         padded = join(self, word_padding(self.lengths))
         return padded.flat[: padded.offsets[-1]].view("<u8"), padded.offsets[:-1] // WORD
+
+
+def windows(flat: np.ndarray, width: int) -> np.ndarray:
+    """At each byte of uint8 ``flat`` the ``width`` bytes from there on, as far as there are so many; no copy."""
+    return np.ndarray((max(0, len(flat) - width + 1),), f"V{width}", flat, 0, (1,))
+
+
+def gather(
+    buffers: Sequence[np.ndarray], starts: np.ndarray, lengths: np.ndarray, which: np.ndarray | None = None
+) -> Octets:
+    """Copies of strings that lie anywhere, in any order; of known width if all have the same and lie in one buffer.
+
+    Args:
+        buffers: uint8, each less than 2 GiB; behind the begin of every string there are at least 12 bytes.
+        starts, lengths: Integers ``(n,)``; every string is within its buffer.
+        which: The buffer of each; the first if None.
+    """
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    if which is None and shortest == longest > 0:
+        return _gather_matrix(buffers[0], starts, longest)
+    views = np.zeros(len(starts), _VIEW)
+    views["length"], views["start"] = lengths, starts
+    if which is not None:
+        views["buffer"] = which
+    if shortest <= _INLINE_MAX:
+        _put_inline(views, buffers)
+    data = [pa.py_buffer(buffer) for buffer in buffers]
+    column = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *data])
+    return Octets.from_arrow(column.cast(_BINARY))
+
+
+def gather_padded(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Octets | None:
+    """Like :func:`gather`, with zeros behind the shorter strings so that all have the width of the longest.
+
+    Args:
+        lengths: Behind the begin of the last string there are as many bytes as the longest has.
+
+    Returns:
+        None if they are not made of whole words, or would take more than twice their bytes.
+    """
+    longest = int(lengths.max(initial=0))
+    if not longest or (lengths & (WORD - 1)).any() or longest * len(lengths) > 2 * int(lengths.sum()):
+        return None
+    strings = _gather_matrix(flat, starts, longest)
+    words = strings.matrix().view("<u8")
+    for nth in range(int(lengths.min()) // WORD, longest // WORD):
+        words[lengths <= nth * WORD, nth] = 0
+    return strings
 
 
 def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryArray:
@@ -146,6 +202,33 @@ def word_padding(lengths: np.ndarray) -> Octets:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     (-lengths & (WORD - 1)).cumsum(out=offsets[1:])
     return Octets(np.zeros(offsets[-1], np.uint8), offsets)
+
+
+def _words(matrix: np.ndarray) -> np.ndarray:
+    """Rows of a uint8 matrix as uint64 words, zeros added to the last one of each."""
+    rows, width = matrix.shape
+    whole, more = divmod(width, WORD)
+    if not more:
+        return matrix.view("<u8")
+    words = np.empty((rows, whole + 1), "<u8")
+    if not whole:
+        words[:] = 0
+        words.view(np.uint8)[:, :width] = matrix
+        return words
+    words[:, :whole] = matrix[:, : whole * WORD].view("<u8")
+    # A word that ends where the row does is copied faster than some bytes.
+    words[:, whole] = matrix[:, width - WORD :].view("<u8")[:, 0] >> np.uint64((WORD - more) * WORD)
+    return words
+
+
+def _gather_matrix(flat: np.ndarray, starts: np.ndarray, width: int) -> Octets:
+    return Octets.from_matrix(windows(flat, width)[starts].view(np.uint8).reshape(-1, width))
+
+
+def _put_inline(views: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
+    for nth, buffer in enumerate(buffers):
+        rows = np.flatnonzero((views["length"] <= _INLINE_MAX) & (views["buffer"] == nth))
+        views.view(_INLINE)["bytes"][rows] = windows(buffer, _INLINE_MAX)[views["start"][rows]]
 
 
 def _one(string: np.ndarray) -> Octets:

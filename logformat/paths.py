@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from logformat.ids import BucketId, Offset, TableId, Txid
+from logformat.errors import CorruptImage
+from logformat.ids import BucketId, JobId, Offset, TableId, Txid
 
 STORE_FILE = "STORE"
 JOURNAL = Path("meta/journal")
+UNFINISHED_JOURNAL = Path("meta/journal.tmp")
+SHIPPING = Path("meta/SHIPPING")
+FOLLOWING = Path("meta/FOLLOWING")
 IMAGES = Path("meta/image")
 UNFINISHED_IMAGE = "image.ckpt"
 """An image being written; whoever holds the lock of the images may remove it."""
@@ -18,6 +22,10 @@ COMMIT_FILE = "COMMIT"
 WANTED_FILE = "WANTED"
 WRITING_FILE = "WRITING"
 STAGING = "staging"
+JOBS = "jobs"
+TAKEN_FILE = "taken.jsonl"
+REJECTED = "rejected"
+LOST = "lost"
 LOG = "log"
 INDEX = "index"
 REBUILT_INDEX = "index.rebuilt"
@@ -28,12 +36,13 @@ SNAPSHOT_MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
 """Suffix of a file or directory that is not finished; whoever holds the lock may remove it."""
 
-_LOG_FILE = re.compile(r"(\d{20})\.log")
-_SPARSE_INDEX_FILE = re.compile(r"(\d{20})\.index")
-_WRITERS_FILE = re.compile(r"(\d{20})\.writers")
-_SNAPSHOT = re.compile(r"(\d{20})")
-_IMAGE = re.compile(r"image\.(\d{20})")
-_STAGED = re.compile(r"((\d+)-[0-9a-f]{32})\.batches")
+_LOG_FILE = re.compile(r"([0-9]{20})\.log")
+_SPARSE_INDEX_FILE = re.compile(r"([0-9]{20})\.index")
+_WRITERS_FILE = re.compile(r"([0-9]{20})\.writers")
+_SNAPSHOT = re.compile(r"([0-9]{20})")
+_IMAGE = re.compile(r"image\.([0-9]{20})")
+_REPAIR = re.compile(r"repair\.([0-9]{20})")
+_STAGED = re.compile(r"(([0-9]+)-[0-9a-f]{32})\.batches")
 
 
 def image_file(images: Path, txid: Txid) -> Path:
@@ -45,6 +54,22 @@ def image_txid(name: str) -> Txid | None:
     """The edit in the name of an image; None for any other name."""
     match = _IMAGE.fullmatch(name)
     return Txid(int(match[1])) if match else None
+
+
+def lost_directory(store: Path, txid: Txid) -> Path:
+    """What a recovery of the catalog, whose own edit has this number, put aside."""
+    return store / LOST / f"{txid:020d}"
+
+
+def repair_directory(store: Path, number: int) -> Path:
+    """What a repair put aside, by its number."""
+    return store / LOST / f"repair.{number:020d}"
+
+
+def repair_number(name: str) -> int | None:
+    """The number in such a name; None for any other name."""
+    match = _REPAIR.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
@@ -88,8 +113,15 @@ def writing_file(store: Path, table: TableId) -> Path:
 
 
 def staged_file(store: Path, commit_id: str) -> Path:
-    """What a commit has for each bucket, until all have it."""
-    return store / STAGING / f"{commit_id}.batches"
+    """What a commit has for each bucket, until all have it.
+
+    Raises:
+        CorruptImage: Commits have no such ids; the catalog may be a replica's, and such a one must not become a path.
+    """
+    name = f"{commit_id}.batches"
+    if not _STAGED.fullmatch(name):
+        raise CorruptImage("The catalog holds a commit whose id is none.", commit_id=ascii(commit_id))
+    return store / STAGING / name
 
 
 def staged_commit(name: str, table: TableId) -> str | None:
@@ -109,6 +141,16 @@ def task_file(store: Path, job: str, partition: int, attempt: int) -> Path:
 def is_task_file(name: str) -> bool:
     """Whether a file in ``staging/`` holds rows of a task."""
     return name.endswith(".rows")
+
+
+def job_directory(store: Path, job: JobId) -> Path:
+    """Where an ingestion job keeps what is not in the catalog."""
+    return store / JOBS / str(job)
+
+
+def rejected_file(job: Path, task: int) -> Path:
+    """Which rows a task of a job left out."""
+    return job / REJECTED / f"{task}.jsonl"
 
 
 def segment_base(name: str) -> Offset | None:

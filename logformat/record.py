@@ -37,7 +37,6 @@ class RecordCodec:
         self, types: Sequence[pa.DataType], head: Sequence[tuple[str, str]] = (), *, aligned: bool = False
     ) -> None:
         self._types = list(types)
-        self._aligned = aligned
         self._variable = [i for i, kind in enumerate(types) if is_variable(kind)]
         self._names = [f"c{i}" for i in range(len(types))]
         bitmap_bytes = (len(self._types) + 7) // 8
@@ -45,9 +44,7 @@ class RecordCodec:
             [*head, ("nulls", np.uint8, (bitmap_bytes,))]
             + [(f"c{i}", _LENGTH if is_variable(kind) else _dtype(kind)) for i, kind in enumerate(types)]
         )
-        whole_words = plain.itemsize + -plain.itemsize % WORD
-        self._in_words = _resized(plain, whole_words)
-        self.dtype = self._in_words if aligned and not self._variable else plain
+        self.dtype = _in_words(plain) if aligned and not self._variable else plain
 
     def encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[np.ndarray, list[Octets]]:
         """Fixed parts of ``rows`` records, head left zero, and the columns of the variable part."""
@@ -90,14 +87,11 @@ class RecordCodec:
         if (fixed_ends > ends).any():
             raise CorruptData("A stored record is cut short; run `kvstore check`.")
         rows = len(starts)
-        if rows == 1 or (rows and starts[0] + rows * size == ends[-1]):
-            fixed = np.frombuffer(flat, self.dtype, rows, int(starts[0]))  # one, or nothing but fixed parts
-        elif rows and self._aligned:
-            words = flat[: ends[-1]].view("<u8")
-            places = (starts // WORD)[:, None] + np.arange(self._in_words.itemsize // WORD)
-            fixed = words[places].view(self._in_words)[:, 0]
+        step = int(starts[1] - starts[0]) if rows > 1 else size
+        if rows and (starts[1:] - starts[:-1] == step).all():
+            fixed = np.ndarray((rows,), self.dtype, flat, int(starts[0]), (step,))
         else:
-            fixed = np.frombuffer(octets.slices(flat, starts, fixed_ends).buffers()[2] or b"", self.dtype, rows)
+            fixed = octets.windows(flat, size)[starts].view(self.dtype)
         ranges, place = {}, fixed_ends
         for i in self._variable:
             following = place + fixed[self._names[i]]
@@ -116,10 +110,11 @@ class RecordCodec:
         return columns
 
 
-def _resized(dtype: np.dtype, size: int) -> np.dtype:
-    """The same fields in an item of ``size`` bytes."""
+def _in_words(dtype: np.dtype) -> np.dtype:
+    """The same fields in an item of whole words."""
     fields: Any = dtype.fields or {}
     formats, offsets = [field[0] for field in fields.values()], [field[1] for field in fields.values()]
+    size = dtype.itemsize + -dtype.itemsize % WORD
     return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from logformat.errors import InvalidRequest, SchemaMismatch
+from logformat.errors import InvalidRequest, UnsupportedVersion
 
 COLUMNS_MAX = 4096
 NAME_BYTES_MAX = 255
@@ -148,9 +148,9 @@ def from_json(columns: Sequence[dict[str, Any]]) -> pa.Schema:
     """The schema that :func:`to_json` wrote.
 
     Raises:
-        SchemaMismatch: It holds something else.
+        UnsupportedVersion: It holds something else.
     """
-    return pa.schema([_field_from_json(column) for column in columns])
+    return pa.schema([_field_from_json(column, 0) for column in columns])
 
 
 def _normalise_field(field: pa.Field, column: str, depth: int) -> pa.Field:
@@ -186,14 +186,14 @@ def _type_to_json(stored: pa.DataType) -> str | dict[str, Any]:
     return {"struct": [_field_to_json(stored.field(i)) for i in range(stored.num_fields)]}
 
 
-def _field_from_json(column: Any) -> pa.Field:
+def _field_from_json(column: Any, depth: int) -> pa.Field:
     match column:
-        case {"name": str(name), "type": written, "nullable": bool(nullable)}:
-            return pa.field(name, _type_from_json(written), nullable)
-    raise SchemaMismatch("A stored schema holds a column this version does not know.", column=column)
+        case {"name": str(name), "type": written, "nullable": bool(nullable)} if depth <= NESTING_MAX:
+            return pa.field(name, _type_from_json(written, depth + 1), nullable)
+    raise UnsupportedVersion("A stored schema holds a column this kvstore does not know; upgrade.", depth=depth)
 
 
-def _type_from_json(written: Any) -> pa.DataType:
+def _type_from_json(written: Any, depth: int) -> pa.DataType:
     match written:
         case str() if written in _PLAIN:
             return _PLAIN[written]
@@ -201,10 +201,12 @@ def _type_from_json(written: Any) -> pa.DataType:
             return pa.binary(width)
         case {"decimal128": [int(precision), int(scale)]} if 0 < precision <= 38 and -(2**31) <= scale < 2**31:
             return pa.decimal128(precision, scale)
-        case {"map": [key, item]}:
-            return pa.map_(_field_from_json(key), _field_from_json(item))
+        case {"map": [{"nullable": False} as key, item]}:
+            return pa.map_(_field_from_json(key, depth), _field_from_json(item, depth))
         case {"list": item}:
-            return pa.list_(_field_from_json(item))
+            return pa.list_(_field_from_json(item, depth))
         case {"struct": [*fields]}:
-            return pa.struct([_field_from_json(field) for field in fields])
-    raise SchemaMismatch("A stored schema holds a type this version does not know.", type=written)
+            return pa.struct([_field_from_json(field, depth) for field in fields])
+    raise UnsupportedVersion(
+        "A stored schema holds a type this kvstore does not know; upgrade.", type=repr(written)[:100]
+    )

@@ -16,7 +16,8 @@ from logformat.writer_entry import RememberedBatch, WriterEntry
 FORMAT = 1
 """Version of a snapshot."""
 
-_SEALED = re.compile(rb'(\{.*),"crc32c":(\d+)\}\n', re.DOTALL)
+_DIGEST = re.compile("[0-9a-f]{16}")
+_SEALED = re.compile(rb'(\{.*),"crc32c":([0-9]{1,10})\}\n', re.DOTALL)
 
 
 class FileSum(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,7 +94,7 @@ def decode_manifest(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(sealed[1] + b"}", type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData("This is no manifest of a snapshot; run `kvstore check`.", reason=str(error)) from error
-    if encode_manifest(manifest) != data:
+    if encode_manifest(manifest) != data or not _DIGEST.fullmatch(manifest.digest):
         raise CorruptData("A manifest of a snapshot is not as it was written; run `kvstore check`.")
     return manifest
 

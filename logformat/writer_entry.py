@@ -57,7 +57,9 @@ def decode_entry(writer_id: WriterId, data: bytes) -> WriterEntry:
     body = data[4:]
     if len(body) < struct.calcsize(_HEAD) or data[:4] != _checksum(writer_id, body):
         raise CorruptData("A writer entry fails its checksum; run `kvstore check`.", writer_id=writer_id)
-    epoch, named, _ = struct.unpack_from(_HEAD, body)
+    epoch, named, count = struct.unpack_from(_HEAD, body)
+    if not count or len(body) != struct.calcsize(_HEAD) + count * struct.calcsize(_BATCH):
+        raise CorruptData("A writer entry has other batches than it counts; run `kvstore check`.", writer_id=writer_id)
     batches = tuple(
         RememberedBatch(Sequence(sequence), delta, Offset(base), timestamp)
         for sequence, delta, base, timestamp in struct.iter_unpack(_BATCH, body[struct.calcsize(_HEAD) :])
