@@ -8,8 +8,9 @@ JOBS ?= 2
 SCRATCH = $(or $(TMPDIR),$(shell df --output=avail -BG /dev/shm 2>/dev/null | awk '$$1 + 0 >= 4 { print "/dev/shm" }'))
 
 SPARK_ROWS ?= 10000000
+GROWTH_ROWS ?= 50000000
 
-.PHONY: setup demo test test-long bench bench-growth bench-catalog bench-parts bench-spark lint lock clean
+.PHONY: setup demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -31,10 +32,23 @@ demo: setup
 	$(BIN)/kvstore demo --repo "$(REPO)"
 
 test: setup lint
-	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long"
+	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
 
 test-long: setup lint
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
+
+# Everything that was ever promised of reliability, tried for an hour; docs/reliability.md has the figures.
+# make proof PEERS=1: other stores, too, under the same damage, for ten minutes.
+proof: setup .venv/proof $(if $(PEERS),proof-peers)
+	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
+	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
+
+proof-peers: .venv/bench
+	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python -m benchmarks.reliability_peers
+
+.venv/proof: .venv/ready requirements-proof.lock
+	$(BIN)/pip install --quiet --require-hashes -r requirements-proof.lock
+	touch $@
 
 # Peers to measure against; docs/performance.md says what is measured, and how long it takes.
 .venv/bench: .venv/ready requirements-bench.lock
@@ -42,18 +56,31 @@ test-long: setup lint
 	touch $@
 
 bench: .venv/bench
-	$(BIN)/python -m benchmarks.run
-	$(BIN)/python -m benchmarks.engines
-	$(BIN)/python -m benchmarks.small
+	$(BIN)/python -m benchmarks.suite
 
+# make bench-compare REF=main: kvstore as it is here beside that of another commit.
+bench-compare: .venv/bench
+	$(BIN)/python -m benchmarks.compare $(REF)
+
+# GROWTH_ROWS=20000000 measures less.
 bench-growth: .venv/bench
-	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.growth --rows $(GROWTH_ROWS)
+
+# Where the time of updates goes, as pictures.
+bench-profile: .venv/bench
+	$(BIN)/python -m benchmarks.profile
 
 bench-catalog: .venv/ready
 	$(BIN)/python -m benchmarks.catalog
 
 bench-parts: .venv/ready
 	$(BIN)/python -m benchmarks.parts
+
+bench-replicas: .venv/ready
+	$(BIN)/python -m benchmarks.replicas
+
+bench-ingest: setup
+	$(BIN)/python -m benchmarks.ingest --spark
 
 # SPARK_ROWS=2000000 measures less.
 bench-spark: setup
@@ -70,6 +97,7 @@ lint: .venv/ready
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra spark --extra dev pyproject.toml -o requirements.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra proof -c requirements.lock pyproject.toml -o requirements-proof.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
 
 clean:
