@@ -21,15 +21,14 @@ from kvstore.checkpoint.messages import Done, Refused, Task
 from kvstore.checkpoint.process import Running, WorkerProcess, error_of
 from kvstore.checkpoint.room import obstacle
 from kvstore.clock import Clock
-from kvstore.errors import StoreClosed, StoreError, StoreLocked, Unavailable
+from kvstore.errors import StoreClosed, StoreError, StoreFull, StoreLocked, Unavailable
 from kvstore.files import Files, refusals
 from kvstore.meta import image
-from kvstore.meta.journal import EDITS_PER_SEGMENT, Journal
+from kvstore.meta.journal import Journal
+from kvstore.options import EDITS_PER_JOURNAL
 from logformat import paths
 from logformat.ids import Epoch, Txid
 
-EDITS_PER_IMAGE = EDITS_PER_SEGMENT
-"""A segment of the journal can only go once an image has all its edits: more images would let none go earlier."""
 WORKER_SECONDS = 600
 REST_SECONDS = 60.0
 """Between a checkpoint that failed and the next that is tried of its own accord."""
@@ -70,11 +69,14 @@ class Controller:
 
     Args:
         writes: Whether this process writes; one that only reads begins none of its own accord.
-        edits_per_image: One is due after so many edits.
-        followers: Who else needs the journal.
+        edits_per_image: One is due after so many edits: as many as a segment of the journal has, which can only go once
+            an image has them all.
+        followers: Who else needs the journal, asked before something of it goes.
         start: Starts a worker.
+        elsewhere: Starts one on another machine, where there is too little memory here; None if there is none.
 
     Attributes:
+        elsewhere: As it was given.
         failure: Why the last one that was begun of its own accord came to no end; None if it did.
     """
 
@@ -87,9 +89,10 @@ class Controller:
         clock: Clock,
         *,
         writes: Callable[[], bool] = lambda: True,
-        edits_per_image: int = EDITS_PER_IMAGE,
-        followers: Sequence[Follower] = (),
+        edits_per_image: int = EDITS_PER_JOURNAL,
+        followers: Callable[[], Sequence[Follower]] = tuple,
         start: Callable[[Task], Running] = WorkerProcess,
+        elsewhere: Callable[[Task], Running | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._store_id = store_id
@@ -101,6 +104,7 @@ class Controller:
         self._edits_per_image = edits_per_image
         self._followers = followers
         self._start = start
+        self.elsewhere = elsewhere
         self._newest = Txid(0)
         self._rested = 0.0
         self._mutex = threading.Lock()
@@ -144,12 +148,13 @@ class Controller:
     def _checkpoint(self) -> Checkpoint:
         with self._working, refusals(self._images):
             began = self._clock.monotonic()
-            if (reason := obstacle(self._store)) is not None:
+            reason = obstacle(self._store)
+            if isinstance(reason, StoreFull):
                 raise reason
-            done = self._done()
+            done = self._done(reason)
             dropped = 0
             if done.previous is not None:
-                limit = min([done.previous, *(follower.replayed() for follower in self._followers)])
+                limit = min([done.previous, *(follower.replayed() for follower in self._followers())])
                 dropped = self._journal.drop_before(limit)
                 self._remove_old(done.txid, done.previous)
             self.failure = None
@@ -187,7 +192,9 @@ class Controller:
         self.failure = reason
         self._rested = self._clock.monotonic() + REST_SECONDS
 
-    def _done(self) -> Done:
+    def _done(self, reason: StoreError | None) -> Done:
+        """Have an image made: elsewhere, if there is a reason why it can't be here."""
+        self._journal.flush()  # an image has no edit that a power cut could undo
         epoch = Epoch(worker.highest_epoch(self._images) + 1)
         task = Task(
             epoch=epoch,
@@ -199,7 +206,7 @@ class Controller:
         with self._mutex:
             if self._over:
                 raise self._closed()
-            running = self._running = self._start(task)
+            running = self._running = self._started(task, reason)
         try:
             answer = running.answer(WORKER_SECONDS)
         finally:
@@ -210,6 +217,14 @@ class Controller:
         if isinstance(answer, Refused):
             raise error_of(answer)
         return answer
+
+    def _started(self, task: Task, reason: StoreError | None) -> Running:
+        if reason is None:
+            return self._start(task)
+        running = self.elsewhere(task)
+        if running is None:
+            raise reason
+        return running
 
     def _closed(self) -> StoreClosed:
         return StoreClosed("The store was closed; open it again.", path=self._store)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.checkpoint.controller import EDITS_PER_IMAGE
 from kvstore.checkpoint.room import obstacle
 from kvstore.errors import CorruptImage, StoreError
 from kvstore.files import refusals
@@ -14,8 +13,8 @@ from kvstore.meta.journal import Journal
 from logformat import paths
 from logformat.ids import Txid
 
-LATE_EDITS = 2 * EDITS_PER_IMAGE
-"""With so many edits behind it, the newest image is older than it should be, whether or not there is a reason."""
+LATE_JOURNALS = 2
+"""With as many edits behind it as fill these, the newest image is too old, whether or not there is a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,12 @@ class Health:
         return self.ok
 
 
-def health(store: Path, journal: Journal, failure: StoreError | None) -> Health:
+def health(store: Path, journal: Journal, failure: StoreError | None, edits_per_image: int) -> Health:
     """See how the catalog stands; every image is read.
 
     Args:
         failure: Why the last checkpoint of this process came to no end.
+        edits_per_image: One is due after so many.
 
     Raises:
         CorruptImage, UnsupportedVersion: The catalog can't be loaded.
@@ -85,11 +85,11 @@ def health(store: Path, journal: Journal, failure: StoreError | None) -> Health:
             except CorruptImage as error:
                 warnings.append(str(error))
     told = Health(journal.state().txid, found, journal.segments(), warnings)
-    if told.edits_behind_image >= EDITS_PER_IMAGE:
+    if told.edits_behind_image >= edits_per_image:
         reason = failure or obstacle(store)
-        if reason is not None or told.edits_behind_image >= LATE_EDITS:
+        if reason is not None or told.edits_behind_image >= LATE_JOURNALS * edits_per_image:
             warnings.append(
                 f"The newest image of the catalog is {told.edits_behind_image} edits old, one is due every"
-                f" {EDITS_PER_IMAGE}; " + (f"the reason: {reason}" if reason else "run `kvstore meta checkpoint`.")
+                f" {edits_per_image}; " + (f"the reason: {reason}" if reason else "run `kvstore meta checkpoint`.")
             )
     return told

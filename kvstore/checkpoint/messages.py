@@ -69,9 +69,17 @@ def encode(message: Task | Answer) -> bytes:
 
 def decode_task(line: str) -> Task:
     """What :func:`encode` wrote; raises msgspec.DecodeError if it is something else."""
-    return msgspec.json.decode(line, type=Task)
+    return _decode(line, Task)
 
 
 def decode_answer(line: bytes) -> Answer:
     """What :func:`encode` wrote; raises msgspec.DecodeError if it is something else."""
-    return msgspec.json.decode(line, type=Answer)
+    answer: Answer = _decode(line, Answer)
+    return answer
+
+
+def _decode(line: str | bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:  # it comes from elsewhere, maybe
+        raise msgspec.DecodeError(str(error)) from error

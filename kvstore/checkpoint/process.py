@@ -89,5 +89,7 @@ class WorkerProcess:
 
 def error_of(refused: Refused) -> StoreError:
     """The error that a worker met, as one of this process."""
-    kind = getattr(errors, refused.error) if refused.error in errors.__all__ else StoreError
+    # It may be another machine's, and is believed in nothing; one about rows holds more than facts.
+    known = refused.error in errors.__all__ and refused.error != errors.RowsRefused.__name__
+    kind = getattr(errors, refused.error) if known else StoreError
     return kind(refused.message, **refused.where)

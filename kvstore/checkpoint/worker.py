@@ -37,7 +37,7 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
     directory = task.path / paths.IMAGES
     with refusals(directory):
         files.make_directory(directory)
-        with _locked(directory):
+        with image_lock(directory):
             if highest_epoch(directory) >= task.epoch:
                 raise Unavailable("This checkpoint came too late: another was made since.", epoch=task.epoch)
             unfinished = directory / paths.UNFINISHED_IMAGE
@@ -77,7 +77,12 @@ def highest_epoch(directory: Path) -> Epoch:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def image_lock(directory: Path) -> Iterator[None]:
+    """Be the only one who writes an image there.
+
+    Raises:
+        StoreLocked: Another process is.
+    """
     lock = ProcessLock(directory / paths.LOCK_FILE)
     if not lock.try_acquire():
         raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=directory)

@@ -17,6 +17,7 @@ from uuid import UUID
 from kvstore.errors import CorruptImage, StoreError
 from kvstore.files import Files, open_file
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
+from kvstore.meta.jobs import Jobs
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
 from logformat import paths, schema as schemas
@@ -27,13 +28,17 @@ from logformat.image import (
     Former,
     Head,
     Item,
+    Job,
+    Leader,
     Reader,
+    Replica,
     Schema,
     Table,
     Writer,
     counts_of,
     encode_image,
 )
+from logformat.replicas import ReplicaStatus
 
 TXID_MAX = Txid(2**63 - 1)
 """No edit has it: txids are signed integers of 64 bits."""
@@ -63,6 +68,7 @@ def image_of(state: CatalogState, store_id: UUID, *, epoch: Epoch, now_ms: int) 
         store_id=store_id,
         epoch=epoch,
         txid=state.txid,
+        leader=Leader(epoch=state.leader_epoch, name=state.leader, lost_to=state.lost_to),
         created_ms=now_ms,
         next_table_id=state.next_table_id,
         next_writer_id=state.next_writer_id,
@@ -213,6 +219,11 @@ def items_of(state: CatalogState) -> Iterator[Item]:
     for id, consumers in sorted(state.consumers.items()):
         for name, consumer in sorted(consumers.named.items()):
             yield Consumer(table_id=id, name=name, offsets=list(consumer.offsets), until_ms=consumer.until_ms)
+    for of, jobs in sorted(state.jobs.items()):
+        for job_id, job in sorted(jobs.items()):
+            yield Job(table_id=of, job_id=job_id, job=job)
+    for name, replica in sorted(state.replicas.items()):
+        yield Replica(name=name, replica=replica)
 
 
 def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
@@ -226,7 +237,12 @@ def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
     former: dict[TableId, set[WriterId]] = {}
     commits: dict[TableId, list[OpenCommit]] = {}
     consumers: dict[TableId, dict[str, NamedConsumer]] = {}
+    jobs: dict[TableId, Jobs] = {}
+    replicas: dict[str, ReplicaStatus] = {}
     for item in items:
+        if isinstance(item, Replica):
+            replicas[item.name] = item.replica
+            continue
         id = item.table_id
         if not isinstance(item, Table) and id not in tables:
             raise CorruptImage("An image has a record of a table it does not have.", table_id=id)
@@ -253,8 +269,13 @@ def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
                 commits.setdefault(id, []).append(begun)
             case Consumer():
                 consumers.setdefault(id, {})[item.name] = NamedConsumer(tuple(item.offsets), item.until_ms)
+            case Job():
+                jobs[id] = {**jobs.get(id, {}), item.job_id: item.job}
     return CatalogState(
         head.txid,
+        head.leader.epoch,
+        head.leader.name,
+        head.leader.lost_to,
         head.next_table_id,
         head.next_writer_id,
         tables,
@@ -263,6 +284,8 @@ def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
             for id in sorted({*named, *former, *commits})
         },
         {id: TableConsumers(names) for id, names in consumers.items()},
+        jobs,
+        replicas,
     )
 
 

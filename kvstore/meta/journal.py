@@ -1,7 +1,10 @@
 """The catalog's edits, in LMDB: any process adds one, in one order all agree on.
 
-* An edit is durable when :meth:`Journal.append` returns; LMDB's own writer lock serialises processes.
+* An edit is durable when :meth:`Journal.append` returns, unless it ``may_wait``; LMDB's own writer lock serialises
+  processes.
 * Whoever adds an edit has replayed all before it, in the same transaction.
+* Of edits whose loss does no harm a power cut may undo the last, or those that wait in memory; see ``journal_sync`` in
+  :class:`kvstore.options.StoreOptions`.
 * Edits live in named databases, each named by its first txid, so that old ones are dropped as a whole.
 * What was dropped is in an image: whoever has not seen it loads that. Only what images stand for is ever dropped.
 * A handle is used for a name that the same transaction lists, and for no other: another process may have dropped it.
@@ -12,9 +15,11 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise, zip_longest
+from operator import ge
 from pathlib import Path
 from uuid import UUID
 
@@ -22,15 +27,15 @@ import lmdb
 
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
-from kvstore.errors import CorruptData, CorruptImage, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, CorruptImage, StoreError, StoreFull, UnsupportedOperation, WriterFenced
 from kvstore.files import Files
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.state import CatalogState
+from kvstore.options import EDITS_PER_JOURNAL, JournalSync
 from logformat import edits, paths
-from logformat.edits import Edit, Payload
+from logformat.edits import Edit, LoseLead, Payload, SetConsumer
 from logformat.ids import Epoch, Txid
 
-EDITS_PER_SEGMENT = 50_000
 MAP_BYTES = 64 << 30
 
 _EDITS_PER_READ = 1_000
@@ -39,6 +44,26 @@ _EDITS_PER_READ = 1_000
 _log = logging.getLogger(__name__)
 _KEY = struct.Struct(">q")
 _NAME_DIGITS = 20
+
+
+def create_journal(directory: Path, files: Files, edit: Edit) -> None:
+    """Make a journal that begins with an edit, and make it durable but for its name.
+
+    Raises:
+        StoreFull: No space. What is there is no journal.
+    """
+    environment = open_environment(directory, files, map_bytes=MAP_BYTES, create=True)
+    try:
+        transaction = environment.begin_write()
+        try:
+            database = environment.database_within(transaction, _name(edit.txid), create=True)
+            transaction.put(_KEY.pack(edit.txid), edits.encode(edit), db=database)
+            transaction.commit()
+        except lmdb.Error as error:
+            transaction.abort()
+            raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
+    finally:
+        environment.close()
 
 
 class Journal:
@@ -50,11 +75,14 @@ class Journal:
         create: Create an empty journal if there is none.
         read_only: Add no edits, and never wait for whoever does.
         edits_per_segment: A new database is begun after so many edits.
+        sync: When an edit is durable that may wait,
+        wait_ms: and for how long one waits in memory.
         appended: Called with the txid of each edit that was added here.
 
     Attributes:
         images: Those of the store.
         base: Txid of the image that was loaded last; None if there was none to load.
+        asks: See whether anything may be written, as :meth:`check_leads` does, where more is known of that.
     """
 
     def __init__(
@@ -66,21 +94,34 @@ class Journal:
         *,
         create: bool = False,
         read_only: bool = False,
-        edits_per_segment: int = EDITS_PER_SEGMENT,
+        edits_per_segment: int = EDITS_PER_JOURNAL,
+        sync: JournalSync = "SYNC",
+        wait_ms: int = 100,
         appended: Callable[[Txid], None] = lambda _: None,
     ) -> None:
         self.images = Images(store / paths.IMAGES, store_id)
         self.base: Txid | None = None
+        self.asks: Callable[[], None] | None = None
         self._appended = appended
         self._clock = clock
         self._edits_per_segment = edits_per_segment
+        self._sync = sync
+        self._wait_seconds = wait_ms / 1000
+        self._waiting: list[Payload] = []
+        self._shown: tuple[CatalogState, int, CatalogState] | None = None
+        self._timer: threading.Timer | None = None
         self._state = CatalogState()
         self._seen = -1
         self._loaded = False
         self._mutex = threading.Lock()
         try:
             self._environment = open_environment(
-                store / paths.JOURNAL, files, map_bytes=MAP_BYTES, create=create, read_only=read_only
+                store / paths.JOURNAL,
+                files,
+                map_bytes=MAP_BYTES,
+                create=create,
+                read_only=read_only,
+                metasync=sync == "SYNC",
             )
         except FileNotFoundError as error:
             raise CorruptImage("The catalog of the store is missing; restore it from a copy.", path=store) from error
@@ -95,7 +136,7 @@ class Journal:
         with self._mutex:
             if self._environment.last_committed() != self._seen:
                 self._catch_up()
-            return self._state
+            return self._with_waiting()
 
     def show_last_commit(self) -> None:
         """Have :meth:`state` know the last edit also if its writer was killed before it could say so.
@@ -106,61 +147,112 @@ class Journal:
         if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
             self._environment.show_last_commit()
 
-    def append(self, decide: Callable[[CatalogState], Payload]) -> CatalogState:
-        """Add an edit and make it durable.
+    def append(self, decide: Callable[[CatalogState], Payload], *, may_wait: bool = False) -> CatalogState:
+        """Add an edit.
 
         Args:
             decide: From the state with every edit before this one, what the edit does; raises to add none.
+            may_wait: Whether it need not be durable yet: if it is lost, nobody does anything wrong.
 
         Returns:
             The state with the edit.
 
         Raises:
             StoreFull: No space. Nothing was added.
+            WriterFenced: The catalog was recovered by another process, or another leader has taken this one's place.
+                Nothing was added.
+            LogFailed: The disk refused: whether the edit is durable is not known.
+        """
+        self._check_writable()
+        self.check_leads()
+        with self._mutex:
+            if may_wait and self._sync == "NO_SYNC":
+                self._waiting.append(decide(self._with_waiting()))
+                self._wake_later()
+                return self._with_waiting()
+            state = self._add(decide)
+            if not may_wait:
+                self._make_durable()
+        self._appended(state.txid)
+        return state
+
+    def check_leads(self) -> None:
+        """See whether anything may be written now.
+
+        Raises:
+            WriterFenced: Another leader has taken this one's place.
+        """
+        if self.asks is not None:
+            self.asks()
+        else:
+            self.state().check_leads()
+
+    def lose_lead(self, by: Epoch) -> CatalogState:
+        """Add the edit after which there are none: another leader has taken this one's place. What waits is left out.
+
+        Raises:
+            StoreFull, WriterFenced, LogFailed: See :meth:`append`.
+        """
+        with self._mutex:
+            self._waiting.clear()
+            state = self._add(lambda _: LoseLead(by=by))
+            self._make_durable()
+        self._appended(state.txid)
+        return state
+
+    def replay(self, edits_behind: Iterable[Edit], *, durable: bool = True) -> CatalogState:
+        """Add edits of a leader as they are; those that are there already are left out.
+
+        Raises:
+            CorruptImage: One does not follow those before it. Nothing was added.
+            StoreFull, WriterFenced, LogFailed: See :meth:`append`.
         """
         self._check_writable()
         self.state()
         with self._mutex:
-            transaction = self._environment.begin_write()
-            try:
+            with self._adding() as transaction:
                 state = self._replayed(transaction, self._state)
-                payload = decide(state)
-                edit = Edit(txid=Txid(state.txid + 1), epoch=Epoch(0), time_ms=self._clock.now_ms(), payload=payload)
-                state = state.after(edit)
-                names = _segments(transaction)
-                if not names or edit.txid - int(names[-1]) >= self._edits_per_segment:
-                    names.append(_name(edit.txid))
-                database = self._environment.database_within(transaction, names[-1], create=True)
-                transaction.put(_KEY.pack(edit.txid), edits.encode(edit), db=database)
-                transaction.commit()
-            except lmdb.Error as error:
-                transaction.abort()
-                raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
-            except OSError as error:
-                transaction.abort()
-                raise StoreFull("The disk refuses; free some space.", reason=str(error)) from error
-            except BaseException:
-                # Whoever keeps the traceback would keep the transaction, and every process would wait for it.
-                transaction.abort()
-                raise
+                for edit in edits_behind:
+                    if edit.txid > state.txid:
+                        state = self._put(transaction, state, edit)
             self._state = state
+            if durable:
+                self._make_durable()
         self._appended(state.txid)
         return state
 
+    def flush(self) -> None:
+        """Return once every edit, of any process, is durable.
+
+        Raises:
+            StoreFull, WriterFenced, LogFailed: See :meth:`append`; what waits goes on to.
+        """
+        if self._environment.is_read_only:
+            return
+        self._ask_for_what_waits()
+        with self._mutex:
+            if self._waiting:
+                self._add(None)
+            self._environment.sync()
+
     @contextmanager
     def still(self) -> Iterator[CatalogState]:
-        """The catalog as of now, and nobody in any process adds an edit meanwhile: whoever wants to waits.
+        """The catalog as of now, all of it durable, and nobody in any process adds an edit meanwhile: they wait.
 
         Raises:
             CorruptImage: An edit is damaged or missing.
             UnsupportedOperation: The files may only be read.
+            WriterFenced: The catalog was recovered by another process.
         """
         self._check_writable()
-        state = self.state()
+        self.flush()
+        state = self._confirmed()
         # Without the mutex: who appends holds it, and waits for LMDB's lock, which this here has.
         with self._environment.reading():
             transaction = self._environment.begin_write()
         try:
+            self._check_current()
+            self._environment.sync()  # others may have added some since
             with self._environment.reading():
                 state = self._replayed(transaction, state)
             yield state
@@ -179,6 +271,25 @@ class Journal:
             if self._state.txid < txid:
                 raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=self._state.txid, had=txid)
             return self._state
+
+    def behind(self, txid: Txid) -> list[bytes] | None:
+        """Edits behind one, as they are stored; None if the next one was dropped."""
+        names = self._listed()
+        if not names or int(names[0]) > txid + 1:
+            return None
+        found: list[bytes] = []
+        for name, following in zip_longest(names, names[1:]):
+            if not following or int(following) > txid + 1:
+                try:
+                    database = self._environment.database(name)
+                except CorruptData:
+                    if name in self._listed():
+                        raise
+                    return None  # dropped meanwhile
+                with self._environment.read() as transaction, transaction.cursor(db=database) as cursor:
+                    if cursor.set_range(_KEY.pack(txid + 1)):
+                        found += [bytes(value) for value in cursor.iternext(keys=False)]
+        return found
 
     def segments(self) -> list[Txid]:
         """First edits of the segments there are, in order."""
@@ -199,6 +310,7 @@ class Journal:
         with self._mutex, self._environment.reading():
             transaction = self._environment.begin_write()
             try:
+                self._check_current()
                 names = _segments(transaction)
                 old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
                 for name in old:
@@ -217,13 +329,132 @@ class Journal:
         self._environment.verify()
 
     def close(self) -> None:
-        """Give the environment up."""
+        """Give the environment up.
+
+        Raises:
+            StoreFull, WriterFenced: Edits that waited could not be added, and are lost.
+        """
+        self._ask_for_what_waits()
         with self._mutex:  # who asks for the state in another thread is not in the middle of it
-            self._environment.close()
+            try:
+                if self._timer is not None:
+                    self._timer.cancel()
+                if self._waiting:
+                    self._add(None)
+            finally:
+                self._waiting.clear()
+                self._environment.close()
+
+    def _add(self, decide: Callable[[CatalogState], Payload] | None) -> CatalogState:
+        """Add what waits, and one more; how durable it is follows from how LMDB was opened."""
+        with self._adding() as transaction:
+            state = self._replayed(transaction, self._state)
+            for payload in self._waiting:
+                if not state.lost_to and not _is_late(state, payload):
+                    state = self._put(transaction, state, self._following(state, payload))
+            if decide is not None:
+                state.check_leads()
+                state = self._put(transaction, state, self._following(state, decide(state)))
+        self._waiting.clear()
+        self._shown = None
+        self._state = state
+        return state
+
+    @contextmanager
+    def _adding(self) -> Iterator[Transaction]:
+        """A write transaction, committed at the end."""
+        transaction = self._environment.begin_write()
+        try:
+            self._check_current()
+            yield transaction
+            transaction.commit()
+        except lmdb.Error as error:
+            transaction.abort()
+            raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
+        except OSError as error:
+            transaction.abort()
+            raise StoreFull("The disk refuses; free some space.", reason=str(error)) from error
+        except BaseException:
+            # Whoever keeps the traceback would keep the transaction, and every process would wait for it.
+            transaction.abort()
+            raise
+
+    def _put(self, transaction: Transaction, state: CatalogState, edit: Edit) -> CatalogState:
+        names = _segments(transaction)
+        if not names or edit.txid - int(names[-1]) >= self._edits_per_segment:
+            names.append(_name(edit.txid))
+        database = self._environment.database_within(transaction, names[-1], create=True)
+        after = state.after(edit)
+        transaction.put(_KEY.pack(edit.txid), edits.encode(edit), db=database)
+        return after
+
+    def _following(self, state: CatalogState, payload: Payload) -> Edit:
+        txid, now_ms = Txid(state.txid + 1), self._clock.now_ms()
+        return Edit(txid=txid, epoch=state.leader_epoch, time_ms=now_ms, payload=payload)
+
+    def _make_durable(self) -> None:
+        if self._sync != "SYNC":
+            self._environment.sync()
+
+    def _with_waiting(self) -> CatalogState:
+        """What this process knows: with edits that wait, which have no txid yet."""
+        if not self._waiting:
+            return self._state
+        base, done, state = self._shown or (None, 0, self._state)
+        if base is not self._state:
+            done, state = 0, self._state
+        for payload in self._waiting[done:]:
+            if _is_late(state, payload):
+                continue
+            state = replace(state.after(self._following(state, payload)), txid=self._state.txid)
+        self._shown = self._state, len(self._waiting), state
+        return state
+
+    def _confirmed(self) -> CatalogState:
+        self.state()
+        return self._state
+
+    def _wake_later(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(self._wait_seconds, self._wake)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _wake(self) -> None:
+        self._ask_for_what_waits()
+        try:
+            with self._mutex:
+                self._timer = None
+                if not self._waiting:
+                    return
+                try:
+                    state = self._add(None)
+                except StoreError:
+                    self._wake_later()
+                    raise
+                self._make_durable()
+            self._appended(state.txid)
+        except StoreError as error:
+            # Who adds the next edit, or closes the store, is told so.
+            _log.warning("edits of the catalog could not be added and wait on: %s", error)
+
+    def _ask_for_what_waits(self) -> None:
+        """Have it known whether it may be added; what waits is left out of a catalog that may not be written."""
+        if self._waiting:
+            with suppress(StoreError):
+                self.check_leads()
 
     def _check_writable(self) -> None:
         if self._environment.is_read_only:
             raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
+
+    def _check_current(self) -> None:
+        """See, in a write transaction, whether edits still belong here."""
+        if self._environment.is_stale():
+            raise WriterFenced(
+                "The catalog was recovered by another process, which goes on with it; open the store again.",
+                path=self._environment.directory,
+            )
 
     def _catch_up(self, last: Txid = TXID_MAX) -> None:
         if not self._loaded and (newest := self.images.newest()) is not None:
@@ -267,7 +498,7 @@ class Journal:
                         if _KEY.pack(edit.txid) != key:
                             raise CorruptImage("An edit of the catalog is out of place; run `kvstore check`.")
                         if (gone := state.lacks(edit.payload)) is not None:
-                            _log.warning("edit %d of the catalog is about table %d, which is gone", edit.txid, gone)
+                            _log.warning("edit %d of the catalog is about %s, which is gone", edit.txid, gone)
                         state = state.after(edit)
                         if state.txid >= last:
                             return state
@@ -298,6 +529,16 @@ class Journal:
             journal_ends=last,
             known=state.txid,
         )
+
+
+def _is_late(state: CatalogState, payload: Payload) -> bool:
+    """Whether an edit that waited is not to be added any more: another process has had another say meanwhile."""
+    if state.lacks(payload) is not None:
+        return True
+    if not isinstance(payload, SetConsumer):
+        return False
+    known = state.consumers_of(payload.table_id).named.get(payload.name)
+    return known is None or known.until_ms != payload.until_ms or not all(map(ge, payload.offsets, known.offsets))
 
 
 def _segments(transaction: Transaction) -> list[str]:

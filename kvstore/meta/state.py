@@ -14,26 +14,40 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from kvstore.errors import CorruptImage, UnknownSchema
+from kvstore.errors import CorruptImage, UnknownSchema, WriterFenced
 from kvstore.meta.consumers import NO_CONSUMERS, TableConsumers
+from kvstore.meta.jobs import NO_JOBS, Jobs, jobs_after
+from kvstore.meta.replicas import AboutReplica, Replicas, replicas_after, without_table
 from kvstore.meta.writers import NO_WRITERS, TableWriters
 from logformat import schema as schemas
 from logformat.edits import (
+    AboutJob,
+    AddReplica,
     AddSchema,
     AllocateWriter,
     BeginCommit,
+    BeginEpoch,
+    CreateJob,
     CreateTable,
     DropConsumer,
+    DropReplica,
     DropTable,
     DropWriter,
     Edit,
     EndCommit,
+    FindReplica,
+    LoseLead,
     OpenWriter,
     Payload,
+    ReportReplica,
     SetConsumer,
     TableOptions,
+    TellReplica,
 )
-from logformat.ids import GIVEN_WRITERS, SchemaId, TableId, Txid, WriterId
+from logformat.ids import GIVEN_WRITERS, Epoch, SchemaId, TableId, Txid, WriterId
+
+TABLES_SKIPPED, WRITERS_SKIPPED, WRITER_EPOCHS_SKIPPED = 2**20, 2**32, 2**16
+"""What a new leader gives out is so far behind what is known: more than lost edits can have given out."""
 
 Known = TypeVar("Known")
 
@@ -102,14 +116,23 @@ class TableDefinition:
 
 @dataclass(frozen=True)
 class CatalogState:
-    """Everything the catalog knows after the edit ``txid``."""
+    """Everything the catalog knows after the edit ``txid``, which ``leader_epoch`` made.
+
+    Attributes:
+        lost_to: Epoch of the leader that has taken this one's place; 0 if none has.
+    """
 
     txid: Txid = Txid(0)
+    leader_epoch: Epoch = Epoch(0)
+    leader: str = ""
+    lost_to: Epoch = Epoch(0)
     next_table_id: TableId = TableId(1)
     next_writer_id: WriterId = GIVEN_WRITERS
     tables: dict[TableId, TableDefinition] = field(default_factory=dict)
     writers: dict[TableId, TableWriters] = field(default_factory=dict)
     consumers: dict[TableId, TableConsumers] = field(default_factory=dict)
+    jobs: dict[TableId, Jobs] = field(default_factory=dict)
+    replicas: Replicas = field(default_factory=dict)
 
     def writers_of(self, table_id: TableId) -> TableWriters:
         """Writers of a table, and its open commits."""
@@ -123,14 +146,35 @@ class CatalogState:
         """The table of that name."""
         return next((table for table in self.tables.values() if table.name == name), None)
 
+    def check_leads(self) -> None:
+        """See whether anything may still be written.
+
+        Raises:
+            WriterFenced: Another leader has taken this one's place.
+        """
+        if self.lost_to:
+            raise WriterFenced(
+                "Another leader has taken this store's place, and knows nothing of what is written here: write there."
+                " To go on here nevertheless: `kvstore meta recover`.",
+                leader_epoch=self.lost_to,
+                ours=self.leader_epoch,
+            )
+
     def after(self, edit: Edit) -> CatalogState:
         """The state with one more edit; one that is in it already changes nothing, nor does one about something gone.
 
         Raises:
-            CorruptImage: An edit before it is missing.
+            CorruptImage: An edit before it is missing; or it is of a leader that was replaced.
         """
         if edit.txid <= self.txid:
             return self
+        if edit.epoch < self.leader_epoch:
+            raise CorruptImage(
+                "An edit of the catalog is of a leader that was replaced before; run `kvstore check`.",
+                txid=edit.txid,
+                epoch=edit.epoch,
+                leader_epoch=self.leader_epoch,
+            )
         if edit.txid != self.txid + 1:
             raise CorruptImage(
                 "An edit of the catalog is missing; run `kvstore check`.", expected=self.txid + 1, found=edit.txid
@@ -143,16 +187,33 @@ class CatalogState:
                 return replace(state, tables={**self.tables, table.id: table}, next_table_id=following)
             case DropTable(table_id=dropped):
                 tables, writers, consumers = dict(self.tables), dict(self.writers), dict(self.consumers)
+                jobs = dict(self.jobs)
                 tables.pop(dropped, None)
                 writers.pop(dropped, None)
                 consumers.pop(dropped, None)
-                return replace(state, tables=tables, writers=writers, consumers=consumers)
+                jobs.pop(dropped, None)
+                replicas = without_table(self.replicas, dropped)
+                return replace(state, tables=tables, writers=writers, consumers=consumers, jobs=jobs, replicas=replicas)
             case AddSchema(table_id=changed, schema_id=schema_id, columns=columns):
                 if changed not in self.tables:
                     return state
                 before = self.tables[changed]
                 after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
                 return replace(state, tables={**self.tables, changed: after})
+            case BeginEpoch(leader=leader):
+                return replace(
+                    state,
+                    leader_epoch=edit.epoch,
+                    leader=leader,
+                    lost_to=Epoch(0),
+                    next_table_id=TableId(self.next_table_id + TABLES_SKIPPED),
+                    next_writer_id=WriterId(self.next_writer_id + WRITERS_SKIPPED),
+                    writers={
+                        id: writers.in_later_epochs(WRITER_EPOCHS_SKIPPED) for id, writers in self.writers.items()
+                    },
+                )
+            case LoseLead(by=by):
+                return replace(state, lost_to=max(self.lost_to, by))
             case AllocateWriter(writer_id=allocated):
                 return state._with_writer(allocated)
             case OpenWriter() | DropWriter() | BeginCommit() | EndCommit() as about:
@@ -167,14 +228,20 @@ class CatalogState:
                     return state
                 known = self.consumers_of(of.table_id).after(of, edit.time_ms)
                 return replace(state, consumers=_with(self.consumers, of.table_id, known, NO_CONSUMERS))
+            case AddReplica() | DropReplica() | ReportReplica() | TellReplica() | FindReplica() as replica:
+                return replace(state, replicas=replicas_after(self.replicas, replica, self.tables))
+        if isinstance(edit.payload, CreateJob | AboutJob):
+            return state._with_jobs(edit.payload, edit.time_ms)
         raise AssertionError(edit.payload)
 
-    def lacks(self, payload: Payload) -> TableId | None:
-        """The table that an edit is about, if it is gone: then the edit does nothing."""
-        if isinstance(payload, CreateTable | AllocateWriter):
+    def lacks(self, payload: Payload) -> str | None:
+        """The table or replica that an edit is about, if it is gone: then the edit does nothing."""
+        if isinstance(payload, CreateTable | AllocateWriter | BeginEpoch | LoseLead | AddReplica):
             return None
+        if isinstance(payload, AboutReplica):
+            return None if payload.name in self.replicas else f"replica {payload.name}"
         table_id: TableId = payload.table_id  # type: ignore[attr-defined]
-        return None if table_id in self.tables else table_id
+        return None if table_id in self.tables else f"table {table_id}"
 
     def is_same(self, other: CatalogState) -> bool:
         """Whether two states are equal in every field, tables by what they are."""
@@ -184,6 +251,12 @@ class CatalogState:
             and tables.keys() == others.keys()
             and all(table.is_same(others[id]) for id, table in tables.items())
         )
+
+    def _with_jobs(self, edit: CreateJob | AboutJob, time_ms: int) -> CatalogState:
+        if edit.table_id not in self.tables:
+            return self
+        now = jobs_after(self.jobs.get(edit.table_id, NO_JOBS), edit, self.txid, time_ms)
+        return replace(self, jobs=_with(self.jobs, edit.table_id, now, NO_JOBS))
 
     def _with_writer(self, writer_id: WriterId) -> CatalogState:
         return replace(self, next_writer_id=WriterId(max(self.next_writer_id, writer_id + 1)))

@@ -78,6 +78,11 @@ class TableWriters:
                     current_epoch=writer.epoch,
                 )
 
+    def in_later_epochs(self, skipped: int) -> TableWriters:
+        """They, each with a name in an incarnation so much later: those before are fenced."""
+        named = {name: replace(each, epoch=Epoch(each.epoch + skipped)) for name, each in self.named.items()}
+        return replace(self, named=named)
+
     def after(self, edit: OpenWriter | DropWriter | BeginCommit | EndCommit) -> TableWriters:
         """They with one more edit; one that is about something gone does nothing."""
         match edit:

@@ -1,0 +1,241 @@
+"""The catalog goes on from what is left of it in this directory, under a new leader (docs/format.md).
+
+* Nothing is removed: what the catalog lacks from then on is put aside.
+* Whoever has the journal from before adds no edit to it any more.
+* It may end at any step, and is then done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from kvstore.checkpoint import worker
+from kvstore.clock import Clock
+from kvstore.environment import open_environment
+from kvstore.errors import CorruptData, NotAStore, StoreLocked
+from kvstore.files import Files, refusals
+from kvstore.lock import ProcessLock
+from kvstore.meta import image
+from kvstore.meta.journal import MAP_BYTES, create_journal
+from kvstore.meta.salvage import Elsewhere, Salvaged, salvage
+from kvstore.meta.state import CatalogState
+from logformat import paths, replica_told
+from logformat.edits import BeginEpoch, DropTable, Edit, EndCommit, Payload
+from logformat.ids import BucketId, Epoch, TableId, Txid
+from logformat.segment import HEAD_BYTES
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a recovery finds, and does.
+
+    Attributes:
+        image: Txid of the image it begins with; None if there is none that is right.
+        txid: The edit with which the catalog goes on.
+        leader_epoch: The epoch in which it does; others are fenced.
+        tables: Names of the tables there are then.
+        damaged: What is wrong, a sentence each.
+        gone: What is gone, a sentence each.
+        put_aside: What the catalog lacks from then on, from the store's directory on; it is moved to ``aside``.
+        aside: The directory for that, and for the journal from before.
+        written: Whether it was done; else nothing was written.
+    """
+
+    image: Txid | None
+    txid: Txid
+    leader_epoch: Epoch
+    tables: list[str]
+    damaged: list[str]
+    gone: list[str]
+    put_aside: list[Path]
+    aside: Path
+    written: bool
+
+
+@dataclass
+class _Plan:
+    edit: Edit
+    state: CatalogState
+    gone: list[str]
+    put_aside: list[Path] = field(default_factory=list)
+
+
+def recover(
+    store: Path, store_id: UUID, files: Files, clock: Clock, *, write: bool, elsewhere: Elsewhere | None = None
+) -> Recovery:
+    """See what is left of a catalog; with ``write``, go on from there.
+
+    Args:
+        elsewhere: What a replica has of it.
+
+    Raises:
+        NotAStore: It is a replica.
+        StoreLocked: Another process writes the store, or makes an image.
+        UnsupportedVersion: A newer version wrote an image or an edit. Nothing was written.
+        StoreFull, LogFailed: The disk refuses; do it again once it does not.
+    """
+    if (store / replica_told.NAME).exists():
+        raise NotAStore("This is a replica; use `kvstore replica restore`.", path=store)
+    with refusals(store), _nobody_else(store, files) if write else ExitStack():
+        before = _last_commit(store, files)
+        left = salvage(store, store_id, files, elsewhere)
+        plan = _plan(store, left, clock, () if elsewhere is None else elsewhere.also)
+        aside = paths.lost_directory(store, plan.edit.txid)
+        if write:
+            _carry_out(store, store_id, plan, aside, files, clock, before)
+    return Recovery(
+        image=left.image,
+        txid=plan.edit.txid,
+        leader_epoch=plan.edit.epoch,
+        tables=sorted(table.name for table in plan.state.tables.values()),
+        damaged=left.damaged,
+        gone=plan.gone,
+        put_aside=plan.put_aside,
+        aside=aside,
+        written=write,
+    )
+
+
+def _plan(store: Path, left: Salvaged, clock: Clock, also: Sequence[Payload]) -> _Plan:
+    state, gone = left.state, list(left.gone)
+    for table in list(state.tables.values()):
+        if not (store / paths.TABLES / str(table.id)).is_dir():
+            gone.append(f"table {table.name}: its directory is not there")
+            state = _after(state, DropTable(table_id=table.id))
+    for id, writers in state.writers.items():
+        for commit in writers.commits:
+            if not paths.staged_file(store, commit.commit_id).exists():
+                left.damaged.append(
+                    f"staged rows of commit {commit.commit_id} are not there: no bucket gets them any more"
+                )
+                state = _after(state, EndCommit(table_id=id, commit_id=commit.commit_id))
+    for payload in also:
+        state = _after(state, payload)
+    edit = Edit(
+        txid=Txid(left.last + 1),
+        epoch=Epoch(left.leader_epoch + 1),
+        time_ms=clock.now_ms(),
+        payload=BeginEpoch(leader=uuid4().hex),
+    )
+    after = replace(state, txid=left.last).after(edit)
+    return _Plan(edit, after, gone, list(_unknown(store, state)) if left.gone else [])
+
+
+def _after(state: CatalogState, payload: Payload) -> CatalogState:
+    return state.after(Edit(txid=Txid(state.txid + 1), epoch=state.leader_epoch, time_ms=0, payload=payload))
+
+
+def _unknown(store: Path, state: CatalogState) -> Iterator[Path]:
+    """What the catalog lacks, and may have had in an edit that is gone: it would be removed in time."""
+    for directory in sorted((store / paths.TABLES).glob("*")):
+        if directory.name.isdecimal() and int(directory.name) not in state.tables and _has_changes(directory):
+            yield directory.relative_to(store)
+    known = {commit.commit_id for writers in state.writers.values() for commit in writers.commits}
+    for file in sorted((store / paths.STAGING).glob("*")):
+        table = TableId(int(prefix)) if (prefix := file.name.partition("-")[0]).isdecimal() else None
+        commit = None if table is None else paths.staged_commit(file.name, table)
+        if commit is not None and commit not in known:
+            yield file.relative_to(store)
+
+
+def _has_changes(table: Path) -> bool:
+    segments = (each for each in table.glob(f"*/{paths.LOG}/*") if paths.segment_base(each.name) is not None)
+    return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
+
+
+def _carry_out(
+    store: Path, store_id: UUID, plan: _Plan, aside: Path, files: Files, clock: Clock, before: int | None
+) -> None:
+    # First: once there is the image, the catalog lacks nothing that it knows of.
+    files.make_directory(store / paths.LOST)
+    files.make_directory(aside)
+    for path in plan.put_aside:
+        _put_aside(path, store, aside, files)
+    images = store / paths.IMAGES
+    unfinished = images / paths.UNFINISHED_IMAGE
+    with suppress(FileNotFoundError):
+        files.remove(unfinished)
+    epoch = Epoch(worker.highest_epoch(images) + 1)
+    image.save(unfinished, image.image_of(plan.state, store_id, epoch=epoch, now_ms=clock.now_ms()), files)
+    files.rename(unfinished, paths.image_file(images, plan.edit.txid))
+    files.sync_directory(images)
+    made = store / paths.UNFINISHED_JOURNAL
+    files.remove_tree(made)
+    create_journal(made, files, plan.edit)
+    journal = store / paths.JOURNAL
+    with _edits_wait(journal, files):
+        if _last_commit(store, files) != before:
+            raise StoreLocked("Another process uses the store; end it first.", path=journal)
+        if journal.exists():
+            files.rename(journal, aside / journal.name)
+            files.sync_directory(aside)
+        files.rename(made, journal)
+        files.sync_directory(journal.parent)
+    if (store / paths.FOLLOWING).exists():  # it follows no more: who recovers a copy has nothing better left
+        files.remove(store / paths.FOLLOWING)
+        files.sync_directory((store / paths.FOLLOWING).parent)
+    for txid in image.txids(images):
+        if txid < plan.edit.txid:  # the new journal does not go on behind it
+            _put_aside(paths.image_file(paths.IMAGES, txid), store, aside, files)
+
+
+def _put_aside(path: Path, store: Path, aside: Path, files: Files) -> None:
+    """Move something from the store's directory to another, under the name it had there."""
+    for directory in reversed(path.parents[:-1]):
+        files.make_directory(aside / directory)
+    files.rename(store / path, aside / path)
+    files.sync_directory((aside / path).parent)
+    files.sync_directory((store / path).parent)
+
+
+@contextmanager
+def _nobody_else(store: Path, files: Files) -> Iterator[None]:
+    """Hold the lock of the images and of every bucket."""
+    files.make_directory(store / paths.IMAGES.parent)
+    files.make_directory(store / paths.IMAGES)
+    places = [store / paths.IMAGES]
+    for directory in (store / paths.TABLES).glob("*/*"):
+        if directory.is_dir() and directory.parent.name.isdecimal() and directory.name.isdecimal():
+            table, bucket = TableId(int(directory.parent.name)), BucketId(int(directory.name))
+            places.append(paths.bucket_directory(store, table, bucket))
+    with ExitStack() as held:
+        for place in places:
+            lock = ProcessLock(place / paths.LOCK_FILE)
+            if not lock.try_acquire():
+                raise StoreLocked("Another process uses the store; end it first.", path=place)
+            held.callback(lock.release)
+        yield
+
+
+def _last_commit(store: Path, files: Files) -> int | None:
+    """Number of the journal's last transaction; None if LMDB must not be let at it."""
+    try:
+        environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
+    except (FileNotFoundError, CorruptData):
+        return None
+    try:
+        return environment.last_committed()
+    finally:
+        environment.close()
+
+
+@contextmanager
+def _edits_wait(journal: Path, files: Files) -> Iterator[None]:
+    """Nobody adds an edit to the journal as it was, unless it is so damaged that nobody can."""
+    try:
+        environment = open_environment(journal, files, map_bytes=MAP_BYTES)
+    except (FileNotFoundError, CorruptData):
+        yield
+        return
+    try:
+        transaction = environment.begin_write()
+        try:
+            yield
+        finally:
+            transaction.abort()
+    finally:
+        environment.close()

@@ -1,0 +1,54 @@
+"""What the catalog knows of replicas. Pure, like the state.
+
+* What is known of a track is replaced as a whole, so to replay an edit twice changes nothing.
+* Findings are those of the last check: only a check clears them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+import msgspec
+
+from logformat.edits import AddReplica, DropReplica, FindReplica, ReportReplica, TellReplica
+from logformat.ids import TableId
+from logformat.replicas import CATALOG, ReplicaStatus, Track
+
+Replicas = Mapping[str, ReplicaStatus]
+AboutReplica = AddReplica | DropReplica | ReportReplica | TellReplica | FindReplica
+
+
+def replicas_after(known: Replicas, edit: AboutReplica, tables: Container[TableId]) -> dict[str, ReplicaStatus]:
+    """They with one more edit; what is about a replica or a table that is gone does nothing."""
+    now = dict(known)
+    if isinstance(edit, AddReplica):
+        now[edit.name] = ReplicaStatus(url=edit.url)
+    elif edit.name not in now:
+        return now
+    elif isinstance(edit, DropReplica):
+        del now[edit.name]
+    elif isinstance(edit, FindReplica):
+        found = [each for each in edit.findings if _is_there(each.track, tables)]
+        now[edit.name] = msgspec.structs.replace(now[edit.name], findings=found, checked_ms=edit.checked_ms)
+    else:
+        told = {each.track: each for each in (*now[edit.name].shipped, *edit.shipped) if _is_there(each.track, tables)}
+        as_of_ms = edit.as_of_ms if isinstance(edit, TellReplica) else now[edit.name].as_of_ms
+        shipped = [told[track] for track in sorted(told)]
+        now[edit.name] = msgspec.structs.replace(now[edit.name], shipped=shipped, as_of_ms=as_of_ms)
+    return now
+
+
+def _is_there(track: Track, tables: Container[TableId]) -> bool:
+    return track == CATALOG or track.table_id in tables
+
+
+def without_table(known: Replicas, table_id: TableId) -> dict[str, ReplicaStatus]:
+    """They, without what is known of a table's buckets."""
+    return {
+        name: msgspec.structs.replace(
+            replica,
+            shipped=[each for each in replica.shipped if each.track.table_id != table_id],
+            findings=[each for each in replica.findings if each.track.table_id != table_id],
+        )
+        for name, replica in known.items()
+    }
