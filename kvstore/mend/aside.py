@@ -1,0 +1,77 @@
+"""What a repair replaces is put aside, never thrown away: it is in ``lost/`` under the name it had in the store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvstore.files import Files, open_file
+from logformat import paths
+
+_PIECE_BYTES = 1 << 24
+
+
+class Aside:
+    """A directory in ``lost/`` of one's own; it is made when something is put there.
+
+    Args:
+        store: Directory of the store.
+
+    Attributes:
+        directory: Where it is, or would be.
+        names: What was put there, from the store's directory on.
+    """
+
+    def __init__(self, store: Path, files: Files) -> None:
+        self._store = store
+        self._files = files
+        self.directory = paths.repair_directory(store, _next_number(store / paths.LOST))
+        self.names: list[Path] = []
+
+    def move(self, path: Path) -> None:
+        """Move a file or directory there.
+
+        Raises:
+            OSError: The disk refuses; it is in one of the two places.
+        """
+        place = self._place(path)
+        self._files.rename(path, place)
+        self._files.sync_directory(place.parent)
+        self._files.sync_directory(path.parent)
+
+    def copy(self, path: Path) -> None:
+        """Put a copy of a file there; it stays where it is, until something takes its place.
+
+        Raises:
+            OSError: The disk refuses, or the file can't be read.
+        """
+        place = self._place(path)
+        unfinished = place.with_name(place.name + paths.TEMPORARY)
+        if os.path.lexists(unfinished):
+            self._files.remove(unfinished)
+        descriptor = self._files.open(unfinished, create=True)
+        try:
+            with open_file(path) as file:
+                position = 0
+                while piece := file.read(_PIECE_BYTES):
+                    self._files.write(descriptor, [memoryview(piece)], position)
+                    position += len(piece)
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        self._files.rename(unfinished, place)
+        self._files.sync_directory(place.parent)
+
+    def _place(self, path: Path) -> Path:
+        name = path.relative_to(self._store)
+        self.names.append(name)
+        self._files.make_directory(self._store / paths.LOST)
+        self._files.make_directory(self.directory)
+        for directory in reversed(name.parents[:-1]):
+            self._files.make_directory(self.directory / directory)
+        return self.directory / name
+
+
+def _next_number(lost: Path) -> int:
+    names = os.listdir(lost) if lost.is_dir() else []
+    return 1 + max((number for name in names if (number := paths.repair_number(name)) is not None), default=0)

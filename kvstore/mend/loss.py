@@ -1,0 +1,130 @@
+"""Goes on without changes that are gone, because whoever asks for it said so.
+
+* If the index has what the log lost, no row goes: the log begins anew behind the hole, as if what is before had
+  expired, and all that is lost is history.
+* Otherwise the log is cut at the hole, and what it had behind it is lost.
+* What is taken away is put aside. It may end at any step: done again, it comes to the same, or to a log with a hole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstore.files import Files
+from kvstore.index.index import Index
+from kvstore.log.log import LogEnd
+from kvstore.log.segments import LogFiles
+from kvstore.mend.aside import Aside
+from kvstore.mend.log import Known, LogMender, MendedLog
+from kvstore.table import snapshot
+from kvstore.table.recovery import BucketPlace
+from logformat import paths
+from logformat.ids import Offset, Position
+from logformat.index_state import IndexState
+from logformat.segment import HEAD_BYTES
+
+
+class Loss:
+    """One log with a hole.
+
+    Args:
+        log: What came of mending it.
+        known: What else knows of it.
+    """
+
+    def __init__(
+        self, place: BucketPlace, mender: LogMender, log: MendedLog, known: Known, files: Files, aside: Aside
+    ) -> None:
+        self._place = place
+        self._mender = mender
+        self._log = log
+        self._known = known
+        self._files = files
+        self._aside = aside
+        self._start = log.bases[0]
+        self._is_new = False
+
+    def begin_behind(self, index: Index, state: IndexState) -> list[str]:
+        """Have the log begin behind the hole; afterwards a snapshot is due, and then :meth:`move_history`.
+
+        Args:
+            index: It is right,
+            state: and has more than the log before the hole.
+
+        Returns:
+            What is gone, a sentence each.
+        """
+        last = [hole for hole in self._log.holes if hole.start < hole.end][-1]
+        following = min((base for base in self._log.bases if base > last.base), default=None)
+        if following is not None and following <= state.applied_offset:
+            self._start = following
+            synced, end = self._end_at(following, state.applied_offset), last.end
+        else:
+            self._start, self._is_new = state.applied_offset, True
+            end = self._mender.begin_at(self._start).offset
+            synced = LogEnd(self._start, Position(HEAD_BYTES), self._start)
+        moved = replace(state, synced_base=synced.base, synced_position=synced.position, synced_offset=synced.offset)
+        index.commit(moved)
+        gone = [*self._in_no_place(), f"what is before offset {self._start} of the changelog, which begins there now"]
+        if self._is_new:
+            known = max([self._known.end, *(hole.end for hole in self._log.holes)])
+            if end < known:
+                gone.append(f"offsets {end} to {known - 1}, with what they did to rows; they are given out again")
+        return gone
+
+    def _in_no_place(self) -> list[str]:
+        return [str(hole) for hole in self._log.holes if hole.start < hole.end]
+
+    def move_history(self) -> None:
+        """Put aside what is before the beginning of the log, and what is behind its end."""
+        for base in reversed(self._log.bases):
+            if self._is_new and base > self._start:  # what follows on it without a hole is in it
+                self._move(base)
+        for base in self._log.bases:
+            if base < self._start:
+                self._move(base)
+
+    def cut(self, *, keeps_index: bool) -> list[str]:
+        """Cut the log where the first hole begins; what says that there was more is put aside.
+
+        Args:
+            keeps_index: It has nothing from there on.
+
+        Returns:
+            What is gone, a sentence each.
+        """
+        hole = self._log.holes[0]
+        if not keeps_index and self._place.index.exists():
+            self._aside.move(self._place.index)
+        for offset in snapshot.offsets(self._place.directory):
+            if offset > hole.start:
+                self._aside.move(paths.snapshot_directory(self._place.directory, offset))
+        for base in reversed(self._log.bases):
+            if base > hole.base:
+                self._move(base)
+        sparse = paths.sparse_index_file(self._place.log, hole.base)
+        if sparse.exists():  # it says too that there was more
+            self._aside.move(sparse)
+        self._mender.cut_at(hole.base, hole.start)
+        known = max([self._known.end, *(each.end for each in self._log.holes)])
+        return [
+            *self._in_no_place(),
+            f"all from offset {hole.start} on, to {known - 1} at least, with what that did to rows; these offsets are"
+            " given out again",
+        ]
+
+    def _end_at(self, base: Offset, offset: Offset) -> LogEnd:
+        """Where the log has an offset at which a batch ends, behind the beginning of a segment."""
+        place = LogEnd(base, Position(HEAD_BYTES), base)
+        for found in LogFiles(self._place.log, self._place.identity).batches(base, offset):
+            place = LogEnd(Offset(int(found.path.stem)), found.end, found.header.next_offset)
+        return place
+
+    def _move(self, base: Offset) -> None:
+        for path in (
+            paths.segment_file(self._place.log, base),
+            paths.sparse_index_file(self._place.log, base),
+            paths.writers_file(self._place.log, base),
+        ):
+            if path.exists():
+                self._aside.move(path)

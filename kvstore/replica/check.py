@@ -1,0 +1,115 @@
+"""Is a replica whole? Every object it lists is read, and held against what it was told.
+
+* An object that is not what its name says is ``BAD``; offsets that no object has by its name are ``MISSING_VERSION``.
+* Merely to be behind is neither: what was not reported is not missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from kvstore.errors import CorruptData
+from kvstore.replica.client import Client
+from kvstore.replica.contents import verify_parts
+from kvstore.replica.gaps import holes
+from logformat import paths, replica_told, store_file
+from logformat.batch import BATCH_BYTES_MAX
+from logformat.replica_object import FoundObject, ObjectName, decode_object, parse_name
+from logformat.replicas import CATALOG, Finding, ReplicaStatus
+
+RANGE_BYTES_MAX = 2 * BATCH_BYTES_MAX
+"""A range that is larger is none: it is not even read."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a replica lists: objects of this store's tracks, and how large they are."""
+
+    sizes: dict[ObjectName, int]
+
+    @classmethod
+    def of(cls, client: Client) -> Listing:
+        """Ask for it; names that are none of ours are left out."""
+        found = ((parse_name(name), size) for name, size in client.list())
+        return cls({name: size for name, size in found if name is not None})
+
+
+def findings(client: Client, store_id: UUID, told: ReplicaStatus) -> list[Finding]:
+    """What is wrong with a replica.
+
+    Raises:
+        Unavailable: It can't be reached.
+        UnsupportedVersion: A newer version wrote an object.
+    """
+    listing = Listing.of(client)
+    found = [
+        Finding(kind="BAD", track=name.track, start=name.start, end=name.end, object=str(name))
+        for name in sorted(listing.sizes)
+        if not _is_right(client, store_id, name, listing.sizes[name])
+    ]
+    if told.shipped:
+        for name, is_right in ((paths.STORE_FILE, _is_of_store), (replica_told.NAME, _says_so)):
+            if not is_right(client, store_id, told):
+                found.append(Finding(kind="BAD", track=CATALOG, start=0, end=0, object=name))
+    return [*found, *missing(told, listing.sizes)]
+
+
+def missing(told: ReplicaStatus, objects: Iterable[ObjectName]) -> Iterator[Finding]:
+    """What a replica was told, and lists no object for."""
+    objects = list(objects)
+    for shipped in told.shipped:
+        of_track = [each for each in objects if each.track == shipped.track]
+        for start, end in holes(shipped, of_track):
+            yield Finding(kind="MISSING_VERSION", track=shipped.track, start=start, end=end)
+        there = {each.start for each in of_track if each.kind == "snapshot"}
+        for offset in shipped.snapshots:
+            if offset not in there:
+                yield Finding(kind="MISSING_VERSION", track=shipped.track, start=offset, end=offset)
+
+
+def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> FoundObject:
+    """An object, with all that is in it verified.
+
+    Args:
+        size: As it was listed.
+
+    Raises:
+        CorruptData: It is gone, larger than any can be, damaged, or another one.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    if name.kind == "range" and size > RANGE_BYTES_MAX:
+        raise CorruptData("An object is larger than any can be.", object=str(name), bytes=size)
+    try:
+        data = client.get(str(name))
+    except FileNotFoundError as error:
+        raise CorruptData("An object is gone.", object=str(name)) from error
+    found = decode_object(data, name, store_id)
+    verify_parts(found, store_id)
+    return found
+
+
+def _is_of_store(client: Client, store_id: UUID, _: ReplicaStatus) -> bool:
+    try:
+        return store_file.decode(bytes(client.get(paths.STORE_FILE))).store_id == store_id
+    except (CorruptData, FileNotFoundError):
+        return False
+
+
+def _says_so(client: Client, store_id: UUID, told: ReplicaStatus) -> bool:
+    """Whether the replica itself says what it was told; or more, by a leader who died before he reported it."""
+    try:
+        says = replica_told.decode(bytes(client.get(replica_told.NAME)), store_id)
+    except (CorruptData, FileNotFoundError):
+        return False
+    ends = {each.track: each.end for each in says.shipped}
+    return all(ends.get(each.track, 0) >= each.end for each in told.shipped)
+
+
+def _is_right(client: Client, store_id: UUID, name: ObjectName, size: int) -> bool:
+    try:
+        read_object(client, store_id, name, size)
+    except CorruptData:
+        return False
+    return True

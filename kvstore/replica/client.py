@@ -1,0 +1,176 @@
+"""Where a replica's objects are: any place that obstore speaks to, by its URL."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import from_url
+
+from kvstore.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+RETRIES: RetryConfig = {"retry_timeout": dt.timedelta(seconds=15)}
+"""No longer, because who waits for a place that does not answer can't be interrupted; who ships tries again."""
+NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": dt.timedelta(seconds=0)}
+_BEGIN = dt.datetime.fromtimestamp(0, dt.UTC)
+
+
+class Client(Protocol):
+    """The objects of one replica. What fails may have happened all the same: ask again.
+
+    Every method raises Unavailable if the place can't be reached or refuses.
+    """
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Name and size of every object whose name begins with a prefix (which ends with ``/``); in no order."""
+
+    def get(self, name: str) -> memoryview:
+        """All of an object.
+
+        Raises:
+            FileNotFoundError: There is none of that name.
+        """
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        """Put an object, unless there is one of that name: then nothing is changed, and the answer is False."""
+
+    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """Put an object in place of whatever has that name."""
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+
+    def modified_ms(self, name: str) -> int:
+        """When an object was put, by the clock of the place; now if it is gone."""
+
+
+class ObjectStore:
+    """Objects below a URL: ``file:///dir``, ``s3://bucket/path``, ``gs://…``, ``az://…``; or a directory's path.
+
+    Credentials and endpoints come from the environment, as obstore documents.
+
+    Args:
+        create: Create the directory if it is one and not there.
+        retries: How often what fails is tried again.
+
+    Raises:
+        InvalidRequest: Nothing can be at such a URL.
+        Unavailable: The directory is not there.
+    """
+
+    def __init__(self, url: str, *, create: bool = False, retries: RetryConfig = RETRIES) -> None:
+        self.url = normalised(url)
+        directory = self._directory = directory_of(self.url)
+        if not create:
+            self._check_directory()
+        try:
+            given = {} if directory is None else {"mkdir": create}
+            self._store = from_url(self.url, retry_config=retries, **given)  # type: ignore[call-overload]
+        except (BaseError, OSError, ValueError) as error:
+            raise InvalidRequest("A replica can't be at this URL.", url=url, reason=_told(error)) from error
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """See :class:`Client`."""
+        with _there(self.url):
+            for page in obstore.list(self._store, prefix or None):
+                for each in page:
+                    yield each["path"], each["size"]
+
+    def get(self, name: str) -> memoryview:
+        """See :class:`Client`."""
+        try:
+            with _reached(self.url):
+                return memoryview(obstore.get(self._store, name).bytes())
+        except FileNotFoundError as error:
+            self._check_directory(error)
+            raise
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        """See :class:`Client`."""
+        self._check_directory()
+        try:
+            with _there(self.url):
+                obstore.put(self._store, name, b"".join(pieces), mode="create", use_multipart=False)
+        except _Exists:
+            return False
+        return True
+
+    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """See :class:`Client`."""
+        self._check_directory()  # it would be made
+        with _there(self.url):
+            obstore.put(self._store, name, b"".join(pieces))
+
+    def delete(self, name: str) -> None:
+        """See :class:`Client`."""
+        try:
+            with _reached(self.url):
+                obstore.delete(self._store, name)
+        except FileNotFoundError:
+            return
+
+    def modified_ms(self, name: str) -> int:
+        """See :class:`Client`."""
+        try:
+            with _reached(self.url):
+                put = obstore.head(self._store, name)["last_modified"]
+        except FileNotFoundError:
+            put = dt.datetime.now(dt.UTC)
+        return (put - _BEGIN) // dt.timedelta(milliseconds=1)
+
+    def _check_directory(self, cause: Exception | None = None) -> None:
+        """See whether it is still there: what is missing with all of it is not missing there."""
+        if self._directory is not None and not self._directory.is_dir():
+            raise Unavailable("There is no such directory; see whether it is mounted.", url=self.url) from cause
+
+
+def normalised(url: str) -> str:
+    """A URL as it is; a path of a directory as the URL of it."""
+    return url if "://" in url else Path(url).expanduser().absolute().as_uri()
+
+
+def directory_of(url: str) -> Path | None:
+    """The directory that a URL is, if it is one."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+class _Exists(Exception):
+    pass
+
+
+@contextmanager
+def _reached(url: str) -> Iterator[None]:
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise _Exists from error
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError) as error:
+        raise Unavailable(
+            "The replica can't be reached, or refuses; try again.", url=url, reason=_told(error)
+        ) from error
+
+
+@contextmanager
+def _there(url: str) -> Iterator[None]:
+    """What can't be missing but for the place itself."""
+    try:
+        with _reached(url):
+            yield
+    except FileNotFoundError as error:
+        raise Unavailable("There is no such bucket or directory; create it.", url=url, reason=_told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,134 @@
+"""What the parts of objects are: batches and edits, one behind the other; a snapshot's files; an image.
+
+Whatever comes from a replica may be made to harm: a part is believed once its checksum is right, it follows the one
+before, and it is of the track it should be of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from uuid import UUID
+
+from kvstore.errors import CorruptData
+from logformat import edits, paths
+from logformat.batch import BatchHeader, decode_header, verify
+from logformat.checksum import crc32c
+from logformat.edits import Edit
+from logformat.ids import Txid
+from logformat.image import Reader
+from logformat.replica_object import FoundObject, ObjectName
+from logformat.replicas import CATALOG
+from logformat.snapshot_manifest import FileSum, decode_manifest
+
+_FILES = (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)
+"""Of a bucket's snapshot, behind its manifest."""
+
+
+def batches(found: FoundObject) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The batches of a range, verified.
+
+    Raises:
+        CorruptData: One is damaged, of another bucket, or does not follow the one before.
+    """
+    name = found.name
+    expected = name.start
+    for part in found.parts:
+        header = decode_header(part)
+        verify(header, part)
+        if header.size != len(part) or (header.table_id, header.bucket_id) != (name.track.table_id, name.track.bucket):
+            raise CorruptData("An object has a batch that does not belong to it.", object=str(name))
+        if header.base_offset != expected:
+            raise CorruptData("A batch of an object does not follow the one before.", object=str(name), offset=expected)
+        yield header, part
+        expected = header.next_offset
+    if expected != name.end:
+        raise CorruptData("An object ends elsewhere than its name says.", object=str(name), offset=expected)
+
+
+def batches_along(objects: Iterable[tuple[FoundObject, int]], start: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Batches of ranges that follow each other, each once.
+
+    Args:
+        objects: Ranges in their order, each with the offset up to which it counts.
+        start: Where a batch begins in the first of them.
+
+    Raises:
+        CorruptData: They do not follow each other, or see :func:`batches`.
+    """
+    at = start
+    for found, until in objects:
+        for header, data in batches(found):
+            if header.next_offset > until:
+                break
+            if header.base_offset > at or header.base_offset < at < header.next_offset:
+                raise CorruptData("Ranges of a replica do not fit each other.", object=str(found.name), offset=at)
+            if header.base_offset == at:
+                yield header, data
+                at = header.next_offset
+
+
+def edits_of(found: FoundObject) -> Iterator[Edit]:
+    """The edits of a range of the catalog.
+
+    Raises:
+        CorruptData: One is damaged, or does not follow the one before.
+        UnsupportedVersion: A newer version wrote one.
+    """
+    name = found.name
+    txid = Txid(name.start)
+    for part in found.parts:
+        edit = edits.decode(bytes(part))
+        txid = Txid(txid + 1)
+        if edit.txid != txid:
+            raise CorruptData("An edit of an object does not follow the one before.", object=str(name), txid=txid)
+        yield edit
+    if txid != name.end:
+        raise CorruptData("An object ends elsewhere than its name says.", object=str(name), txid=txid)
+
+
+def verify_parts(found: FoundObject, store_id: UUID) -> None:
+    """See whether an object holds what its name says.
+
+    Raises:
+        CorruptData: It does not.
+        UnsupportedVersion: A newer version wrote something of it.
+    """
+    if found.name.kind == "snapshot":
+        parts = snapshot_parts(found)
+        if found.name.track == CATALOG:
+            _verify_image(found.name, parts[0], store_id)
+        else:
+            _verify_snapshot(found.name, parts, store_id)
+        return
+    checked: Iterator[object] = edits_of(found) if found.name.track == CATALOG else batches(found)
+    for _ in checked:
+        pass
+
+
+def _verify_image(name: ObjectName, data: memoryview, store_id: UUID) -> None:
+    reader = Reader(BytesIO(data).read, len(data))
+    for _ in reader.items():
+        pass
+    if (reader.head.store_id, reader.head.txid) != (store_id, name.start):
+        raise CorruptData("An object has another image.", object=str(name), txid=reader.head.txid)
+
+
+def _verify_snapshot(name: ObjectName, parts: list[memoryview], store_id: UUID) -> None:
+    told = decode_manifest(bytes(parts[0]))
+    sums = {file: FileSum(bytes=len(data), crc32c=crc32c(data)) for file, data in zip(_FILES, parts[1:], strict=True)}
+    of = told.store_id, told.table_id, told.bucket_id, told.applied_offset
+    if of != (store_id, name.track.table_id, name.track.bucket, name.start) or told.files != sums:
+        raise CorruptData("An object has another snapshot, or not all of it.", object=str(name))
+
+
+def snapshot_parts(found: FoundObject) -> list[memoryview]:
+    """The files of a snapshot: manifest, writers, rows; or one, the image of a catalog.
+
+    Raises:
+        CorruptData: There are more, or fewer.
+    """
+    expected = 1 if found.name.track == CATALOG else 3
+    if len(found.parts) != expected:
+        raise CorruptData("A snapshot has another number of files.", object=str(found.name), files=len(found.parts))
+    return found.parts

@@ -1,0 +1,160 @@
+"""An image of the catalog made by a copy elsewhere, where the store itself has no memory for one.
+
+* The task goes to the copy through the replica, and so do its answer and the image: there is no other way between them.
+* The image is read back, every byte of it, before it takes its place in the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kvstore.checkpoint.messages import Answer, Done, Refused, Task, decode_answer, decode_task, encode
+from kvstore.checkpoint.worker import image_lock
+from kvstore.clock import Clock
+from kvstore.errors import CorruptData, StoreError, Unavailable
+from kvstore.files import Files, read_file, refusals
+from kvstore.meta import image
+from kvstore.meta.state import CatalogState
+from kvstore.replica.client import Client
+from logformat import follower_status, paths
+from logformat.follower_status import FollowerStatus, answer_name, image_name, task_name
+from logformat.ids import Txid
+from logformat.image import Leader
+
+FRESH_SECONDS = 180
+"""Who said nothing for so long may be gone."""
+LOOK_SECONDS = 0.5
+
+
+def followers(client: Client) -> Iterator[FollowerStatus]:
+    """How those are who follow a replica, as they said last.
+
+    Raises:
+        Unavailable: It can't be reached.
+    """
+    for name, _ in list(client.list(follower_status.PREFIX)):
+        with suppress(FileNotFoundError, CorruptData):
+            yield follower_status.decode(bytes(client.get(name)))
+
+
+def chosen(statuses: Iterable[FollowerStatus], now_ms: int) -> FollowerStatus | None:
+    """Who is to make an image: of those that said lately that they can, the one with the most memory."""
+    able = [each for each in statuses if each.obstacle is None and now_ms - each.as_of_ms < 1000 * FRESH_SECONDS]
+    return max(able, key=lambda each: (each.free_bytes or 0, each.name), default=None)
+
+
+class ElsewhereWorker:
+    """A copy that was asked for an image; see :class:`kvstore.checkpoint.process.Running`.
+
+    Args:
+        name: Of the copy.
+        leader: Whose image it has to be.
+
+    Raises:
+        Unavailable: The replica can't be reached.
+    """
+
+    def __init__(self, task: Task, client: Client, name: str, leader: Leader, files: Files) -> None:
+        self._task = task
+        self._leader = leader
+        self._client = client
+        self._name = name
+        self._files = files
+        self._over = threading.Event()
+        client.delete(answer_name(name))  # of a task of the same epoch, which came to nothing
+        client.replace(task_name(name), [encode(task)])
+
+    def answer(self, seconds: float) -> Answer:
+        """What it has to say; waits for it, and puts the image into its place.
+
+        Raises:
+            Unavailable: It said nothing in time, has nothing newer, or the replica can't be reached.
+            CorruptData: What it made is no image of this store.
+            StoreFull, LogFailed: The disk refuses.
+        """
+        try:
+            for _ in range(int(seconds / LOOK_SECONDS)):
+                with suppress(FileNotFoundError):
+                    found = decode_answer(bytes(self._client.get(answer_name(self._name))))
+                    if found.epoch == self._task.epoch:
+                        return found if isinstance(found, Refused) else self._taken()
+                if self._over.wait(LOOK_SECONDS):
+                    break
+        except msgspec.DecodeError as error:
+            raise CorruptData("What a copy answered can't be read.", copy=self._name) from error
+        raise Unavailable("The copy that was to make an image of the catalog said nothing in time.", copy=self._name)
+
+    def kill(self) -> None:
+        """Wait for it no more."""
+        self._over.set()
+
+    def _taken(self) -> Done:
+        directory = self._task.path / paths.IMAGES
+        with refusals(directory):
+            self._files.make_directory(directory)
+            with image_lock(directory):
+                unfinished = directory / paths.UNFINISHED_IMAGE
+                with suppress(FileNotFoundError):
+                    self._files.remove(unfinished)
+                self._files.publish(unfinished, bytes(self._client.get(image_name(self._name))))
+                head = image.verify(unfinished, self._task.store_id)
+                newest = next(iter(image.txids(directory)), Txid(0))
+                if head.leader != self._leader or not newest < head.txid <= self._task.txid:
+                    raise Unavailable("The copy has nothing newer yet; try again.", copy=self._name, txid=head.txid)
+                path = paths.image_file(directory, head.txid)
+                self._files.rename(unfinished, path)
+                self._files.sync_directory(directory)
+            previous = next(filter(self._is_right, image.txids(directory)[1:]), None)
+            return Done(
+                epoch=self._task.epoch, txid=head.txid, previous=previous, bytes=path.stat().st_size, written=True
+            )
+
+    def _is_right(self, txid: Txid) -> bool:
+        try:
+            image.verify(paths.image_file(self._task.path / paths.IMAGES, txid), self._task.store_id)
+        except (CorruptData, FileNotFoundError):
+            return False
+        return True
+
+
+def look_for_task(client: Client, name: str, path: Path, state: CatalogState, files: Files, clock: Clock) -> bool:
+    """Make the image that a copy was asked for, if it was; whether it was.
+
+    Args:
+        name: Of the copy.
+        path: Its directory.
+        state: Its catalog.
+
+    Raises:
+        Unavailable: The replica can't be reached.
+    """
+    try:
+        task = decode_task(bytes(client.get(task_name(name))).decode())
+    except FileNotFoundError:
+        return False
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        client.delete(task_name(name))
+        return False
+    answer: Answer
+    try:
+        made = image.image_of(state, task.store_id, epoch=task.epoch, now_ms=clock.now_ms())
+        unfinished = path / paths.IMAGES / (paths.UNFINISHED_IMAGE + paths.TEMPORARY)
+        with refusals(path):
+            with suppress(FileNotFoundError):
+                files.remove(unfinished)
+            image.save(unfinished, made, files)
+            data = read_file(unfinished)
+            files.remove(unfinished)
+        client.replace(image_name(name), [data])
+        answer = Done(epoch=task.epoch, txid=state.txid, previous=None, bytes=len(data), written=True)
+    except StoreError as error:
+        where = {name: str(fact) for name, fact in error.where.items()}
+        answer = Refused(epoch=task.epoch, error=type(error).__name__, message=error.message, where=where)
+    client.replace(answer_name(name), [encode(answer)])
+    client.delete(task_name(name))
+    return True

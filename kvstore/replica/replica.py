@@ -1,0 +1,184 @@
+"""One replica of an open store: ship to it, check it, mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvstore.errors import StoreLocked, UnsupportedOperation
+from kvstore.lock import ProcessLock
+from kvstore.replica.check import findings
+from kvstore.replica.client import Client, ObjectStore
+from kvstore.replica.image_worker import followers
+from kvstore.replica.merging import merge
+from kvstore.replica.repair import repair
+from kvstore.replica.shipper import Shipment, Shipper, edits_pushed, status_of
+from kvstore.store import _Core
+from logformat import paths
+from logformat.edits import FindReplica
+from logformat.follower_status import FollowerStatus
+from logformat.replicas import Finding, ReplicaStatus
+
+TELL_SECONDS = 60
+"""A replica that has nothing to be shipped to it is told so no more often: each time is a request somebody pays for."""
+MERGE_SECONDS = 600
+"""And how often small objects are put together."""
+_PASSES = 2
+"""What is bad and of no use any more once a bucket was begun anew shows in the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """How a replica is.
+
+    Attributes:
+        url: Where.
+        findings: What was wrong when it was checked last; none if it is whole.
+        checked_ms: When that was; None if it never was.
+        behind: For each table, how many offsets it lacks that are published by now; not a finding.
+        as_of_ms: What was published then, it has; None if nothing was shipped yet.
+        edits_shipped, edits: How many edits of the catalog it has, of how many that are worth shipping.
+    """
+
+    url: str
+    findings: list[Finding]
+    checked_ms: int | None
+    behind: dict[str, int]
+    as_of_ms: int | None
+    edits_shipped: int
+    edits: int
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+
+class Replica:
+    """A replica, by its name; made by :meth:`kvstore.Store.replica`."""
+
+    def __init__(
+        self, core: _Core, name: str, check_open: Callable[[], None], connect: Callable[[str], Client] = ObjectStore
+    ) -> None:
+        self.name = name
+        self._core = core
+        self._check_open = check_open
+        self._connect = connect
+        self._told: float | None = None
+        self._merged: float | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._status().url
+
+    def ship(self) -> Shipment:
+        """Ship everything that is published and was not shipped yet; writers go on meanwhile.
+
+        Raises:
+            InvalidRequest: The replica was removed, or this is itself a copy that follows one.
+            WriterFenced: Another leader, or another store, ships there.
+            Unavailable: It can't be reached, the log expired just now, or another ships (StoreLocked); what was shipped
+                stays, and the rest is shipped next time.
+            CorruptData: What is to be shipped is damaged; run `kvstore check`.
+        """
+        now = self._core.clock.monotonic()
+        tells = self._told is None or now - self._told >= TELL_SECONDS
+        with self._alone():
+            done = self._shipper(self._client()).ship(tells=tells)
+            if self._merged is None or now - self._merged >= MERGE_SECONDS:
+                merge(self._client(), self._core.store_id, self._status(), self._core.clock.now_ms())
+                self._merged = now
+        if done.objects or tells:
+            self._told = now
+        return done
+
+    def report(self) -> ReplicaReport:
+        """How it is, by what the catalog knows of it; nothing is read there.
+
+        Raises:
+            InvalidRequest: The replica was removed.
+        """
+        status = self._status()
+        behind = {}
+        for definition in self._core.catalog().tables.values():
+            ends = [tablet.committed().applied_offset for tablet in self._core.parts(definition).tablets]
+            has = {int(each.track.bucket): each.end for each in status.shipped if each.track.table_id == definition.id}
+            behind[definition.name] = sum(max(0, end - has.get(bucket, 0)) for bucket, end in enumerate(ends))
+        shipped, edits = edits_pushed(self._core.journal, status)
+        return ReplicaReport(
+            status.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits
+        )
+
+    def followers(self) -> list[FollowerStatus]:
+        """How the copies are that follow it, as each said last; one that is gone stays in the list.
+
+        Raises:
+            InvalidRequest: The replica was removed.
+            Unavailable: It can't be reached.
+        """
+        return sorted(followers(self._client()), key=lambda each: each.name)
+
+    def check(self) -> ReplicaReport:
+        """Read every object, and hold what is there against what was shipped; what is found is kept in the catalog.
+
+        Raises:
+            InvalidRequest: The replica was removed, or this is itself a copy that follows one.
+            Unavailable: It can't be reached.
+            UnsupportedVersion: A newer version wrote an object.
+        """
+        with self._alone():
+            self._find(self._client())
+        return self.report()
+
+    def repair(self) -> ReplicaReport:
+        """Check it, and send again what is bad or missing; or a fresh snapshot and what is behind it.
+
+        Raises:
+            InvalidRequest, Unavailable, UnsupportedVersion: See :meth:`check`.
+            ReplicaBehind: The store has neither the changes any more nor a snapshot; take one.
+        """
+        with self._alone():
+            client = self._client()
+            shipper = self._shipper(client)
+            found = self._find(client)
+            for _ in range(_PASSES):
+                if not found:
+                    break
+                begun = repair(shipper, client, self._status(), found)
+                if begun:
+                    shipper.report(begun)
+                found = self._find(client)
+        return self.report()
+
+    def _find(self, client: Client) -> list[Finding]:
+        found = findings(client, self._core.store_id, self._status())
+        edit = FindReplica(name=self.name, checked_ms=self._core.clock.now_ms(), findings=found)
+        self._core.journal.append(lambda _: edit)
+        return found
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only one, in any process, who ships or mends: otherwise one could report less than the other had."""
+        self._check_open()
+        if (self._core.path / paths.FOLLOWING).exists():
+            raise UnsupportedOperation(
+                "This copy follows a replica; do this where its leader is.", path=self._core.path
+            )
+        lock = ProcessLock(self._core.path / paths.SHIPPING)
+        if not lock.try_acquire():
+            raise StoreLocked("Another ships, checks or repairs just now; try again.", path=self._core.path)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _client(self) -> Client:
+        return self._connect(self._status().url)
+
+    def _shipper(self, client: Client) -> Shipper:
+        self._check_open()
+        return Shipper(self._core, self.name, client)
+
+    def _status(self) -> ReplicaStatus:
+        self._check_open()
+        return status_of(self._core, self.name)
