@@ -1,0 +1,152 @@
+"""Which files a task takes, and which were not there, or were others, when their turn was.
+
+* A task takes files behind the job's offset, in order, up to a number and a size; one at least.
+* What was taken is remembered beside the catalog, in a file that is only appended to. It says what came late, and
+  decides nothing: without it, all that lies before the offset passes for taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvstore.errors import CorruptData
+from kvstore.files import Files, read_file, refusals
+from kvstore.ingest.sources import is_same, order_of
+from logformat import paths
+from logformat.jobs import JobStatus, SourceFile
+
+
+def files_of_task(listed: Sequence[SourceFile], job: JobStatus) -> list[SourceFile]:
+    """The files a task takes.
+
+    Args:
+        listed: In order.
+    """
+    taken: list[SourceFile] = []
+    size = 0
+    for place in range(_first_behind(listed, job.offset), len(listed)):
+        file = listed[place]
+        size += file.size
+        if len(taken) == job.options.max_files or (taken and size > job.options.max_bytes):
+            break
+        taken.append(file)
+    return taken
+
+
+def files_behind(listed: Sequence[SourceFile], offset: str | None) -> Sequence[SourceFile]:
+    """Files whose turn is still to come."""
+    return listed[_first_behind(listed, offset) :]
+
+
+def _first_behind(listed: Sequence[SourceFile], offset: str | None) -> int:
+    if offset is None:
+        return 0
+    return bisect_right(listed, order_of(offset), key=lambda file: order_of(file.path))
+
+
+@dataclass(frozen=True)
+class Overlooked:
+    """Files before the offset that are not as they were taken.
+
+    Attributes:
+        late: Paths of those that came when their turn was over; they are not loaded.
+        changed: Paths of those that were changed since; they are not loaded again.
+    """
+
+    late: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.late or self.changed)
+
+
+class _Line(msgspec.Struct):
+    version: int
+    files: list[SourceFile]
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+class Taken:
+    """What a job has taken so far.
+
+    Args:
+        directory: Of the job.
+
+    Raises:
+        CorruptData: The file is damaged.
+    """
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self._path = directory / paths.TAKEN_FILE
+        self._files = files
+        self._known: dict[str, SourceFile] = {}
+        self._version = -1
+        self._end = 0
+        try:
+            data = read_file(self._path)
+        except FileNotFoundError:
+            return
+        for line in data.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break  # what a crash cut off is written over
+            self._end += len(line)
+            try:
+                self._know(_decode(line))
+            except msgspec.DecodeError as error:
+                raise CorruptData(
+                    "What a job has taken is damaged; remove the file, and all before the offset passes for taken.",
+                    path=self._path,
+                    position=self._end - len(line),
+                ) from error
+
+    def overlooked(self, listed: Sequence[SourceFile], job: JobStatus) -> Overlooked:
+        """Which of the files before the offset came late, or are others now.
+
+        After the offset was set by hand, or when nothing is known, what there is before it passes for taken.
+        """
+        if job.offset is None:
+            return Overlooked()
+        before = listed[: _first_behind(listed, job.offset)]
+        if self._version < job.version:
+            self.add([file for file in before if file.path not in self._known], job.version)
+            return Overlooked()
+        return Overlooked(
+            tuple(file.path for file in before if file.path not in self._known),
+            tuple(file.path for file in before if not is_same(self._known.get(file.path, file), file)),
+        )
+
+    def add(self, taken: list[SourceFile], version: int) -> None:
+        """Remember files; returns once that is durable.
+
+        Args:
+            version: Of the offset behind which they were taken.
+
+        Raises:
+            StoreFull, LogFailed: The disk refused.
+        """
+        line = _Line(version, taken)
+        data = msgspec.json.encode(line) + b"\n"
+        with refusals(self._path):
+            is_new = not self._path.exists()
+            descriptor = self._files.open(self._path, create=is_new)
+            try:
+                self._files.write(descriptor, [memoryview(data)], self._end)
+                self._files.truncate(descriptor, self._end + len(data))
+                self._files.sync(descriptor)
+            finally:
+                self._files.close(descriptor)
+            if is_new:
+                self._files.sync_directory(self._path.parent)
+        self._end += len(data)
+        self._know(line)
+
+    def _know(self, line: _Line) -> None:
+        self._known.update((file.path, file) for file in line.files)
+        self._version = max(self._version, line.version)

@@ -1,0 +1,117 @@
+"""Jobs in the catalog: found by name, and edited as their states allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.arguments import shown
+from kvstore.clock import Clock
+from kvstore.errors import InvalidRequest
+from kvstore.files import Files
+from kvstore.meta.jobs import NEXT
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState
+from kvstore.table.table import Table
+from logformat.edits import AboutJob, AlterJob, BeginTask, DropJob, PauseJob, ResumeJob
+from logformat.ids import JobId, TableId
+from logformat.jobs import JobStatus
+
+_REFUSED = {
+    AlterJob: "A job is altered while it is paused; pause it first.",
+    PauseJob: "The job is about to pause already; it ends its task first.",
+    ResumeJob: "The job is not paused.",
+}
+
+
+@dataclass(frozen=True)
+class Home:
+    """What jobs need of the store they are in.
+
+    Attributes:
+        table: The table of an id.
+        check_open, check_writable: Raise if the store is not.
+    """
+
+    path: Path
+    files: Files
+    clock: Clock
+    journal: Journal
+    table: Callable[[TableId], Table]
+    check_open: Callable[[], None]
+    check_writable: Callable[[], None]
+
+
+class NotNow(Exception):
+    """What was decided does not hold any more; look again."""
+
+
+class Record:
+    """One job in the catalog."""
+
+    def __init__(self, home: Home, id: JobId) -> None:
+        self.home = home
+        self.id = id
+
+    def status(self) -> tuple[TableId, JobStatus]:
+        """The job as it stands now, and its table.
+
+        Raises:
+            InvalidRequest: It was dropped, or its table was.
+        """
+        self.home.check_open()
+        return self._found(self.home.journal.state())
+
+    def edit(self, make: Callable[[TableId, JobStatus], AboutJob]) -> JobStatus:
+        """Add an edit and make it durable.
+
+        Args:
+            make: The edit, from the job as it stands.
+
+        Returns:
+            The job after it; as it was, if it was dropped.
+
+        Raises:
+            InvalidRequest: The job was dropped, or its state does not allow it. Nothing was written.
+            NotNow: It does not allow any more to begin a task; or whatever ``make`` raises.
+            StoreFull: No space. Nothing was written.
+        """
+        self.home.check_writable()
+        before: list[JobStatus] = []
+
+        def decide(state: CatalogState) -> AboutJob:
+            table, job = self._found(state)
+            before[:] = [job]
+            payload = make(table, job)
+            if not isinstance(payload, DropJob) and (job.state, type(payload)) not in NEXT:
+                if isinstance(payload, BeginTask):
+                    raise NotNow
+                raise InvalidRequest(_REFUSED[type(payload)], job=job.name, state=job.state)
+            return payload
+
+        state = self.home.journal.append(decide)
+        return next((jobs[self.id] for jobs in state.jobs.values() if self.id in jobs), before[0])
+
+    def _found(self, state: CatalogState) -> tuple[TableId, JobStatus]:
+        for table, jobs in state.jobs.items():
+            if self.id in jobs:
+                return table, jobs[self.id]
+        raise InvalidRequest("The job was dropped, or its table was.", job_id=self.id)
+
+
+def job_ids(state: CatalogState) -> dict[str, JobId]:
+    """Jobs by name, in order."""
+    return dict(sorted((job.name, id) for jobs in state.jobs.values() for id, job in jobs.items()))
+
+
+def id_of(state: CatalogState, name: object) -> JobId:
+    """The job of a name.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    found = job_ids(state)
+    if not isinstance(name, str) or name not in found:
+        raise InvalidRequest("There is no such job.", job=shown(name), jobs=list(found))
+    return found[name]
