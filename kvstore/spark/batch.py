@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -20,6 +21,9 @@ from kvstore.spark.types import arrow_schema
 from kvstore.table.changelog import End, Start
 from kvstore.table.table import Table
 from logformat.ids import BucketId
+
+BucketOf = Callable[[Mapping[str, pa.Scalar]], int | None]
+"""The bucket of all rows with some values; None if there may be some in several."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,19 @@ def changes_wanted(
     return tuple(Wanted(bucket, *each) for bucket, each in table.offset_ranges(start, end).items())
 
 
-class KvStoreReader(DataSourceReader):
-    """Reads what was pinned, in a few large partitions."""
+class FilteredReader(DataSourceReader):
+    """A reader of a table in buckets that makes use of filters, if option ``pushFilters`` says so.
 
-    def __init__(self, pinned: Pinned, schema: StructType, options: Options) -> None:
+    Raises:
+        InvalidRequest: An option says nothing of a batch.
+    """
+
+    def __init__(self, kind: Kind, schema: StructType, options: Options) -> None:
         for name, given in (("maxOffsetsPerTrigger", options.offsets_max), ("consumer", options.consumer)):
             if given is not None:
                 raise InvalidRequest(f"Option `{name}` is for streams; leave it out.")
-        self._pinned = pinned
-        self._schema = schema
+        self._kind = kind
+        self._target = arrow_schema(schema)
         self._push_filters = options.push_filters
         self._filter: pc.Expression | None = None
         self._bucket: int | None = None
@@ -110,12 +118,27 @@ class KvStoreReader(DataSourceReader):
         """Leave out what can't pass them, as far as that is known here; or do not, see :class:`PushFilters`."""
         if not self._push_filters:
             return
-        place = self._pinned.place
-        with place.open() as table:
-            columns = _stored(table, place.kind)
+        with self._buckets() as (columns, bucket_of):
             self._filter = expression_of(filters, columns)
-            if place.kind is not Kind.BINLOG:
-                self._bucket = table.bucket_of(values_of(filters, columns))
+            if self._kind is not Kind.BINLOG:
+                self._bucket = bucket_of(values_of(filters, columns))
+
+    def _buckets(self) -> AbstractContextManager[tuple[pa.Schema, BucketOf]]:
+        """Columns as they are stored, and which bucket has rows with certain values."""
+        raise NotImplementedError
+
+
+class KvStoreReader(FilteredReader):
+    """Reads what was pinned, in a few large partitions."""
+
+    def __init__(self, pinned: Pinned, schema: StructType, options: Options) -> None:
+        super().__init__(pinned.place.kind, schema, options)
+        self._pinned = pinned
+
+    @contextmanager
+    def _buckets(self) -> Iterator[tuple[pa.Schema, BucketOf]]:
+        with self._pinned.place.open() as table:
+            yield _stored(table, self._kind), table.bucket_of
 
     def partitions(self) -> list[InputPartition]:
         """One for each core, or fewer if there is little to read."""
@@ -129,7 +152,7 @@ class KvStoreReader(DataSourceReader):
         """The rows of one partition."""
         # Where there is no partition, Spark asks for one that is none.
         if isinstance(partition, Share):
-            yield from read(partition, arrow_schema(self._schema), self._filter)
+            yield from read(partition, self._target, self._filter)
 
 
 class PushFilters:
@@ -148,7 +171,7 @@ class PushFilters:
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def __init__(self, reader: KvStoreReader) -> None:
+    def __init__(self, reader: FilteredReader) -> None:
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -81,10 +81,10 @@ def _frame(
     if not shares:
         return spark.createDataFrame([], columns)
     tasks = spark.range(0, len(shares), 1, len(shares))  # each has its number, and nothing else
-    return _mapped(tasks, _reader(shares, columns, where, needed), columns)
+    return mapped(tasks, _reader(shares, columns, where, needed), columns)
 
 
-def _mapped(tasks: DataFrame, run: Any, columns: StructType) -> DataFrame:
+def mapped(tasks: DataFrame, run: Any, columns: StructType) -> DataFrame:
     """``mapInArrow``, which asks for pandas before it does what needs none."""
     if find_spec("pandas") is not None:
         return tasks.mapInArrow(run, columns)

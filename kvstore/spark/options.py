@@ -161,14 +161,22 @@ def _table(text: str) -> tuple[str, Kind]:
 
 
 def _directory(path: str) -> str:
-    """A path, which may be given as a URI of this machine; nothing in it is decoded, as in Spark's own sources."""
+    """A path, which may be given as a URI of this machine; or another URL, which may be that of a replica.
+
+    Nothing in it is decoded, as in Spark's own sources.
+    """
     uri = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)(?://([^/]*))?(.*)", path, re.DOTALL)
     if uri is None:
         return path
     scheme, host, directory = uri.groups()
-    # Replicas on object stores are to have a place here.
+    if scheme.lower() != "file" and host:
+        return path
     if scheme.lower() != "file" or host not in (None, "", "localhost"):
-        raise InvalidRequest("A store is on a local disk; give `path` a directory, or file:///directory.", path=path)
+        raise InvalidRequest(
+            "A store is on a local disk; give `path` a directory, or file:///directory; or, to read a replica, its "
+            "URL, such as s3://bucket/path.",
+            path=path,
+        )
     return "/" + directory.lstrip("/")
 
 
@@ -196,7 +204,7 @@ def _place(options: Mapping[str, str], offsets: str, time: str, words: tuple[Wor
             return word
     try:
         return _offsets(json.loads(text))
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InvalidRequest(
             f'Option `{offsets}` is {", ".join(words)}, or JSON from bucket to offset: {{"0": 17}}.', given=text
         ) from error
@@ -213,7 +221,7 @@ def _as_of(text: str | None) -> int | dict[int, int] | dt.datetime | None:
     try:
         found = json.loads(text)
         return found if type(found) is int else _offsets(found)
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         pass
     try:
         time = dt.datetime.fromisoformat(text)

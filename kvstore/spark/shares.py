@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -67,12 +69,15 @@ class Share(InputPartition):
     pieces: tuple[Piece, ...]
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class _Part:
+class Part(Generic[T]):
     """Something that can be cut: how many tasks it is worth, and how it is cut into a number of pieces."""
 
     tasks: float
-    cut: Callable[[int], Sequence[Piece]]
+    cut: Callable[[int], Sequence[T]]
 
 
 def shares_of(
@@ -80,9 +85,19 @@ def shares_of(
 ) -> list[InputPartition]:
     """All that is wanted, but for what no row of can pass the filter: one share for each core, or fewer."""
     parts = list(chain.from_iterable(_parts(table, place.kind, each, filter) for each in wanted))
+    return [Share(place, pieces) for pieces in dealt(parts)]
+
+
+def dealt(parts: Sequence[Part[T]], tasks_max: float = 0) -> list[tuple[T, ...]]:
+    """Parts cut up and dealt out: one share for each core, or fewer if there is little; none is empty.
+
+    Args:
+        tasks_max: If it is above 0, there are more shares than cores if one would be worth more than this.
+    """
     total = sum(part.tasks for part in parts)
-    count = max(1, min(os.cpu_count() or 1, int(total)))
-    shares: list[list[Piece]] = [[] for _ in range(count)]
+    most = max(os.cpu_count() or 1, ceil(total / tasks_max) if tasks_max else 0)
+    count = max(1, min(most, int(total)))
+    shares: list[list[T]] = [[] for _ in range(count)]
     done = 0.0
     for part in parts:
         pieces = part.cut(max(1, round(count * part.tasks / total)) if total else 1)
@@ -91,7 +106,7 @@ def shares_of(
             middle = done + part.tasks / len(pieces) / 2
             shares[min(count - 1, int(count * middle / total)) if total else 0].append(piece)
             done += part.tasks / len(pieces)
-    return [Share(place, tuple(pieces)) for pieces in shares if pieces]
+    return [tuple(pieces) for pieces in shares if pieces]
 
 
 def read(
@@ -109,17 +124,17 @@ def read(
         OffsetOutOfRange: What is wanted has expired since.
         CorruptData: It is damaged.
     """
-    _freeze_once()
+    freeze_once()
     with share.table.open() as table:
         for piece in share.pieces:
             batches = _batches(table, share.table.kind, piece, target, list(needed or target.names))
             if filter is not None:
-                batches = _larger(rows_where(batches, filter))
+                batches = larger(rows_where(batches, filter))
             for batch in batches:
                 yield for_spark(batch, target)
 
 
-def _parts(table: Table, kind: Kind, wanted: Wanted, filter: pc.Expression | None) -> Iterator[_Part]:
+def _parts(table: Table, kind: Kind, wanted: Wanted, filter: pc.Expression | None) -> Iterator[Part[Piece]]:
     shares, start, end = table.shares(wanted.bucket), Offset(wanted.start), Offset(wanted.end)
     rows = Piece(wanted.bucket, wanted.start, wanted.end, ())
     if kind is not Kind.ROWS:
@@ -130,10 +145,10 @@ def _parts(table: Table, kind: Kind, wanted: Wanted, filter: pc.Expression | Non
             def cut(parts: int, first: Offset = first, last: Offset = last) -> list[Piece]:
                 return [Piece(wanted.bucket, *each) for each in shares.split_changes(first, last, parts)]
 
-            yield _Part(shares.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
+            yield Part(shares.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
         filter = None  # what it says of a change does not say where among the keys
     if (kind is Kind.ROWS or wanted.inserted_at is not None) and (ranges := shares.keys_where(filter, as_of=rows.end)):
-        yield _Part(
+        yield Part(
             shares.row_bytes(ranges) / ROWS_TASK_BYTES_MIN,
             lambda parts: [replace(rows, keys=keys) for keys in shares.split_keys(ranges, parts)],
         )
@@ -144,7 +159,7 @@ def _batches(table: Table, kind: Kind, piece: Piece, target: pa.Schema, names: l
     if kind is Kind.ROWS:
         assert piece.keys is not None
         return shares.rows(piece.keys, names, as_of=piece.end)
-    whole = table.binlog_schema(_of_rows(table, target)) if kind is Kind.BINLOG else None
+    whole = table.binlog_schema(columns_of_rows(table.schema, target)) if kind is Kind.BINLOG else None
     if piece.keys is not None:
         assert piece.inserted_at is not None
         columns = names if whole is None else changelog_columns(whole)
@@ -156,15 +171,15 @@ def _batches(table: Table, kind: Kind, piece: Piece, target: pa.Schema, names: l
     return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])
 
 
-def _of_rows(table: Table, target: pa.Schema) -> list[str]:
-    """Columns wanted of the rows before and after; one at least."""
+def columns_of_rows(stored: pa.Schema, target: pa.Schema) -> list[str]:
+    """Columns of a binlog that are wanted of the rows before and after; one at least."""
     for name in (BEFORE, AFTER):
         if name in target.names:
             return [field.name for field in target.field(name).type]
-    return table.schema.names[:1]
+    return stored.names[:1]
 
 
-def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches that are not small, but for the last."""
     waiting: list[pa.RecordBatch] = []
     count = 0
@@ -182,7 +197,8 @@ def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 _frozen = False
 
 
-def _freeze_once() -> None:
+def freeze_once() -> None:
+    """Have objects that are there by now left out of garbage collection."""
     # PySpark collects garbage after every task; what was imported by now need not be looked at each time.
     global _frozen
     if not _frozen:

@@ -163,7 +163,7 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
         )
     kinds = _kinds(batch.column(CHANGE_TYPE))
     changes = Changes(rows, pa.array(kinds == ChangeType.DELETE))
-    order = {name: batch.column(name) for name in ORDER if name in names}
+    order = {name: _in_utc(batch.column(name)) for name in ORDER if name in names}
     for name, column in order.items():
         if column.type != CHANGE_FIELDS.field(name).type or column.null_count:
             raise SchemaMismatch(
@@ -177,6 +177,12 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
         return changes, order
     places = pa.array(np.flatnonzero(kept))
     return changes.take(places), {name: column.take(places) for name, column in order.items()}
+
+
+def _in_utc(column: pa.Array) -> pa.Array:
+    """Moments as moments in UTC: Spark tells them in the zone of its session, which says nothing of when they were."""
+    is_moment = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    return column.cast(pa.timestamp(column.type.unit, "UTC")) if is_moment else column
 
 
 def _kinds(column: pa.Array) -> np.ndarray:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -19,21 +20,23 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kvstore.errors import OffsetOutOfRange, SchemaMismatch
+from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.spark.batch import KvStoreReader, Pinned, pinned
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.place import found
+from kvstore.spark.replica import KvStoreReplicaReader, PinnedReplica, replica_at
 from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.spark.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
+from kvstore.store import check_follows_not
 from kvstore.table.table import Table
 
 
 class KvStoreSource(DataSource):
     """Register it with ``spark.dataSource.register(KvStoreSource)``.
 
-    Options: ``path`` (a directory or a ``file:`` URI) and ``table`` (``name``, ``name$changelog`` or ``name$binlog``);
-    docs/spark.md has the others.
+    Options: ``path`` (a directory or a ``file:`` URI; or the URL of a replica, which is read in batch) and ``table``
+    (``name``, ``name$changelog`` or ``name$binlog``); docs/spark.md has the others.
 
     Spark is another process than the one that writes, and sees what is committed: an acknowledged write 250 ms later at
     most, or on large tables, where a commit of the index takes longer than 50 ms, after five such commits; all writes
@@ -44,6 +47,8 @@ class KvStoreSource(DataSource):
         self._options = Options.of(options)
         self._columns: pa.Schema | None = None
         self._pinned: Pinned | None = None
+        self._replica = replica_at(self._options.path)
+        self._pinned_replica: PinnedReplica | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -52,6 +57,8 @@ class KvStoreSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns, and the moment: what is loaded now is what every query on it reads."""
+        if self._replica is not None:
+            return spark_schema(self._read_replica(self._replica).columns)
         with found(self._options) as (place, table):
             self._columns = _columns(table, self._options)
             try:
@@ -64,6 +71,10 @@ class KvStoreSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``."""
         self._options.check_use("read")
+        if self._replica is not None:
+            pinned_replica = self._read_replica(self._replica)
+            _check(schema, pinned_replica.columns)
+            return KvStoreReplicaReader(pinned_replica, schema, self._options)
         if self._pinned is None or self._columns is None:
             with found(self._options) as (place, table):
                 self._columns = _columns(table, self._options)
@@ -74,6 +85,12 @@ class KvStoreSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader that follows the changes, with the columns in ``schema``."""
         self._options.check_use("read")
+        if self._replica is not None:
+            raise UnsupportedOperation(
+                "A stream reads a store, not a replica; have a copy on this machine follow the replica "
+                "(`kvstore replica follow`) and give `path` its directory, or read the replica in batch.",
+                url=self._replica,
+            )
         with found(self._options) as (place, table):
             _check(schema, _columns(table, self._options))
             return KvStoreStreamReader(place, table, schema, self._options)
@@ -81,14 +98,28 @@ class KvStoreSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer of rows with the columns in ``schema``, all at once."""
         self._options.check_use("batch write")
+        self._check_writable()
         with found(self._options) as (place, table):
             return KvStoreWriter(place, table, schema, self._options, replaces=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A writer of batches of rows with the columns in ``schema``, each once."""
         self._options.check_use("stream write")
+        self._check_writable()
         with found(self._options) as (place, table):
             return KvStoreStreamWriter(place, table, schema, self._options, replaces=overwrite)
+
+    def _read_replica(self, url: str) -> PinnedReplica:
+        if self._pinned_replica is None:
+            self._pinned_replica = PinnedReplica.of(url, self._options)
+        return self._pinned_replica
+
+    def _check_writable(self) -> None:
+        if self._replica is not None:
+            raise UnsupportedOperation(
+                "A replica is only read; give `path` the directory of the store that ships to it.", url=self._replica
+            )
+        check_follows_not(Path(self._options.path))
 
 
 def _columns(table: Table, options: Options) -> pa.Schema:

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.files import Files, read_file, refusals, refuse_links
+from kvstore.files import Files, refusals, refuse_links
 from kvstore.table.fitting import ROWS_BYTES_MAX
 from logformat import paths
 from logformat.change import ChangeType
@@ -104,7 +104,7 @@ class TaskFile:
             return Staged(self._partition, query=query)
         with refusals(self._path):
             self._open.close()
-            checksum = crc32c(read_file(self._path))
+            checksum = crc32c(memoryview(_mapped(self._path)))
         return Staged(self._partition, str(self._path), checksum, tuple(self._buckets), query)
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ def parts_of(messages: Iterable[Staged]) -> dict[BucketId, Changes]:
     """What tasks have staged for each bucket, in the order it is to be applied: as rows say, or as tasks count.
 
     Raises:
-        StoreError: A file is gone.
+        StoreError: A file is gone, or damaged.
         InvalidRequest: It is more than one commit can hold.
     """
     found: Mapping[int, list[pa.RecordBatch]] = defaultdict(list)
@@ -139,7 +139,7 @@ def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:
     path = Path(message.file)
     try:
         refuse_links(path)
-        data = pa.memory_map(str(path)).read_buffer()
+        data = _mapped(path)
     except OSError as error:
         raise StoreError(
             "What a task has staged can't be read; run the job again.", path=path, reason=error.strerror
@@ -147,6 +147,10 @@ def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:
     if crc32c(memoryview(data)) != message.checksum:
         raise StoreError("What a task has staged is damaged; run the job again.", path=path)
     return pa.ipc.open_file(data)
+
+
+def _mapped(path: Path) -> pa.Buffer:
+    return pa.memory_map(str(path)).read_buffer()
 
 
 def _together(batches: Sequence[pa.RecordBatch]) -> Changes:
