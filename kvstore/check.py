@@ -25,7 +25,6 @@ from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import BucketId, Epoch, Offset
 from logformat.index_state import IndexState
-from logformat.octets import Octets
 from logformat.segment import HEAD_BYTES
 from logformat.writer_entry import decode_snapshot
 
@@ -101,7 +100,7 @@ def _check(tablet: Tablet, definition: TableDefinition, start: Offset, report: B
             log.add(found)
         log.compare(state, view)
         if definition.primary_key is not None:
-            _compare_rows(view, state, definition, report)
+            compare_rows(view, state, definition, report)
 
 
 def _right_snapshots(tablet: Tablet, report: BucketReport) -> Iterator[Snapshot]:
@@ -252,6 +251,9 @@ class _Fold:
             offset, writers = decode_snapshot(read_file(path))
         except FileNotFoundError:
             return
+        except OSError as error:
+            self._finding(f"{path.name} can't be read: {error.strerror}")
+            return
         if self._writers is None and not self._report.batches:
             self._writers = WriterStates(writers)
         if offset != base or (self._writers is not None and self._writers.all() != writers):
@@ -292,7 +294,7 @@ class _LastRows:
         self._waiting = 0
 
 
-def _compare_rows(view: View, state: IndexState, definition: TableDefinition, report: BucketReport) -> None:
+def compare_rows(view: View, state: IndexState, definition: TableDefinition, report: BucketReport) -> None:
     """Verify every row of the index, and that none is hidden: their count and digest are what they should be."""
     digest = 0
     for rows, hashes in _rows(view, definition):
@@ -305,4 +307,4 @@ def _compare_rows(view: View, state: IndexState, definition: TableDefinition, re
 def _rows(view: View, definition: TableDefinition) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
     layout = layout_of(definition)
     for keys, values in view.rows(SCAN_ROWS):
-        yield layout.decode_found(Octets.from_list(keys), Octets.from_list(values))
+        yield layout.decode_found(keys, values)

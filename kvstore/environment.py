@@ -22,8 +22,17 @@ import lmdb
 import lmdb._envid
 
 from kvstore import pages
-from kvstore.errors import CorruptData, ForkedStore, StoreClosed, StoreFull, Unavailable, UnsupportedOperation
-from kvstore.files import Files, refuse_links
+from kvstore.errors import (
+    CorruptData,
+    ForkedStore,
+    LogFailed,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    Unavailable,
+    UnsupportedOperation,
+)
+from kvstore.files import Files, refusal, refuse_links
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """What LMDB makes in a directory."""
@@ -43,11 +52,12 @@ class Environment:
     Made by :func:`open_environment` only.
     """
 
-    def __init__(self, directory: Path, map_bytes: int, *, read_only: bool = False) -> None:
+    def __init__(self, directory: Path, map_bytes: int, *, read_only: bool = False, metasync: bool = True) -> None:
         self.directory = directory
         self.is_read_only = read_only or ((directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK))
-        self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only)
-        self.identity = _identity(directory)
+        self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only, metasync=metasync)
+        self._file = os.fspath(directory / _DATA)  # it is asked for so often that to join it costs something
+        self.identity = _identity(self._file)
         self._pid = os.getpid()
         self._users = 1
         self._databases: dict[str, Database] = {}
@@ -56,14 +66,29 @@ class Environment:
         self._reading = 0
 
     def database(self, name: str) -> Database:
-        """Handle of a named database; waits for whoever writes, because py-lmdb opens one in a write transaction.
+        """Handle of a named database; waits for whoever writes, because one is opened in a write transaction.
 
         Raises:
             CorruptData: There is none of that name.
+            LogFailed: The disk refused a commit before.
         """
         if name not in self._databases:
-            self._databases[name] = self._open_database(name, None, create=False)
+            self._databases[name] = self._opened_database(name)
         return self._databases[name]
+
+    def _opened_database(self, name: str) -> Database:
+        if self.is_read_only:
+            return self._open_database(name, None, create=False)
+        # Left to itself, open_db() waits for LMDB's lock with that of the interpreter held: if a thread of this process
+        # writes, neither would ever go on.
+        transaction = self.begin_write()
+        try:
+            database = self._open_database(name, transaction, create=False)
+            transaction.commit()
+        except BaseException:
+            transaction.abort()
+            raise
+        return database
 
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
         """Handle of a named database, for one transaction; a read transaction needs it opened before.
@@ -89,6 +114,8 @@ class Environment:
     def _open_database(self, name: str, transaction: Transaction | None, *, create: bool) -> Database:
         try:
             return self._env.open_db(name.encode(), txn=transaction, create=create)
+        except lmdb.PanicError as error:
+            raise self._named(error) from error
         except lmdb.Error as error:
             raise CorruptData(
                 "A database of an LMDB environment is missing or damaged; run `kvstore check`.",
@@ -107,8 +134,10 @@ class Environment:
             StoreClosed: The environment was closed.
         """
         self.check_process()
-        with self.reading():
+        try:
             return int(self._env.info()["last_txnid"])
+        except lmdb.Error as error:
+            raise self._named(error) from error
 
     def verify(self) -> None:
         """See whether the file is what LMDB writes, whatever its size; see :func:`kvstore.pages.verify`.
@@ -142,6 +171,40 @@ class Environment:
                 _inherited_transactions.append(transaction)
 
     @contextmanager
+    def file(self) -> Iterator[int | None]:
+        """A descriptor of the file, to read its pages; None if another one has taken its place."""
+        try:
+            descriptor = os.open(self.directory / _DATA, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            status = os.fstat(descriptor)
+            yield descriptor if (status.st_dev, status.st_ino) == self.identity else None
+        finally:
+            os.close(descriptor)
+
+    def get(self, key: bytes) -> bytes | None:
+        """What is committed under a key of the unnamed database.
+
+        Raises:
+            CorruptData: LMDB found a page damaged.
+        """
+        self.check_process()
+        try:
+            with self._mutex:
+                transaction = self._begin_read()
+                self._reading += 1
+            try:
+                return transaction.get(key)
+            finally:
+                with self._mutex:
+                    transaction.abort()
+                    self._reading -= 1
+        except lmdb.Error as error:
+            raise self._named(error) from error
+
+    @contextmanager
     def reading(self) -> Iterator[None]:
         """Call by its name what LMDB finds wrong while a transaction is read.
 
@@ -152,21 +215,48 @@ class Environment:
         try:
             yield
         except lmdb.Error as error:
-            if not self._users:
-                raise StoreClosed("The store was closed; open it again.", path=self.directory) from error
-            raise CorruptData(
-                "LMDB can't read an environment; run `kvstore check`.", path=self.directory, reason=str(error)
-            ) from error
+            raise self._named(error) from error
+
+    def _named(self, error: lmdb.Error) -> StoreError:
+        if not self._users:
+            return StoreClosed("The store was closed; open it again.", path=self.directory)
+        if isinstance(error, lmdb.PanicError):
+            return LogFailed("The disk refused a commit; mend it and reopen the store.", path=self.directory)
+        return CorruptData(
+            "LMDB can't read an environment; run `kvstore check`.", path=self.directory, reason=str(error)
+        )
 
     def begin_write(self) -> Transaction:
-        """Begin the write transaction; commit and abort belong to the thread that calls this."""
+        """Begin the write transaction; commit and abort belong to the thread that calls this.
+
+        Raises:
+            LogFailed: The disk refused the last step of a commit before: nothing is written until it is opened again.
+        """
         self.check_process()
         try:
-            return self._env.begin(write=True)
-        except lmdb.MapResizedError:
-            with self._mutex:
-                self._adopt_size()
-            return self._env.begin(write=True)
+            try:
+                return self._env.begin(write=True)
+            except lmdb.MapResizedError:
+                with self._mutex:
+                    self._adopt_size()
+                return self._env.begin(write=True)
+        except lmdb.PanicError as error:
+            raise self._named(error) from error
+
+    def sync(self) -> None:
+        """Return once every commit, of any process, is durable.
+
+        Raises:
+            LogFailed: The disk refused: what of the last commits is durable is not known.
+        """
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            if not self._users:
+                raise StoreClosed("The store was closed; open it again.", path=self.directory) from error
+            raise LogFailed(
+                "The disk refuses; mend it and reopen the store.", path=self.directory, reason=str(error)
+            ) from error
 
     def show_last_commit(self) -> None:
         """Have readers get the last transaction committed, once nobody writes any more.
@@ -201,7 +291,7 @@ class Environment:
 
     def is_stale(self) -> bool:
         """Whether the directory holds another environment by now, or none."""
-        return self.identity != _identity(self.directory)
+        return self.identity != _identity(self._file)
 
     def close(self) -> None:
         """Give up one use; with the last one the environment is closed."""
@@ -251,7 +341,13 @@ _registry_mutex = threading.Lock()
 
 
 def open_environment(
-    directory: Path, files: Files, *, map_bytes: int, create: bool = False, read_only: bool = False
+    directory: Path,
+    files: Files,
+    *,
+    map_bytes: int,
+    create: bool = False,
+    read_only: bool = False,
+    metasync: bool = True,
 ) -> Environment:
     """Open the environment in a directory.
 
@@ -261,15 +357,18 @@ def open_environment(
         map_bytes: Address space to reserve; less is taken if that much is refused.
         create: Create directory and environment if they are not there.
         read_only: Never wait for whoever writes; unless it is open in this process, which then decides.
+        metasync: Whether a commit is durable when it returns; else a power cut may undo the last one, if
+            :meth:`Environment.sync` was not called since. Unless it is open in this process, which then decides.
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.
         CorruptData: LMDB can't read it, or must not.
+        StoreFull, LogFailed: The disk refuses what LMDB makes when it is opened.
     """
     directory = directory.resolve()
     with _registry_mutex:
         existing = _registry.get(directory)
-        if existing is not None and existing.identity == _identity(directory):
+        if existing is not None and existing.identity == _identity(os.fspath(directory / _DATA)):
             return existing.share()
         for name in LMDB_FILES:
             refuse_links(directory / name)
@@ -284,7 +383,7 @@ def open_environment(
             pages.verify(directory / _DATA, all_pages=all_pages)
         # The address space is for all environments together.
         map_bytes >>= len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE
-        environment = Environment(directory, map_bytes, read_only=read_only)
+        environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync)
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
             descriptor = files.open(directory / _DATA)
@@ -312,13 +411,14 @@ def _refuse_inaccessible(directory: Path) -> None:
         )
 
 
-def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool) -> lmdb.Environment:
+def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool, metasync: bool) -> lmdb.Environment:
     while True:
         try:
             return lmdb.open(
                 str(directory),
                 map_size=map_bytes,
                 readonly=read_only,
+                metasync=metasync,
                 mode=0o600,
                 max_readers=_READERS_MAX,
                 max_dbs=_DATABASES_MAX,
@@ -328,15 +428,19 @@ def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool) -> lmdb.Envi
             if map_bytes <= _MAP_BYTES_MIN:
                 raise
             map_bytes //= 2
+        except OSError as error:
+            raise refusal(error, directory) from error
+        except lmdb.DiskError as error:
+            raise StoreFull("No space on the disk; free some and try again.", path=directory) from error
         except lmdb.Error as error:
             raise CorruptData(
                 "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
             ) from error
 
 
-def _identity(directory: Path) -> Identity | None:
+def _identity(file: str) -> Identity | None:
     try:
-        status = os.stat(directory / _DATA)
+        status = os.stat(file)
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino

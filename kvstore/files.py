@@ -1,7 +1,7 @@
 """The disk comes in as an argument: the only place that writes, syncs, renames or removes files.
 
-LMDB is the exception, it writes for itself (``kvstore/environment.py``). Everything is created for its owner alone, and
-no symbolic link to a file is followed.
+LMDB is the exception, it writes for itself (``kvstore/environment.py``); and what is gone with whoever made it needs
+none of this. Everything is created for its owner alone, and no symbolic link to a file is followed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from kvstore.errors import LogFailed, NotAStore, StoreFull, UnsupportedOperation
 from logformat.paths import TEMPORARY
 
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024
+_NO_PLAIN_FILE = (
+    "A file of a store is a plain file with one name; put a copy in the place of this one, which is none or has another"
+    " name elsewhere (a hard link, perhaps of a backup)."
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
@@ -28,9 +32,10 @@ class Files:
     """The real disk. Errors are OSErrors."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Descriptor of a regular file, for reading and writing; with ``create``, of a new one."""
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
-        return os.open(path, flags, 0o600)
+        """Descriptor of a regular file with one name, for reading and writing; with ``create``, of a new one."""
+        if create:
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
+        return open_regular(path, os.O_RDWR)
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
@@ -138,14 +143,29 @@ def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException
         raise failure[1]
 
 
+def open_regular(path: Path, access: int = os.O_RDONLY) -> int:
+    """Descriptor of a regular file; to be written to, it has no second name either: that would be written to as well.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It can't be opened, or is something else. Nobody waits for the other end of a pipe.
+    """
+    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (access != os.O_RDONLY and status.st_nlink > 1):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "It is no plain file with one name", os.fspath(path))
+    return descriptor
+
+
 def open_file(path: Path) -> BinaryIO:
     """A regular file, to be read from its beginning.
 
     Raises:
         FileNotFoundError: It is not there.
-        OSError: It is a symbolic link, or can't be read.
+        OSError: It is a symbolic link or something else, or can't be read.
     """
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+    return os.fdopen(open_regular(path), "rb")
 
 
 def read_file(path: Path) -> bytes:
@@ -153,10 +173,18 @@ def read_file(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: It is not there.
-        OSError: It is a symbolic link, or can't be read.
+        OSError: It is a symbolic link or something else, or can't be read.
     """
     with open_file(path) as file:
         return file.read()
+
+
+_NO_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
+
+
+def no_file(error: OSError, path: Path) -> NotAStore | None:
+    """What to say of a path that could not be opened for what it is; None if that is not why."""
+    return NotAStore(_NO_PLAIN_FILE, path=path) if error.errno in _NO_FILE else None
 
 
 def refuse_links(path: Path) -> None:
@@ -170,11 +198,7 @@ def refuse_links(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise NotAStore(
-            "A file of a store is a plain file with one name; put a copy in the place of this one, which is none or has"
-            " another name elsewhere (a hard link, perhaps of a backup).",
-            path=path,
-        )
+        raise NotAStore(_NO_PLAIN_FILE, path=path)
 
 
 def refuse_network(path: Path) -> None:

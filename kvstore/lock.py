@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.errors import CorruptData, StoreLocked
+from kvstore.errors import CorruptData, NotAStore, StoreLocked
+from kvstore.files import refusal
 
 
 class ProcessLock:
@@ -39,24 +41,29 @@ class ProcessLock:
         Raises:
             StoreLocked: Another process holds it; the message says which.
             CorruptData: The directory is not there.
+            NotAStore: The file is a link, or a directory.
+            StoreFull, LogFailed: The disk refuses the file.
         """
         if not self.try_acquire():
             self.refuse()
 
-    def refuse(self) -> NoReturn:
+    def refuse(
+        self, message: str = "Another process writes here; wait until it is done, or write through it."
+    ) -> NoReturn:
         """Say who holds it.
 
         Raises:
             StoreLocked: Always.
         """
-        raise StoreLocked(
-            "Another process writes here; wait until it is done, or write through it.",
-            path=self._path.parent,
-            **_holder(self._path),
-        )
+        raise StoreLocked(message, path=self._path.parent, **_holder(self._path))
 
     def try_acquire(self) -> bool:
-        """Take the lock unless another process holds it."""
+        """Take the lock unless another process holds it.
+
+        Raises:
+            CorruptData: The directory is not there.
+            StoreFull, LogFailed: The disk refuses the file. It is not held.
+        """
         if self.held:
             return True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -64,6 +71,10 @@ class ProcessLock:
             descriptor = os.open(self._path, flags, 0o600)
         except FileNotFoundError as error:
             raise CorruptData("A directory of the store is missing; restore it.", path=self._path.parent) from error
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR):
+                raise refusal(error, self._path) from error
+            raise NotAStore("What should be a lock is a link or a directory; remove it.", path=self._path) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,6 +88,13 @@ class ProcessLock:
 
     def release(self) -> None:
         """Give the lock up, if it is held."""
+        if self.held:
+            # A child between fork and exec has the descriptor too: closing alone would leave the lock with it.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: leave the lock to the parent."""
         if self.held:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -116,6 +134,13 @@ class Presence:
 
     def release(self) -> None:
         """Be there no more."""
+        with self._mutex:  # another thread may be asking for others at this moment, or leaving, too
+            if self._descriptor >= 0:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: leave it to the parent to be there."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -146,14 +171,15 @@ _locks: weakref.WeakSet[ProcessLock | Presence] = weakref.WeakSet()
 def _holder(path: Path) -> dict[str, object]:
     try:
         facts = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return {f"holder_{name}": facts[name] for name in ("pid", "host") if name in facts}
+    known = facts if isinstance(facts, dict) else {}
+    return {f"holder_{name}": known[name] for name in ("pid", "host") if name in known}
 
 
-def _release_all() -> None:
+def _forget_all() -> None:
     for lock in list(_locks):
-        lock.release()
+        lock.forget()
 
 
-os.register_at_fork(after_in_child=_release_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -12,6 +12,9 @@ from logformat.ids import OFFSET_MAX
 
 Durability = Literal["sync", "interval", "none"]
 
+EDITS_PER_JOURNAL = 50_000
+JournalSync = Literal["SYNC", "WRITE_NO_SYNC", "NO_SYNC"]
+
 _MS_MAX = 2**31 - 1
 RANGES = {
     "sync_interval_ms": (1, _MS_MAX),
@@ -21,6 +24,7 @@ RANGES = {
     "commit_bytes_max": (1, OFFSET_MAX),
     "commit_wait_ms": (1, _MS_MAX),
     "commit_idle_ms": (1, _MS_MAX),
+    "edits_per_journal": (1, OFFSET_MAX),
     "map_bytes": (1 << 20, OFFSET_MAX),
     "batch_rows_max": (1, RECORDS_MAX // 2),  # an update is two records
 }
@@ -43,6 +47,12 @@ class StoreOptions:
         commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit
             took,
         commit_idle_ms: or once nothing was written for this long, or for half as long as the last commit took.
+        journal_sync: When an edit of the catalog is durable whose loss would do no harm: that a commit over buckets
+            came to its end, that a consumer went on. ``SYNC``: at once. ``WRITE_NO_SYNC``: with
+            the next edit. ``NO_SYNC``: it waits in memory, ``sync_interval_ms`` at most, and other processes don't see
+            it meanwhile. All other edits are durable at once.
+        edits_per_journal: A journal of the catalog is followed by a new one after so many edits; then the catalog gets
+            an image.
         map_bytes: Address space reserved for each index; it is sparse and grows when needed.
         batch_rows_max: A longer ``upsert`` or ``delete`` is applied in several batches of this many rows.
     """
@@ -54,13 +64,14 @@ class StoreOptions:
     commit_bytes_max: int = 256 << 20
     commit_wait_ms: int = 200
     commit_idle_ms: int = 20
+    journal_sync: JournalSync = "SYNC"
+    edits_per_journal: int = EDITS_PER_JOURNAL
     map_bytes: int = 256 << 30
     batch_rows_max: int = 1 << 17
 
     def __post_init__(self) -> None:
-        if self.durability not in get_args(Durability):
-            raise InvalidRequest(
-                f"durability is one of {', '.join(get_args(Durability))}.", durability=repr(self.durability)
-            )
+        for name, words in (("durability", get_args(Durability)), ("journal_sync", get_args(JournalSync))):
+            if getattr(self, name) not in words:
+                raise InvalidRequest(f"{name} is one of {', '.join(words)}.", **{name: repr(getattr(self, name))})
         for name, (low, high) in RANGES.items():
             object.__setattr__(self, name, integer_within(name, getattr(self, name), low, high))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -19,32 +20,50 @@ from kvstore.errors import CorruptData
 ALL_PAGES_BYTES_MAX = 4 << 20
 """Of a file up to this size all pages are verified whenever it is opened; of a larger one only on demand."""
 
+PAGE_BYTES = 4096
+"""Of the files of this system; LMDB takes what the system has."""
+BRANCH, LEAF, OVERFLOW = 1, 2, 4
+"""Kinds of pages."""
+BIG = 1
+"""Flag of a leaf's node whose value has pages of its own."""
+NOWHERE = 2**64 - 1
+"""Root of a tree that is empty."""
+DEPTH_MAX = 32
+HEAD = Struct("=QHHHH")
+"""Of a page: its number, unused, flags, end of the pointers, begin of the nodes; these two count overflow pages."""
+NODE = Struct("=HHHH")
+"""Of a node: size of the value in two halves, flags, size of the key; of a branch, the page below in three parts."""
+
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
-_BIG, _NAMED = 1, 2
-_NOWHERE = 2**64 - 1
-_DEPTH_MAX = 32
+_META = 8
+_NAMED = 2
 _TRIES = 20
 _UNWRITTEN_PAGES_MAX = 1 << 20
 
-_HEAD = Struct("=QHHHH")  # page number, unused, flags, end of the pointers, begin of the nodes
 _META_BODY = Struct("=IIQQ48s48sQQ")  # magic, version, unused address, map size, two trees, last page, transaction
 _TREE = Struct("=IHHQQQQQ")  # page size or unused, flags, depth, pages of three kinds, entries, root
-_NODE = Struct("=HHHH")  # size of the value in two halves, flags, size of the key; of a branch, page in three parts
 _WORD = Struct("=Q")
 _FREE_FLAGS = 8  # keys are integers
 
 
 @dataclass(frozen=True, slots=True)
-class _Tree:
+class Tree:
+    """What a commit says of a database.
+
+    Attributes:
+        depth: Levels of pages; leaves are the last.
+        counts: Branches, leaves, overflow pages, entries.
+        root: Number of the page on top; ``NOWHERE`` if there is none.
+    """
+
     flags: int
     depth: int
     counts: tuple[int, int, int, int]
-    """Branches, leaves, overflow pages, entries."""
     root: int
 
     @classmethod
-    def of(cls, record: bytes) -> _Tree:
+    def of(cls, record: bytes) -> Tree:
+        """The tree of a database's record."""
         _, flags, depth, *counts, root = _TREE.unpack(record)
         return cls(flags, depth, (counts[0], counts[1], counts[2], counts[3]), root)
 
@@ -53,8 +72,8 @@ class _Tree:
 class _Meta:
     """What a commit left: two trees, how many pages there are, and its number."""
 
-    free: _Tree
-    main: _Tree
+    free: Tree
+    main: Tree
     last_page: int
     transaction: int
 
@@ -88,66 +107,138 @@ def verify(path: Path, *, all_pages: bool) -> None:
                     ) from wrong
 
 
+def values(path: Path) -> Iterator[bytes]:
+    """Whatever looks like a value in whatever looks like a leaf, whether or not it is in a tree.
+
+    For what has checksums of its own, and is never changed, of a file that :func:`verify` refuses.
+    """
+    size = path.stat().st_size
+    with open(path, "rb", buffering=0) as file:
+        for start in range(0, size, PAGE_BYTES):
+            page = os.pread(file.fileno(), PAGE_BYTES, start)
+            if len(page) < HEAD.size:
+                continue
+            _, _, kind, lower, _ = HEAD.unpack_from(page)
+            if kind != LEAF:
+                continue
+            places = page[HEAD.size : min(lower, len(page)) & ~1]
+            for (place,) in Struct("=H").iter_unpack(places):
+                if place > len(page) - NODE.size:
+                    continue
+                try:
+                    node = _Node.of(page, place, kind)
+                except _Wrong:
+                    continue
+                if not node.flags & BIG:
+                    yield node.value
+                elif len(node.value) == _WORD.size:
+                    first = _WORD.unpack(node.value)[0] * PAGE_BYTES + HEAD.size
+                    if first + node.value_bytes <= size:
+                        yield os.pread(file.fileno(), node.value_bytes, first)
+
+
+def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
+    """The unnamed database as a transaction left it.
+
+    Args:
+        descriptor: The file, which LMDB has open.
+        transaction: Number of a commit.
+
+    Returns:
+        Bytes of a page, and the tree. None if the meta page of the commit is another's by now, or may be soon: a commit
+        writes over that of the commit before the last one.
+
+    Raises:
+        CorruptData: A meta page is none.
+    """
+    try:
+        file = _File(descriptor)
+        # In this order: as long as the next commit is not there, the one after it has not begun to write.
+        its, other = file.meta(transaction % 2), file.meta((transaction + 1) % 2)
+    except _Wrong as wrong:
+        raise CorruptData("A page of an LMDB file is damaged; run `kvstore check`.", reason=str(wrong)) from wrong
+    if its.transaction != transaction or other.transaction > transaction:
+        return None
+    return file.page_bytes, its.main
+
+
 _META_BYTES = 1 << 17  # both meta pages, whatever the page size
 
 
 class _File:
-    """One look at a file."""
+    """One look at a file.
+
+    Attributes:
+        page_bytes: Bytes of a page.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
-        self._page_bytes = _HEAD.size + _META_BODY.size
+        self.page_bytes = HEAD.size + _META_BODY.size
         first = self._read(0)
-        self._page_bytes = _TREE.unpack(_META_BODY.unpack_from(first, _HEAD.size)[4])[0]
-        if not (256 <= self._page_bytes <= 1 << 15) or self._page_bytes & (self._page_bytes - 1):
-            raise _Wrong(f"a page of {self._page_bytes} bytes")
+        self.page_bytes = _TREE.unpack(_META_BODY.unpack_from(first, HEAD.size)[4])[0]
+        if not (256 <= self.page_bytes <= 1 << 15) or self.page_bytes & (self.page_bytes - 1):
+            raise _Wrong(f"a page of {self.page_bytes} bytes")
         self._seen = bytearray()
 
     def verify(self, *, all_pages: bool) -> None:
-        metas = self._meta(0), self._meta(1)
+        metas = self.meta(0), self.meta(1)
         last = max(metas, key=lambda meta: meta.transaction)
         if abs(metas[0].transaction - metas[1].transaction) != bool(last.transaction):
             raise _Wrong("the meta pages are not of two commits in a row")
         for number, meta in enumerate(metas):
-            self._belongs_to_its_commit(number, meta)
-        pages = self._size // self._page_bytes
+            self._belongs_to_its_commit(number, meta, is_last=meta is last)
+        pages = self._size // self.page_bytes
         if not 1 <= last.last_page < 2 * pages + _UNWRITTEN_PAGES_MAX:
             raise _Wrong(f"the file ends long before page {last.last_page}")
         # Free pages at the end may never have been written; what is used is found to be there on the way.
         if all_pages or last.last_page >= pages:
             self._walk_all(last)
 
-    def _meta(self, number: int) -> _Meta:
+    def meta(self, number: int) -> _Meta:
+        """One of the two meta pages."""
         page = self._read(number)
-        stored_number, _, flags, _, _ = _HEAD.unpack_from(page)
-        magic, version, _, _, free, main, last_page, transaction = _META_BODY.unpack_from(page, _HEAD.size)
+        stored_number, _, flags, _, _ = HEAD.unpack_from(page)
+        magic, version, _, _, free, main, last_page, transaction = _META_BODY.unpack_from(page, HEAD.size)
         page_bytes, unused = _TREE.unpack(free)[0], _TREE.unpack(main)[0]
         if (stored_number, flags, magic, version) != (number, _META, _MAGIC, _VERSION):
             raise _Wrong(f"meta page {number} is none")
-        if (page_bytes, unused) != (self._page_bytes, 0):
+        if (page_bytes, unused) != (self.page_bytes, 0):
             raise _Wrong(f"meta page {number} has another page size")
-        return _Meta(_Tree.of(free), _Tree.of(main), last_page, transaction)
+        return _Meta(Tree.of(free), Tree.of(main), last_page, transaction)
 
-    def _belongs_to_its_commit(self, number: int, meta: _Meta) -> None:
+    def _belongs_to_its_commit(self, number: int, meta: _Meta, *, is_last: bool) -> None:
         """Hold a meta page's number against the pages its commit freed: each but the first frees some, and says when.
 
-        Without that, one changed bit could make the commit before the last one the last.
+        Without that, one changed bit could make the commit before the last one the last. It need not belong to its own:
+        a power cut may have taken a meta page that was not synced, after the commit behind that one had begun to write,
+        which is two behind this and may use its pages.
         """
         transaction = meta.transaction
         if transaction and transaction % 2 != number:
             raise _Wrong(f"transaction {transaction} is in meta page {number}")
         if transaction <= 1:
-            if meta.free.root != _NOWHERE or (not transaction and meta.main.root != _NOWHERE):
+            if meta.free.root != NOWHERE or (not transaction and meta.main.root != NOWHERE):
                 raise _Wrong(f"transaction {transaction} comes after others")
             return
+        if is_last:
+            if self._last_that_freed(meta) != _WORD.pack(transaction):
+                raise _Wrong(f"the pages that transaction {transaction} freed are not known")
+            return
+        found = b""
+        with suppress(_Wrong):  # something else is there by now
+            found = self._last_that_freed(meta)
+        if found == _WORD.pack(transaction + 2):
+            raise _Wrong(f"transaction {transaction + 2} has the number {transaction}")
+
+    def _last_that_freed(self, meta: _Meta) -> bytes:
+        """Number of the last commit in the tree of free pages."""
         at = meta.free.root
-        for _ in range(_DEPTH_MAX):
+        for _ in range(DEPTH_MAX):
             flags, nodes = self._nodes(at)
-            if flags == _LEAF:
-                if nodes[-1].key != _WORD.pack(transaction):
-                    raise _Wrong(f"the pages that transaction {transaction} freed are not known")
-                return
+            if flags == LEAF:
+                return nodes[-1].key
             at = nodes[-1].child
         raise _Wrong("the tree of free pages has no end")
 
@@ -166,16 +257,16 @@ class _File:
             if flags & _NAMED:
                 if len(value) != _TREE.size or _TREE.unpack(value)[0]:
                     raise _Wrong("the record of a database is damaged")
-                if any(below & _NAMED for _, _, below in self._walk(_Tree.of(value), 0)):
+                if any(below & _NAMED for _, _, below in self._walk(Tree.of(value), 0)):
                     raise _Wrong("a database is named within another")
         if not all(self._seen):
             raise _Wrong(f"page {self._seen.index(0)} is neither used nor free")
 
-    def _walk(self, tree: _Tree, flags: int) -> Iterator[tuple[bytes, bytes, int]]:
+    def _walk(self, tree: Tree, flags: int) -> Iterator[tuple[bytes, bytes, int]]:
         """Verify a tree, and give every key, value and the flags of its node; of a value of its own pages, these."""
         if tree.flags != flags:
             raise _Wrong(f"a tree has flags {tree.flags}")
-        if tree.root == _NOWHERE:
+        if tree.root == NOWHERE:
             if tree.depth or any(tree.counts):
                 raise _Wrong("an empty tree counts something")
             return
@@ -186,10 +277,10 @@ class _File:
             number, depth, low, high = waiting.pop()
             self._see(number)
             kind, nodes = self._nodes(number)
-            if (kind == _LEAF) != (depth == tree.depth) or depth > _DEPTH_MAX:
+            if (kind == LEAF) != (depth == tree.depth) or depth > DEPTH_MAX:
                 raise _Wrong(f"page {number} stands at another depth")
             keys = [_in_order(node.key, flags) for node in nodes]
-            if kind == _BRANCH:
+            if kind == BRANCH:
                 found[0] += 1
                 # What the first key says LMDB does not look at.
                 lows, highs = [low, *keys[1:]], [*keys[1:], high]
@@ -203,7 +294,7 @@ class _File:
                     raise _Wrong(f"a key of page {number} is out of order")
                 before = key
                 value = node.value
-                if node.flags & _BIG:
+                if node.flags & BIG:
                     value, pages = self._big_value(value, node.value_bytes)
                     found[2] += pages
                 yield node.key, value, node.flags
@@ -215,16 +306,16 @@ class _File:
     def _nodes(self, number: int) -> tuple[int, list[_Node]]:
         """Kind and nodes of a branch or leaf: at least one, and together they fill what they are said to."""
         page = self._read(number)
-        stored_number, _, kind, lower, upper = _HEAD.unpack_from(page)
-        if stored_number != number or kind not in (_BRANCH, _LEAF):
+        stored_number, _, kind, lower, upper = HEAD.unpack_from(page)
+        if stored_number != number or kind not in (BRANCH, LEAF):
             raise _Wrong(f"page {number} is another one")
-        if not _HEAD.size < lower <= upper <= len(page) or lower % 2:
+        if not HEAD.size < lower <= upper <= len(page) or lower % 2:
             raise _Wrong(f"page {number} has other bounds")
-        places = [place for (place,) in Struct("=H").iter_unpack(page[_HEAD.size : lower])]
+        places = [place for (place,) in Struct("=H").iter_unpack(page[HEAD.size : lower])]
         nodes = []
         filled = []
         for place in places:
-            if not upper <= place <= len(page) - _NODE.size:
+            if not upper <= place <= len(page) - NODE.size:
                 raise _Wrong(f"a node of page {number} is outside of it")
             node = _Node.of(page, place, kind)
             nodes.append(node)
@@ -237,14 +328,16 @@ class _File:
 
     def _big_value(self, where: bytes, length: int) -> tuple[bytes, int]:
         first = _WORD.unpack(where)[0]
-        pages = -(-(_HEAD.size + length) // self._page_bytes)
-        for number in range(first, first + pages):
-            self._see(number)
-        stored_number, _, kind, low, high = _HEAD.unpack_from(self._read(first))
-        if (stored_number, kind, low + (high << 16)) != (first, _OVERFLOW, pages):
+        pages = -(-(HEAD.size + length) // self.page_bytes)
+        stored_number, _, kind, low, high = HEAD.unpack_from(self._read(first))
+        stored = low + (high << 16)
+        # What was put twice in a transaction, shorter the second time, keeps its pages.
+        if (stored_number, kind) != (first, OVERFLOW) or stored < pages:
             raise _Wrong(f"page {first} does not hold a value of {pages} pages")
-        start = first * self._page_bytes + _HEAD.size
-        return os.pread(self._descriptor, length, start), pages
+        for number in range(first, first + stored):
+            self._see(number)
+        start = first * self.page_bytes + HEAD.size
+        return os.pread(self._descriptor, length, start), stored
 
     def _see(self, number: int) -> None:
         if number >= len(self._seen) or self._seen[number]:
@@ -252,9 +345,9 @@ class _File:
         self._seen[number] = 1
 
     def _read(self, number: int) -> bytes:
-        if (number + 1) * self._page_bytes > self._size:
+        if (number + 1) * self.page_bytes > self._size:
             raise _Wrong(f"page {number} is beyond the end of the file")
-        return os.pread(self._descriptor, self._page_bytes, number * self._page_bytes)
+        return os.pread(self._descriptor, self.page_bytes, number * self.page_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +369,16 @@ class _Node:
 
     @classmethod
     def of(cls, page: bytes, place: int, kind: int) -> _Node:
-        low, high, flags, key_bytes = _NODE.unpack_from(page, place)
-        key_at = place + _NODE.size
+        low, high, flags, key_bytes = NODE.unpack_from(page, place)
+        key_at = place + NODE.size
         value_at = key_at + key_bytes
         key = page[key_at:value_at]
-        if kind == _BRANCH:
+        if kind == BRANCH:
             return cls(key, 0, low | high << 16 | flags << 32, b"", 0, value_at)
-        if flags & ~(_BIG | _NAMED) or flags == _BIG | _NAMED:
+        if flags & ~(BIG | _NAMED) or flags == BIG | _NAMED:
             raise _Wrong(f"a node has flags {flags}")
         value_bytes = low | high << 16
-        end = value_at + (_WORD.size if flags & _BIG else value_bytes)
+        end = value_at + (_WORD.size if flags & BIG else value_bytes)
         if end > len(page):
             raise _Wrong("a node is longer than its page")
         return cls(key, flags, -1, page[value_at:end], value_bytes, end)

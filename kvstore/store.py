@@ -8,18 +8,19 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-from uuid import uuid4
+from typing import Any, Self
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 
 from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.check import CheckReport, check_tablet
-from kvstore.checkpoint.controller import Checkpoint, Controller
+from kvstore.checkpoint.controller import Checkpoint, Controller, Follower
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SystemClock
 from kvstore.environment import LMDB_FILES
@@ -58,7 +59,8 @@ from logformat.edits import (
     DropWriter,
     TableOptions,
 )
-from logformat.ids import BucketId, SchemaId, TableId, WriterId
+from logformat.ids import BucketId, SchemaId, TableId, Txid, WriterId
+from logformat.replicas import CATALOG
 from logformat.segment import HEAD_BYTES
 from logformat.store_file import StoreFile
 from merge_engines.engine import MergeEngine
@@ -70,7 +72,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAME
 
 
 def open_store(
-    path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: int
+    path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: Any
 ) -> Store:
     """Open a store, creating it if the directory is new or empty.
 
@@ -87,9 +89,18 @@ def open_store(
         CorruptImage: Its catalog is damaged.
         InvalidRequest: It is open in this process with other settings, or an argument is not possible.
     """
+    return Store(path_of(path), options_of_call(durability, settings), read_only=read_only)
+
+
+def options_of_call(durability: Durability, settings: Mapping[str, Any]) -> StoreOptions:
+    """Settings as they were given to :func:`open_store`.
+
+    Raises:
+        InvalidRequest: There is no such setting.
+    """
     if unknown := set(settings) - set(StoreOptions.__dataclass_fields__):
         raise InvalidRequest("There is no such setting.", unknown=sorted(unknown))
-    return Store(_path_of(path), StoreOptions(durability, **settings), read_only=read_only)
+    return StoreOptions(durability, **settings)
 
 
 def open_reader(path: str | os.PathLike[str]) -> Store:
@@ -98,10 +109,34 @@ def open_reader(path: str | os.PathLike[str]) -> Store:
     Raises:
         NotAStore, UnsupportedVersion, CorruptImage, InvalidRequest: See :func:`open_store`.
     """
-    return Store(_path_of(path), StoreOptions(), read_only=True, registers=True)
+    return Store(path_of(path), StoreOptions(), read_only=True, registers=True)
 
 
-def _path_of(given: str | os.PathLike[str]) -> Path:
+def check_follows_not(path: Path) -> None:
+    """See whether a store may be written.
+
+    Raises:
+        UnsupportedOperation: It is a copy that follows a replica.
+    """
+    if _follows(path):
+        raise UnsupportedOperation(
+            "This copy follows a replica: open it with read_only=True, write where its leader is, or have it take the"
+            " leader's place (`kvstore replica promote`).",
+            path=path,
+        )
+
+
+def _follows(path: Path) -> bool:
+    # False also if that can't be seen: then it can't be opened, and why not is told there.
+    return os.path.exists(path.expanduser() / paths.FOLLOWING)
+
+
+def path_of(given: str | os.PathLike[str]) -> Path:
+    """Where a store is to be opened.
+
+    Raises:
+        InvalidRequest: It is no path.
+    """
     try:
         path = Path(given).expanduser()
         encoded = os.fsencode(path)
@@ -132,8 +167,11 @@ class Store:
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._follows = _follows(path)
+        if not read_only:
+            check_follows_not(path)
         self._read_only = read_only
-        self._registers = not read_only if registers is None else registers
+        self._registers = (not read_only if registers is None else registers) and not self._follows
         self._closed = False
         self._core = _shared_core(path, options, read_only, files or Files(), clock or SystemClock())
 
@@ -256,6 +294,8 @@ class Store:
         Raises:
             NoSuchTable: There is none of that name.
             StoreLocked: Another process writes it. Nothing was removed.
+            StoreFull, LogFailed: The disk refuses. If the table is not listed any more it is dropped, and what is left
+                of its files goes when the next table is created.
         """
         self._check_writable()
         self._core.drop_table(name)
@@ -332,7 +372,7 @@ class Store:
         findings = [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)]
         findings += core.damaged_images()
         now = core.catalog()
-        for table in tables:
+        for table in tables if not self._follows else ():
             if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
                 with suppress(StoreError):
                     core.parts(table).commits.settle()
@@ -395,6 +435,8 @@ class Store:
 
     def _check_writable(self) -> None:
         self._check_open()
+        if self._follows:
+            check_follows_not(self.path)
         if self._read_only:
             raise UnsupportedOperation("The store was opened read-only; open it for writing.", path=self.path)
 
@@ -402,6 +444,16 @@ class Store:
         if not self._registers:
             self._check_writable()
         self._check_open()
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """Who has the edits up to one."""
+
+    txid: Txid
+
+    def replayed(self) -> Txid:
+        return self.txid
 
 
 class _Core:
@@ -419,17 +471,45 @@ class _Core:
         self._handing_over: HandingOver | None = None
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         self._journal = Journal(
-            path, files, clock, self._identity.store_id, appended=lambda txid: self.checkpoints.appended(txid)
+            *(path, files, clock, self._identity.store_id),
+            edits_per_segment=options.edits_per_journal,
+            sync=options.journal_sync,
+            wait_ms=options.sync_interval_ms,
+            appended=lambda txid: self.checkpoints.appended(txid),
         )
         self.checkpoints = Controller(
-            path, self._identity.store_id, self._journal, files, clock, writes=lambda: self.writers > 0
+            *(path, self._identity.store_id, self._journal, files, clock),
+            writes=lambda: self.writers > 0,
+            edits_per_image=options.edits_per_journal,
+            followers=self._replicas,
         )
+
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
+    @property
+    def files(self) -> Files:
+        return self._files
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def store_id(self) -> UUID:
+        return self._identity.store_id
 
     def catalog(self) -> CatalogState:
         return self._journal.state()
 
+    def _replicas(self) -> list[Follower]:
+        """Replicas to which edits were shipped: what they lack, they need."""
+        shipped = [replica.of(CATALOG) for replica in self.catalog().replicas.values()]
+        return [_Replica(Txid(each.end)) for each in shipped if each is not None]
+
     def health(self) -> Health:
-        return health(self.path, self._journal, self.checkpoints.failure)
+        return health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
 
     def verify_catalog(self) -> None:
         self._journal.verify()
@@ -551,6 +631,7 @@ class _Core:
     def flush(self) -> None:
         for tablet in self._all_tablets():
             tablet.flush()
+        self._journal.flush()
 
     def release(self, read_only: bool) -> None:
         with _cores_mutex:
@@ -605,7 +686,9 @@ class _Core:
     def _remove_files(self, table_id: TableId) -> None:
         """Remove everything a table has that is gone from the catalog."""
         Staging(self.path, table_id, self._files).sweep(())
-        self._files.remove_tree(self.path / paths.TABLES / str(table_id))
+        directory = self.path / paths.TABLES / str(table_id)
+        with refusals(directory):
+            self._files.remove_tree(directory)
 
     def unknown_tables(self, state: CatalogState) -> list[TableId]:
         """Tables with changes that the catalog knows nothing of, and has never dropped: it has lost edits."""

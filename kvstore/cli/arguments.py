@@ -7,15 +7,18 @@ import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.cli.json_form import from_text
-from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NotAStore, SchemaMismatch, UnsupportedOperation
+from kvstore.files import read_file
 from kvstore.table.changelog import End, Start
+from logformat import paths, store_file
+from logformat.json_form import from_text
 from logformat.python_values import MISFITS
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
@@ -52,6 +55,18 @@ def opened(path: Path, *, write: bool = False) -> kvstore.Store:
         return reading
     with reading:
         return kvstore.open(path)
+
+
+def store_id_of(path: Path) -> UUID:
+    """The store in a directory, whose catalog need not be right.
+
+    Raises:
+        NotAStore: There is none.
+    """
+    try:
+        return store_file.decode(read_file(path / paths.STORE_FILE)).store_id
+    except OSError as error:
+        raise NotAStore("There is no store here; see whether the path is right.", path=path) from error
 
 
 def names_of(given: str | None) -> list[str] | None:

@@ -1,9 +1,12 @@
-"""``kvstore check``: is everything in a store as it was written?"""
+"""``kvstore check``: is everything in a store as it was written? And ``--repair``: what is not is mended."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,17 +16,34 @@ from rich.text import Text
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory
 from kvstore.cli.findings import print_findings
-from kvstore.errors import StoreError
+from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.errors import InvalidRequest, StoreError
 
 
 def check(
     path: Directory,
+    mends: Annotated[
+        bool, typer.Option("--repair", help="Mend what is wrong; what is replaced is kept in lost/ of the store.")
+    ] = False,
+    replica: Annotated[
+        str | None,
+        typer.Option("--from", metavar="URL", help="A replica to take from what the log lost.", show_default=False),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go on without changes that are gone; else it is only said which they are."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify a store: every checksum, and that logs and indexes agree.
 
-    Exit code 1 if something is wrong.
+    Exit code 1 if something is wrong; with --repair, if something is wrong still.
     """
+    if not mends and (replica is not None or accept_loss):
+        raise InvalidRequest("--from and --accept-loss say how to mend a store; give --repair too.")
+    if mends:
+        _repair(path, replica, accept_loss=accept_loss, as_json=as_json)
+        return
     try:
         with kvstore.open(path, read_only=True) as store:
             report = store.check()
@@ -35,11 +55,39 @@ def check(
         print(json.dumps({"ok": report.ok, "buckets": [asdict(bucket) for bucket in report.buckets]}))
     else:
         console = Console()
-        table = Printed("table", "bucket", "batches", "empty", "changes", "rows", "found wrong")
-        for found in report.buckets:
-            counts = (found.bucket, found.batches, found.empty_batches, found.changes, found.rows, len(found.findings))
-            table.add_row(Text(found.table), *map(str, counts))
-        console.print(table)
+        _print_buckets(console, report.buckets)
         print_findings(console, report.findings)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool) -> None:
+    errors = Console(stderr=True)
+    with errors.status("") as status:
+
+        def show(name: str) -> None:
+            status.update(Text(plain(name)))
+
+        progress = show if errors.is_terminal else lambda _: None
+        report = kvstore.repair(path, replica, accept_loss=accept_loss, progress=progress)
+    if as_json:
+        print_json({"ok": bool(report), **asdict(report), "aside": None if report.aside is None else str(report.aside)})
+    else:
+        console = Console()
+        _print_buckets(console, report.buckets)
+        for word, lines in (("mended", report.mended), ("gone", report.gone)):
+            for line in lines:
+                print_line(f"{word}: {line}")
+        if report.aside is not None:
+            print_line(f"What was replaced is in {report.aside}.")
+        print_findings(console, report.left)
+    if not report:
+        raise typer.Exit(1)
+
+
+def _print_buckets(console: Console, buckets: Sequence[kvstore.BucketReport]) -> None:
+    table = Printed("table", "bucket", "batches", "empty", "changes", "rows", "found wrong")
+    for found in buckets:
+        counts = (found.bucket, found.batches, found.empty_batches, found.changes, found.rows, len(found.findings))
+        table.add_row(Text(found.table), *map(str, counts))
+    console.print(table)

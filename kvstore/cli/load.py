@@ -19,9 +19,9 @@ from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
 from kvstore.cli.portions import RULE, portions
 from kvstore.cli.position import position_of
 from kvstore.cli.printing import plain, print_json, print_line
-from kvstore.cli.sources import Format, Source, source_of
 from kvstore.cli.tables import create_table
 from kvstore.errors import InvalidRequest, StoreError
+from kvstore.ingest.formats import Format, Source, source_of
 
 
 @dataclass

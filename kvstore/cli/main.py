@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import load, log, meta, meta_journal, rows, tables
+from kvstore.cli import job, job_run, load, log, meta, meta_journal, meta_recovery, replica, rows, tables
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.demo import demo
@@ -43,7 +43,9 @@ app = typer.Typer(
 )
 log_commands = typer.Typer(no_args_is_help=True, help="Show what stands in a table's log.")
 meta_commands = typer.Typer(no_args_is_help=True, help="Show and keep the catalog: which tables there are, and so on.")
+replica_commands = typer.Typer(no_args_is_help=True, help="Copies of a store elsewhere.")
 image_commands = typer.Typer(no_args_is_help=True, help="Look at an image of a catalog.")
+job_commands = typer.Typer(no_args_is_help=True, help="Load every file that comes to a place into a table, once.")
 
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     tables.init: ("init /data/store",),
@@ -64,7 +66,12 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "changelog /data/store files --start 2026-01-31T12:00:00Z --json",
         "changelog /data/store files --start latest --follow",
     ),
-    check: ("check /data/store",),
+    check: (
+        "check /data/store",
+        "check /data/store --repair",
+        "check /data/store --repair --from s3://bucket/store",
+    ),
+    replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
     demo: ("demo --repo .",),
 }
 _LOG_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
@@ -84,21 +91,55 @@ _META_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "meta dump /data/store/meta/image/image.00000000000000050000",
         "meta dump /data/store --to catalog.image",
     ),
+    meta_recovery.recover: (
+        "meta recover /data/store",
+        "meta recover /data/store --metadata-failure-recovery",
+    ),
+}
+_REPLICA_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    replica.add: ("replica add /data/store s3://bucket/store --name backup", "replica add /data/store /mnt/copy"),
+    replica.ls: ("replica ls /data/store", "replica ls /data/store --followers backup"),
+    replica.check: ("replica check /data/store backup",),
+    replica.repair: ("replica repair /data/store backup",),
+    replica.remove: ("replica remove /data/store backup",),
+    replica.follow: ("replica follow s3://bucket/store /data/copy", "replica follow /mnt/copy /data/copy --once"),
+    replica.promote: ("replica promote /data/copy",),
+    replica.restore: (
+        "replica restore s3://bucket/store /data/restored",
+        "replica restore /mnt/copy /data/then --to 2026-01-31T12:00:00Z",
+    ),
 }
 _IMAGE_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     meta.verify: ("meta image verify /data/store/meta/image/image.00000000000000050000",),
+}
+_JOB_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    job.create: (
+        "job create /data/store landing --source /data/in --format csv --table files",
+        "job create /data/store events --source 's3://bucket/in/*.parquet' --format parquet --table events",
+    ),
+    job.ls: ("job ls /data/store",),
+    job.show: ("job show /data/store landing",),
+    job_run.run: ("job run /data/store landing", "job run /data/store landing --follow"),
+    job.pause: ('job pause /data/store landing --reason "bad files of 31 January"',),
+    job.resume: ("job resume /data/store landing",),
+    job.alter: ("job alter /data/store landing --offset 2026-01-30.csv --max-filter-ratio 0.01",),
+    job.drop: ("job drop /data/store landing",),
 }
 for _group, _examples in (
     (app, _EXAMPLES),
     (log_commands, _LOG_EXAMPLES),
     (meta_commands, _META_EXAMPLES),
     (image_commands, _IMAGE_EXAMPLES),
+    (job_commands, _JOB_EXAMPLES),
+    (replica_commands, _REPLICA_EXAMPLES),
 ):
     for _command, _lines in _examples.items():
         _group.command(epilog=examples(*_lines))(_command)
 app.add_typer(log_commands, name="log")
 meta_commands.add_typer(image_commands, name="image")
 app.add_typer(meta_commands, name="meta")
+app.add_typer(job_commands, name="job")
+app.add_typer(replica_commands, name="replica")
 _command_line = typer.main.get_command(app)
 
 

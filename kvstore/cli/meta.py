@@ -10,16 +10,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
 from kvstore.cli.meta_journal import time_of
 from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
 from kvstore.clock import SystemClock
-from kvstore.errors import InvalidRequest, NotAStore, StoreError
-from kvstore.files import Files, read_file, refusal
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.files import Files, refusal
 from kvstore.meta import image
 from kvstore.meta.image import Image
 from kvstore.meta.journal import Journal
-from logformat import paths, store_file
 from logformat.ids import Epoch
 from logformat.image import Head, Item
 
@@ -32,7 +31,7 @@ def status(path: Directory, as_json: AsJson = False) -> None:
     Exit code 1 if there is something.
     """
     with opened(path) as store:
-        found = store.health()
+        found, replicas = store.health(), store.replicas
     images = [{**asdict(each), "created": time_of(each.created_ms)} for each in found.images]
     for each in images:
         del each["created_ms"]
@@ -42,10 +41,11 @@ def status(path: Directory, as_json: AsJson = False) -> None:
         "journal_begins": found.segments[0] if found.segments else None,
         "journal_segments": len(found.segments),
     }
+    pushed = {name: f"{each.edits_shipped} of {each.edits}" for name, each in replicas.items()}
     if as_json:
-        print_json({**facts, "images": images, "warnings": found.warnings})
+        print_json({**facts, "pushed": pushed, "images": images, "warnings": found.warnings})
     else:
-        print_facts(facts)
+        print_facts({**facts, **{f"pushed to {name}": told for name, told in pushed.items()}})
         print_line("")
         print_table(["image", "bytes", "created"], [list(each.values()) for each in images])
         for warning in found.warnings:
@@ -112,14 +112,10 @@ def _image(path: Path) -> Image:
 
 def _catalog(store: Path) -> Image:
     """The catalog of a store as an image."""
+    store_id, clock = store_id_of(store), SystemClock()
+    journal = Journal(store, Files(), clock, store_id)
     try:
-        identity = store_file.decode(read_file(store / paths.STORE_FILE))
-    except OSError as error:
-        raise NotAStore("There is no store here; see whether the path is right.", path=store) from error
-    clock = SystemClock()
-    journal = Journal(store, Files(), clock, identity.store_id)
-    try:
-        return image.image_of(journal.state(), identity.store_id, epoch=Epoch(0), now_ms=clock.now_ms())
+        return image.image_of(journal.state(), store_id, epoch=Epoch(0), now_ms=clock.now_ms())
     finally:
         journal.close()
 

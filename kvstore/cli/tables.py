@@ -13,8 +13,8 @@ import typer
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
 from kvstore.cli.printing import plain, print_facts, print_json, print_line, print_table
-from kvstore.cli.sources import source_of
 from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.ingest.formats import source_of
 from logformat import schema as schemas
 
 NOT_NULL = " not null"

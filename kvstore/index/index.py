@@ -12,14 +12,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, repeat
 
 from kvstore.environment import Environment, Transaction
 from kvstore.errors import CorruptData
+from kvstore.index.leaves import CHUNK_BYTES, Leaves
+from kvstore.pages import tree_of
 from logformat import index_state, writer_entry
 from logformat.ids import WriterId
 from logformat.index_state import IndexState
 from logformat.keys import ROW
+from logformat.octets import Octets
 from logformat.writer_entry import WriterEntry
 
 _STATE = b"\x00"
@@ -27,15 +30,19 @@ _AFTER_STATE = b"\x00\x00"
 _WRITER = b"\x01"
 _WRITER_KEY = struct.Struct(">cq")
 PAGE_BYTES = 4096
-_CHUNK_BYTES = 64 << 20
 _STEP_ROWS = 256
 
 
 class View:
-    """One moment of an index, read through one transaction."""
+    """One moment of an index, read through one transaction.
 
-    def __init__(self, transaction: Transaction) -> None:
+    Args:
+        leaves: The pages that hold its rows, if they can be read by themselves.
+    """
+
+    def __init__(self, transaction: Transaction, leaves: Leaves | None = None) -> None:
         self._transaction = transaction
+        self._leaves = leaves
 
     def state(self) -> IndexState:
         """How far the index is.
@@ -64,16 +71,28 @@ class View:
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """Values of keys, in order; empty where a key is not there, for no value is empty."""
-        transaction = self._transaction
-        return [value or b"" for value in map(transaction.get, keys)]
+        return list(map(self._transaction.get, keys, repeat(b"")))
 
-    def rows(
-        self, chunk: int, start: bytes = ROW, stop: bytes | None = None
-    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def rows(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[tuple[Octets, Octets]]:
         """Keys and values of the rows from ``start`` to ``stop`` (exclusive), in key order.
 
-        Some at a time: ``chunk`` of them, or fewer if they are large.
+        Some at a time: ``chunk`` of them, or fewer. Words of zeros may stand behind a value: they change neither its
+        checksum nor what it says, and so all can have one width.
+
+        Raises:
+            CorruptData: A page is damaged.
         """
+        if self._leaves is None:
+            yield from self._rows_by_cursor(chunk, start, stop)
+            return
+        # A few rows cost the cursor less than their pages do.
+        for keys, values in islice(self._rows_by_cursor(min(chunk, _STEP_ROWS), start, stop), 1):
+            yield keys, values
+            following = self.first_from(keys[-1] + b"\0")
+            if following is not None and (stop is None or following < stop):
+                yield from self._leaves.rows(chunk, following, stop)
+
+    def _rows_by_cursor(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[tuple[Octets, Octets]]:
         found = self._between(start, stop)
         waiting_keys: list[bytes] = []
         waiting_values: list[bytes] = []
@@ -83,11 +102,11 @@ class View:
             waiting_keys += keys
             waiting_values += values
             waiting_bytes += sum(map(len, values))
-            if len(waiting_keys) == chunk or waiting_bytes >= _CHUNK_BYTES:
-                yield waiting_keys, waiting_values
+            if len(waiting_keys) == chunk or waiting_bytes >= CHUNK_BYTES:
+                yield Octets.from_list(waiting_keys), Octets.from_list(waiting_values)
                 waiting_keys, waiting_values, waiting_bytes = [], [], 0
         if waiting_keys:
-            yield waiting_keys, waiting_values
+            yield Octets.from_list(waiting_keys), Octets.from_list(waiting_values)
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """The first and the last key; None if there are no rows."""
@@ -145,6 +164,17 @@ class Index:
         with self._environment.read() as transaction:
             yield View(transaction)
 
+    @contextmanager
+    def scan_view(self) -> Iterator[View]:
+        """The same, for who reads many rows: they are taken from their pages."""
+        with self._environment.read() as transaction, self._environment.file() as descriptor:
+            found = None if descriptor is None else tree_of(descriptor, transaction.id())
+            if descriptor is None or found is None:
+                yield View(transaction)
+            else:
+                page_bytes, tree = found
+                yield View(transaction, Leaves(descriptor, page_bytes, tree, transaction.id))
+
     @property
     def writing(self) -> bool:
         """Whether there is something that is not committed."""
@@ -155,6 +185,13 @@ class Index:
         """What is committed and what is not; under the committer's lock."""
         with self._environment.reading():
             yield View(self._writable())
+
+    def value(self, key: bytes) -> bytes | None:
+        """Value of a key, also if it is not committed; under the committer's lock if there is one."""
+        if self._transaction is None:
+            return self._environment.get(key)
+        with self._environment.reading():
+            return self._transaction.get(key)
 
     def begin(self) -> None:
         """Begin the transaction, if there is none: from now on there is something to commit."""

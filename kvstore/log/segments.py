@@ -17,7 +17,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
-from kvstore.files import read_file
+from kvstore.files import no_file, open_regular, read_file
 from logformat import paths, sparse_index
 from logformat.batch import BatchHeader, decode_header, verify
 from logformat.ids import BucketId, Offset, Position, TableId
@@ -68,6 +68,7 @@ class Segment:
 
     Raises:
         CorruptBatch: Its head is damaged, or another log's.
+        NotAStore: It is a link, or no file at all.
     """
 
     def __init__(self, log: Path, base: Offset, identity: LogIdentity) -> None:
@@ -131,11 +132,13 @@ class Segment:
 
     def _extend(self) -> None:
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = open_regular(self.path)
         except FileNotFoundError:
             if not self._map:
                 raise
             return  # removed meanwhile; what is mapped stays, and a segment that can be removed is whole
+        except OSError as error:
+            raise no_file(error, self.path) or error from error
         try:
             size = os.fstat(descriptor).st_size
             if size != len(self._map):

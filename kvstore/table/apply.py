@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -36,10 +36,18 @@ from kvstore.table.request import Request, group
 from kvstore.table.results import AppendResult
 from kvstore.table.rules import OVERWRITE, engine_of_table
 from kvstore.table.targets import filled
-from logformat.batch import APPEND_ONLY, NAMED_WRITER, BatchHeader, LogBatch, decode_batch, decode_header, encode_parts
+from logformat.batch import (
+    APPEND_ONLY,
+    NAMED_WRITER,
+    BatchHeader,
+    LogBatch,
+    decode_header,
+    decode_verified,
+    encode_parts,
+)
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
-from logformat.ids import Offset, SchemaId
+from logformat.ids import Offset, SchemaId, WriterId
 from logformat.index_state import IndexState
 from logformat.octets import Octets
 from logformat.rows import verified
@@ -52,6 +60,9 @@ COMPRESSED_RECORDS_MIN = 4096
 
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the index is committed when this much waits in it."""
+
+_REPLAY_TOGETHER_BYTES_MAX = 32 << 20
+"""Batches of so many bytes of rows are brought into the index together."""
 
 _LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
 _LEAVES_A_ROW[[ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
@@ -105,6 +116,10 @@ class WritePath:
     def has(self, commit: OpenCommit) -> bool:
         """Whether the bucket has its batch of a commit."""
         return self._writers.has(commit.writer_id, commit.sequence)
+
+    def last_sequences(self) -> dict[WriterId, int]:
+        """Of each writer that is remembered, expired or not."""
+        return {id: entry.batches[-1].sequence for id, entry in self._writers.all().items()}
 
     def apply_all(self, requests: Sequence[Request]) -> list[Outcome]:
         """Apply requests one after the other, as :meth:`apply` does; small ones in one pass where that is the same.
@@ -189,23 +204,40 @@ class WritePath:
         """
         while self._state.applied_offset < self.log.trusted_end:
             try:
-                for found in log.batches(self._state.applied_offset, self.log.durable.offset):
-                    self._replay(found.header, found.data)
+                found = log.batches(self._state.applied_offset, self.log.durable.offset)
+                self._replay_all((each.header, each.data) for each in found)
                 # After a failed sync no file may have the rest.
-                for data in self.log.unsynced(self._state.applied_offset):
-                    self._replay(decode_header(data), data)
+                unsynced = self.log.unsynced(self._state.applied_offset)
+                self._replay_all((decode_header(data), data) for data in unsynced)
             except lmdb.MapFullError:
                 self.index.abort()
                 self.index.grow()
                 self._load()
 
-    def _replay(self, header: BatchHeader, data: memoryview) -> None:
-        batch = decode_batch(data, self.definition.schema_of(header.schema_id), validate=False)
+    def _replay_all(self, found: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+        """Bring batches of the log into the index, many in one pass: only the last change of each key costs a place."""
+        waiting: list[LogBatch] = []
+        waiting_bytes = 0
+        for header, data in found:
+            batch = decode_verified(header, data, self.definition.schema_of(header.schema_id))
+            size = batch.rows.nbytes
+            # A row is stored with the schema of its batch.
+            if waiting and (
+                batch.schema_id != waiting[0].schema_id or waiting_bytes + size > _REPLAY_TOGETHER_BYTES_MAX
+            ):
+                self._replay(waiting)
+                waiting, waiting_bytes = [], 0
+            waiting.append(batch)
+            waiting_bytes += size
+        if waiting:
+            self._replay(waiting)
+
+    def _replay(self, batches: Sequence[LogBatch]) -> None:
+        """Bring batches of one schema into the index."""
         has_key = self.definition.primary_key is not None
-        effect = self._replay_rows(batch) if has_key else _Effect(batch.record_count)
-        self._note([batch], effect)
+        self._note(batches, self._replay_rows(batches) if has_key else _Effect(sum(b.record_count for b in batches)))
         # What is not durable is not much, and a sync may be what failed.
-        if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batch.next_offset <= self.log.durable.offset:
+        if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
             self._commit_index()
 
     def _commit_index(self) -> None:
@@ -358,13 +390,17 @@ class WritePath:
         kept = operations.kept(merged.after, identical)
         return Merged(merged.pool, operations.before(kept), kept)
 
-    def _replay_rows(self, batch: LogBatch) -> _Effect:
-        final = _IS_FINAL[batch.change_types]
-        rows = batch.rows.filter(pa.array(final))
+    def _replay_rows(self, batches: Sequence[LogBatch]) -> _Effect:
+        kinds = [batch.change_types for batch in batches]
+        finals = [_IS_FINAL[each] for each in kinds]
+        rows = pa.concat_batches(
+            [batch.rows.filter(pa.array(final)) for batch, final in zip(batches, finals, strict=True)]
+        )
+        kinds_of_rows = np.concatenate([each[final] for each, final in zip(kinds, finals, strict=True)])
         grouping = group(self._layout.encode_keys(rows))
         lasts = grouping.order[grouping.lasts]
-        put = _LEAVES_A_ROW[batch.change_types[final][lasts]]
-        exchanged = self._exchange(grouping.keys, put, rows, lasts, batch.schema_id)
+        put = _LEAVES_A_ROW[kinds_of_rows[lasts]]
+        exchanged = self._exchange(grouping.keys, put, rows, lasts, batches[0].schema_id)
         return exchanged.effect(verified(exchanged.values, exchanged.sums[exchanged.there]))
 
     def _exchange(
@@ -465,18 +501,20 @@ class WritePath:
             last_timestamp=last.commit_timestamp,
             row_count=self._state.row_count + effect.added_rows,
             digest=(self._state.digest + effect.digest) % 2**64,
-            next_count=self._next_count(last),
+            next_count=self._next_count(batches),
         )
 
     @property
     def _ids(self) -> Ids:
         return Ids(self._state.bucket_id, self.definition.buckets)
 
-    def _next_count(self, batch: LogBatch) -> int:
-        column = self.definition.options.auto_increment
-        if column is None or not batch.record_count:
-            return self._state.next_count
-        return next_count_after(batch.rows, column, self._ids, self._state.next_count)
+    def _next_count(self, batches: Sequence[LogBatch]) -> int:
+        column, count = self.definition.options.auto_increment, self._state.next_count
+        if column is not None:
+            for batch in batches:
+                if batch.record_count:
+                    count = next_count_after(batch.rows, column, self._ids, count)
+        return count
 
     def _load(self) -> None:
         with self.index.view() as view:

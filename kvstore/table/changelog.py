@@ -14,7 +14,7 @@ from kvstore.arguments import integer, shown
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
-from logformat.batch import decode_batch
+from logformat.batch import decode_verified
 from logformat.change import ChangeType, words_of
 from logformat.ids import BucketId, Offset
 
@@ -37,10 +37,12 @@ CHANGE_FIELDS = pa.schema(
 )
 """Columns before the row: where and when, and which append (the first offset of its batch) a change belongs to."""
 
-READ_ROWS = 1 << 16
+READ_ROWS = 1 << 15
 """Small batches of the log are handed on together, until they have about this many rows."""
 
-VIEWED_RECORDS_MIN = READ_ROWS // 16
+VIEWED_RECORDS_MIN = READ_ROWS // 8
+
+_COUNTED = np.arange(1 << 18)
 
 
 def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
@@ -118,6 +120,7 @@ def changes_between(
     columns: Sequence[str] | None = None,
     *,
     whole_updates: bool = False,
+    validate: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Changes from ``start`` to ``end`` (exclusive), in order.
 
@@ -125,12 +128,15 @@ def changes_between(
         found: Batches of the log that hold these offsets.
         columns: Those wanted, in this order; all if None.
         whole_updates: If ``start`` is the second half of an update, begin with the first, which is in the same batch.
+        validate: Check every offset and string: for what is not of the store's own log.
     """
     schema = changelog_schema(definition, columns)
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for each in found:
-        changes = _changes_in(each, definition, bucket, schema, start, end, whole_updates=whole_updates)
+        changes = _changes_in(
+            each, definition, bucket, schema, start, end, whole_updates=whole_updates, validate=validate
+        )
         if not changes.num_rows:
             continue
         waiting.append(changes)
@@ -167,17 +173,20 @@ def _changes_in(
     end: Offset,
     *,
     whole_updates: bool,
+    validate: bool,
 ) -> pa.RecordBatch:
     header = found.header
     written = definition.schema_of(header.schema_id)
     # A view of a file keeps it open; what is small is copied, so that many segments can wait together.
     data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
-    batch = decode_batch(data, written, [name for name in schema.names if name in written.names], validate=False)
+    names = [name for name in schema.names if name in written.names]
+    every = names == written.names
+    batch = decode_verified(header, data, written, None if every else names, validate=validate)
     first = max(start - header.base_offset, 0)
     last = min(end - header.base_offset, header.record_count)
     if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
         first -= 1
-    offsets = np.arange(header.base_offset + first, header.base_offset + max(first, last))
+    offsets = _offsets(header.base_offset + first, header.base_offset + max(first, last))
     about = About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
     return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
 
@@ -205,7 +214,22 @@ class About:
             return words_of(self.change_types)
         same = {"_bucket": self.bucket, "_commit_timestamp": self.timestamp * 1000, "_commit_version": self.version}
         kind = CHANGE_FIELDS.field(name).type
-        return pa.array(np.full(len(self.offsets), same[name], f"i{kind.bit_width // 8}")).view(kind)
+        values, buffer = _memory(len(self.offsets), kind.bit_width // 8)
+        values.fill(same[name])
+        return pa.Array.from_buffers(kind, len(self.offsets), [None, buffer])
+
+
+def _memory(count: int, width: int) -> tuple[np.ndarray, pa.Buffer]:
+    """Room for integers: Arrow keeps what was given back, numpy would have the system clear new pages each time."""
+    buffer = pa.allocate_buffer(count * width)
+    return np.frombuffer(buffer, f"i{width}"), buffer
+
+
+def _offsets(first: int, end: int) -> np.ndarray:
+    if end - first > len(_COUNTED):
+        return np.arange(first, end)
+    offsets, _ = _memory(end - first, 8)
+    return np.add(_COUNTED[: end - first], first, out=offsets)
 
 
 def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

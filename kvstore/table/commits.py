@@ -143,7 +143,8 @@ class Commits:
         self._staging.sweep(())
 
     def _end(self, commit: OpenCommit) -> None:
-        self._journal.append(self._about(EndCommit, commit))
+        # If it is lost, whoever goes on finds that every bucket has its batch.
+        self._journal.append(self._about(EndCommit, commit), may_wait=True)
         self._staging.remove(commit.commit_id)
 
     def _about(

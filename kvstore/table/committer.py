@@ -69,6 +69,7 @@ class Committer:
         path: Used by this thread only, but for reads under ``lock``.
         log: The same log, for replays.
         lock: The bucket's lock.
+        check_leads: Raises if nothing may be written any more.
         current: The table as the catalog has it now, other processes' edits included; raises if it was dropped.
         writers: Likewise its writers.
         staged: What a commit has for this bucket.
@@ -85,6 +86,7 @@ class Committer:
         lock: threading.Lock,
         options: StoreOptions,
         clock: Clock,
+        check_leads: Callable[[], None],
         current: Callable[[], TableDefinition],
         writers: Callable[[], TableWriters],
         staged: Callable[[OpenCommit], Request],
@@ -94,6 +96,7 @@ class Committer:
         self._lock = lock
         self._options = options
         self._clock = clock
+        self._check_leads = check_leads
         self._current = current
         self._writers = writers
         self._staged = staged
@@ -264,6 +267,10 @@ class Committer:
 
         If it is not an outcome of each, none of them took effect.
         """
+        try:
+            self._check_leads()  # who reads the bucket does not wait for that
+        except StoreError as error:
+            return error
         with self._lock:
             try:
                 self._prepare()
@@ -287,7 +294,7 @@ class Committer:
         """
         try:
             self._path.restore(self._log)
-        except (StoreError, lmdb.Error) as error:
+        except (StoreError, OSError, lmdb.Error) as error:
             raise LogFailed(
                 "The index can't be brought back to what the log holds; reopen the store.", reason=str(error)
             ) from error
@@ -322,6 +329,7 @@ class Committer:
         found = [next(applied) if isinstance(each, Request) else each for each in requests]
         outcomes: Outcomes = list(zip(group, found, strict=True))
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
+        self._check_leads()  # a large batch may have taken longer than it is known who leads
         self._append(done, durable=self._options.durability == "sync")
         if is_first:
             self._applied_first = self._applied_last
@@ -352,12 +360,21 @@ class Committer:
 
     def _try_part(self, prepared: Prepared) -> StoreError | None:
         """Why a part could not be applied, or not be appended after it was decided that it is."""
+        try:
+            self._check_leads()
+        except StoreError as error:
+            return error
         with self._lock:
             try:
                 self._prepare()
                 # A commit is all or nothing only if what came before it, and it was applied to, is never lost.
                 self._path.log.sync()
                 applied = self._path.apply(prepared.request)
+                try:
+                    self._check_leads()
+                except StoreError as error:
+                    self._restore()
+                    return error
                 prepared.ready.set_result(applied.result)
                 if not prepared.decision.result():
                     if applied.batch is not None:
@@ -404,6 +421,9 @@ class Committer:
             if not self._path.index.writing:
                 return
             began = self._clock.monotonic()
+            if began - self._readers_checked >= READER_CHECK_SECONDS:
+                self._readers_checked = began
+                self._path.index.release_dead_readers()
             try:
                 self._path.commit()
             except lmdb.MapFullError:
@@ -417,10 +437,6 @@ class Committer:
             self._commit_seconds = self._clock.monotonic() - began
 
     def _commit_in_time(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._readers_checked >= READER_CHECK_SECONDS:
-            self._readers_checked = now
-            self._path.index.release_dead_readers()
         try:
             self._commit()
         except StoreFull:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import ge
 from typing import Any
 
 from kvstore.arguments import integer, printable, shown
@@ -106,7 +107,9 @@ class Consumers:
             held = list(map(max, offsets, starts))
             return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms)
 
-        self._journal.append(decide)
+        # If it is lost, more stays than must.
+        goes_on = known is not None and known.until_ms == until_ms and all(map(ge, offsets, known.offsets))
+        self._journal.append(decide, may_wait=goes_on)
 
     def _known(self, state: CatalogState) -> TableConsumers:
         if self._table not in state.tables:

@@ -14,6 +14,7 @@ from logformat.ids import SchemaId
 from logformat.keys import KeyCodec
 from logformat.octets import Octets
 from logformat.rows import RowCodec
+from logformat.single_row import SingleRowCodec
 
 
 @lru_cache(maxsize=256)
@@ -27,6 +28,9 @@ class TableLayout:
 
     Args:
         definition: The table, as the catalog has it.
+
+    Attributes:
+        single: Of rows one by one; None if columns are of types that it does not know.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
@@ -39,6 +43,9 @@ class TableLayout:
         self._value_names = {
             id: [name for name in schema.names if name not in key] for id, schema in definition.schemas.items()
         }
+        self.single = (
+            SingleRowCodec(definition.schemas, key) if SingleRowCodec.supports(definition.schemas, key) else None
+        )
         self._rows = RowCodec(
             {
                 id: pa.schema([schema.field(name) for name in self._value_names[id]])

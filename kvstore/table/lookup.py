@@ -48,6 +48,20 @@ def rows_of_keys(
     return pa.Table.from_arrays([*columns, pa.array(there)], schema=pa.schema([*fields, found]))
 
 
+def row_of_key(tablets: Sequence[Tablet], current: Callable[[], TableDefinition], key: Any) -> dict[str, Any] | None:
+    """The row of one key, or None; see :meth:`kvstore.Table.get`."""
+    codec = layout_of(current()).single
+    code = codec.encode_key(key) if codec is not None and len(tablets) == 1 else None
+    if codec is not None and code is not None:
+        value = tablets[0].value(code)
+        if value is None or codec.knows(value):
+            return None if value is None else codec.decode(key, code, value)
+        # Another process has added a column meanwhile.
+    key_rows = intake.key_rows([key], layout_of(current()).key_schema)
+    row: dict[str, Any] = rows_of_keys(tablets, current, key_rows).to_pylist()[0]
+    return row if row.pop(FOUND) else None
+
+
 def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:
     """Values of the first columns of a key, as one row.
 

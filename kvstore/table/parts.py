@@ -100,6 +100,7 @@ def open_parts(
             *(
                 current,
                 writers,
+                journal.check_leads,
                 journal.show_last_commit,
                 lock,
                 lambda commit: staging.request(commit, current(), bucket),

@@ -93,7 +93,7 @@ def offsets_where(
 
     def possible(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
         guarantees = [_guarantee(bucket, known[first], known[last]) for first, last in parts]
-        return [parts[place] for place in _possible_places(guarantees, schema, filter)]
+        return [parts[place] for place in possible_places(guarantees, schema, filter)]
 
     ranges = possible([(0, len(marks) + 1)])
     done: list[tuple[int, int]] = []
@@ -139,7 +139,7 @@ def _with_outside(
     layout = layout_of(definition)
     field = pc.field(layout.key_names[0])
     low, high = layout.keys.decode(Octets.from_list(list(bounds)))[0]
-    outside = _possible_places([field <= low, field >= high], definition.schema, filter)
+    outside = possible_places([field <= low, field >= high], definition.schema, filter)
     before = [KeyRange(stop=bounds[0])] if 0 in outside else []
     after = [KeyRange(bounds[1] + b"\0")] if 1 in outside else []
     return [*before, *found, *after]
@@ -159,10 +159,10 @@ def _possible(
     field = pc.field(layout.key_names[0])
     lows, highs = (layout.keys.decode(Octets.from_list(list(keys)))[0] for keys in zip(*ranges, strict=True))
     guarantees = [(field >= low) & (field <= high) for low, high in zip(lows, highs, strict=True)]
-    return [ranges[place] for place in _possible_places(guarantees, definition.schema, filter)]
+    return [ranges[place] for place in possible_places(guarantees, definition.schema, filter)]
 
 
-def _possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filter: pc.Expression) -> list[int]:
+def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filter: pc.Expression) -> list[int]:
     """Which of several guarantees allow that the filter is true."""
     # Parts of a dataset are left out by what is known of their values; that there are no files nobody notices.
     parts = [

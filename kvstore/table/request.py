@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore.table.results import AppendResult
 from kvstore.table.sizes import bytes_of
 from logformat.changes import Changes
 from logformat.ids import Epoch, Sequence, WriterId
-from logformat.keys import ROW
-from logformat.octets import WORD, Octets
+from logformat.octets import Octets
+from logformat.ordering import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +98,10 @@ _FIRST = np.zeros(1, np.int64)
 
 def group(keys: Octets) -> Grouping:
     """Bring the operations on one key together; those of one key stay in the order they came."""
-    if len(keys) == 1:
-        return Grouping(keys, _FIRST, _FIRST, _FIRST)
-    if keys.width is not None and keys.width <= len(ROW) + WORD:
-        # A short key is a number: numpy sorts those ten times faster than byte strings.
-        codes = keys.matrix()[:, len(ROW) :]
-        padded = np.zeros((len(keys), WORD), np.uint8)
-        padded[:, WORD - codes.shape[1] :] = codes
-        numbers = padded.view(">u8").reshape(len(keys)).astype(np.uint64)
-        order = np.argsort(numbers)
-        ordered = numbers[order]
-        differs = ordered[1:] != ordered[:-1]
-        if not differs.all():
-            order = np.argsort(numbers, kind="stable")  # slower, and of no use while every key is there once
-    else:
-        strings = keys.to_arrow()
-        order = pc.array_sort_indices(strings).to_numpy().astype(np.int64)
-        in_order = strings.take(pa.array(order))
-        differs = pc.not_equal(in_order[1:], in_order[:-1]).to_numpy(zero_copy_only=False)
+    if len(keys) < 2:
+        first = _FIRST[: len(keys)]
+        return Grouping(keys, first, first, first)
+    order, differs = in_order(keys)
     if differs.all():
         starts = lasts = np.arange(len(order))
     else:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -120,8 +119,7 @@ def rows_now(
     layout = layout_of(definition)
     within = keys or KeyRange()
     for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
-        rows, _ = layout.decode_found(Octets.from_list(found_keys), Octets.from_list(values), columns)
-        yield rows
+        yield layout.decode_found(found_keys, values, columns)[0]
 
 
 def rows_as_of(
@@ -216,43 +214,33 @@ def _where(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
 
 
 def _rows_undone(
-    view: View, definition: TableDefinition, undone: _Undone, names: list[str], within: KeyRange
+    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange
 ) -> Iterator[pa.RecordBatch]:
     layout = layout_of(definition)
     place = 0
     for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
-        rows, _ = layout.decode_found(Octets.from_list(found_keys), Octets.from_list(values), names)
+        rows, _ = layout.decode_found(found_keys, values, names)
         until = bisect_right(undone.keys, found_keys[-1])
-        yield _replaced(rows, found_keys, undone, place, until)
+        yield _replaced(rows, found_keys, undone, slice(place, until))
         place = until
     if place < len(undone.keys):
-        yield _replaced(undone.rows.slice(0, 0), [], undone, place, len(undone.keys))
+        none = undone.keys.slice(0, 0)
+        yield _replaced(undone.rows.slice(0, 0), none, undone, slice(place, len(undone.keys)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Undone:
-    """Keys that changed since an offset, in order; for each its row of then, and whether there was one."""
-
-    keys: list[bytes]
-    rows: pa.RecordBatch
-    existed: np.ndarray
+def _within(changes: FirstChanges, within: KeyRange) -> FirstChanges:
+    low = bisect_left(changes.keys, within.start)
+    high = len(changes.keys) if within.stop is None else bisect_left(changes.keys, within.stop)
+    return FirstChanges(changes.keys.slice(low, high), changes.rows.slice(low, high - low), changes.existed[low:high])
 
 
-def _within(changes: FirstChanges, within: KeyRange) -> _Undone:
-    keys = changes.keys.to_list()
-    low = bisect_left(keys, within.start)
-    high = len(keys) if within.stop is None else bisect_left(keys, within.stop)
-    return _Undone(keys[low:high], changes.rows.slice(low, high - low), changes.existed[low:high])
-
-
-def _replaced(rows: pa.RecordBatch, keys: list[bytes], undone: _Undone, first: int, last: int) -> pa.RecordBatch:
-    """Rows with those of ``undone.keys[first:last]`` as they were then."""
-    if first == last:
+def _replaced(rows: pa.RecordBatch, keys: Octets, undone: FirstChanges, some: slice) -> pa.RecordBatch:
+    """Rows with those of some undone changes as they were then."""
+    if some.start == some.stop:
         return rows
-    changed = set(undone.keys[first:last])
-    kept = [place for place, key in enumerate(keys) if key not in changed]
-    back = first + np.flatnonzero(undone.existed[first:last])
-    merged_keys = [keys[place] for place in kept] + [undone.keys[place] for place in back]
-    order = sorted(range(len(merged_keys)), key=merged_keys.__getitem__)
-    merged = pa.concat_batches([rows.take(pa.array(kept, pa.int64())), undone.rows.take(pa.array(back))])
-    return merged.take(pa.array(order, pa.int64()))
+    changed = undone.keys.slice(some.start, some.stop).to_arrow()
+    kept = pc.invert(pc.is_in(keys.to_arrow(), changed))
+    existed = pa.array(undone.existed[some])
+    back = undone.rows.slice(some.start, some.stop - some.start).filter(existed)
+    order = pc.array_sort_indices(pa.concat_arrays([keys.to_arrow().filter(kept), changed.filter(existed)]))
+    return pa.concat_batches([rows.filter(kept), back]).take(order)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files
+from kvstore.files import Files, open_regular
 from kvstore.index.index import View
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
@@ -109,13 +109,7 @@ class Snapshot:
         Raises:
             CorruptData: They are damaged, or others than they should be; which shows at their end.
         """
-        count = digest = 0
-        for rows in read_rows(self._file(paths.SNAPSHOT_ROWS), definition):
-            count += len(rows.keys)
-            digest += int(rows.hashes.sum(dtype=np.uint64))
-            yield rows
-        if not _is_told(self.manifest, count, digest, definition):
-            raise CorruptData("A snapshot has other rows than it says; run `kvstore check`.", path=self.directory)
+        yield from rows_told(self.manifest, self._file(paths.SNAPSHOT_ROWS), definition)
 
     def _file(self, name: str) -> memoryview:
         path = self.directory / name
@@ -126,6 +120,25 @@ class Snapshot:
         if self.manifest.files.get(name) != FileSum(bytes=len(data), crc32c=crc32c(data)):
             raise CorruptData("A file of a snapshot fails its checksum.", path=path)
         return data
+
+
+def rows_told(manifest: Manifest, data: memoryview, definition: TableDefinition) -> Iterator[EncodedRows]:
+    """Rows as an index holds them, some at a time, in key order.
+
+    Args:
+        manifest: What tells of them.
+        data: The file with them, whose checksum is right.
+
+    Raises:
+        CorruptData: They are damaged, or others than they should be; which shows at their end.
+    """
+    count = digest = 0
+    for rows in read_rows(data, definition):
+        count += len(rows.keys)
+        digest += int(rows.hashes.sum(dtype=np.uint64))
+        yield rows
+    if not _is_told(manifest, count, digest, definition):
+        raise CorruptData("A snapshot has other rows than it says; run `kvstore check`.", rows=count)
 
 
 def offsets(bucket: Path) -> list[Offset]:
@@ -346,7 +359,7 @@ def _give_up(unfinished: Path, files: Files) -> None:
 
 
 def _mapped(path: Path) -> memoryview:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")

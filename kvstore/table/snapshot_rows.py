@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from logformat.rows import schema_ids
 from logformat.snapshot_manifest import FileSum
 
 SCHEMA_ID = "_schema_id"
+GROUP_ROWS_MAX = 1 << 20
+"""Rows of a row group that is read: Arrow believes any number, and takes memory for it first."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -138,17 +140,16 @@ class RowsWriter:
             sorting_columns=pq.SortingColumn.from_ordering(self._schema, [(name, "ascending") for name in key]),
         )
 
-    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> np.ndarray:
+    def write(self, keys: Octets, values: Octets) -> np.ndarray:
         """Write some rows; returns their hashes.
 
         Raises:
             CorruptData: A row is damaged.
             OSError: The disk refused.
         """
-        stored = Octets.from_list(values)
-        rows, hashes = layout_of(self._definition).decode_found(Octets.from_list(keys), stored)
+        rows, hashes = layout_of(self._definition).decode_found(keys, values)
         columns = [_seen_as(column, field.type) for column, field in zip(rows.columns, self._schema, strict=False)]
-        ids = pa.array(schema_ids(stored).astype(np.int16))
+        ids = pa.array(schema_ids(values).astype(np.int16))
         self._call(self._writer.write_batch, pa.RecordBatch.from_arrays([*columns, ids], schema=self._schema))
         return hashes
 
@@ -189,16 +190,30 @@ def read_rows(data: memoryview, definition: TableDefinition) -> Iterator[Encoded
         data: All of it, found to be what was written.
 
     Raises:
-        CorruptData: It is not of this table.
+        CorruptData: It is not of this table, or says that it is larger than any is.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(pa.py_buffer(data))) as file:
+            _check_sizes(file.metadata)
             for group in range(file.num_row_groups):
                 for rows in file.read_row_group(group).combine_chunks().to_batches():
+                    rows.validate(full=True)  # it may be of a replica that anybody made
                     if rows.num_rows:
                         yield _encoded(rows, definition)
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise CorruptData("Rows of a snapshot can't be read; run `kvstore check`.", reason=str(error)) from error
+
+
+def _check_sizes(metadata: pq.FileMetaData) -> None:
+    """See what a file says of its size, before it is believed.
+
+    Columns are not looked at: pyarrow ends the process if what stands there of one contradicts itself.
+    """
+    for number in range(metadata.num_row_groups):
+        if not 0 <= metadata.row_group(number).num_rows <= GROUP_ROWS_MAX:
+            raise CorruptData(
+                "Rows of a snapshot say they are more than there can be.", rows=metadata.row_group(number).num_rows
+            )
 
 
 def _encoded(rows: pa.RecordBatch, definition: TableDefinition) -> EncodedRows:

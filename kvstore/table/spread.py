@@ -30,6 +30,14 @@ def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.nda
     return buckets_of(keys, definition.buckets, len(ROW))
 
 
+def bucket_of(definition: TableDefinition, values: Mapping[str, pa.Scalar]) -> int | None:
+    """The bucket of all rows with these values; None if there may be some in several."""
+    if definition.bucket_key is None or not set(definition.bucket_key) <= values.keys():
+        return None
+    columns = {name: pa.array([values[name]]) for name in definition.bucket_key}
+    return int(buckets_of_rows(definition, pa.RecordBatch.from_pydict(columns))[0])
+
+
 def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> Iterator[tuple[BucketId, Changes]]:
     """Changes by bucket; those of one bucket stay in the order they came.
 

@@ -27,7 +27,7 @@ from kvstore.table.consumers import Consumers
 from kvstore.table.fitting import fitted, request_of
 from kvstore.table.follow import ChangeReader, range_between, together
 from kvstore.table.layout import layout_of
-from kvstore.table.lookup import FOUND, prefix_row, rows_of_keys, rows_of_prefix
+from kvstore.table.lookup import prefix_row, row_of_key, rows_of_keys, rows_of_prefix
 from kvstore.table.pushdown import ranges_where
 from kvstore.table.replacing import check_replaceable, deletes_of_others
 from kvstore.table.request import RowRequest
@@ -45,7 +45,7 @@ from kvstore.table.scan import (
 )
 from kvstore.table.shares import Shares
 from kvstore.table.sizes import of_size
-from kvstore.table.spread import buckets_of_rows, place_in, places_by_bucket, spread
+from kvstore.table.spread import bucket_of, buckets_of_rows, place_in, places_by_bucket, spread
 from kvstore.table.tablet import Tablet
 from kvstore.table.targets import filled, schema_given, targets_of
 from kvstore.table.undo import check_undoable, first_changes
@@ -246,6 +246,19 @@ class Table:
         parts = dict(spread(definition, fitting, BucketId(number % definition.buckets)))
         return self._writers.apply_epoch(definition, parts, writer, number, run, takeover)
 
+    def is_applied(self, writer: str, epoch: int) -> bool:
+        """Whether an epoch is the last that was applied under a name, to all buckets.
+
+        For whoever can't tell whether its last call of :meth:`apply_epoch` came to an end, and would rather not send it
+        again. A commit that a dead process left open is brought to its end first.
+
+        Raises:
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`apply_epoch`.
+        """
+        self._check_writable()
+        self._current()
+        return self._writers.is_last(writer, integer_within("epoch", epoch, 0, OFFSET_MAX))
+
     def apply_parts(
         self,
         parts: Mapping[BucketId, Changes],
@@ -272,9 +285,9 @@ class Table:
         number = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
         whole = {}
         for bucket, changes in parts.items():
-            found = [its for its, _ in places_by_bucket(definition, changes.rows, bucket)]
-            if bucket not in self._bucket_ids() or found not in ([], [bucket]):
-                raise InvalidRequest("Rows belong to another bucket; see Table.by_bucket().", given=bucket, found=found)
+            belongs = definition.bucket_key is None or (buckets_of_rows(definition, changes.rows) == bucket).all()
+            if bucket not in self._bucket_ids() or not belongs:
+                raise InvalidRequest("Rows belong to another bucket; see Table.by_bucket().", bucket=bucket)
             whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
 
         def rest() -> dict[BucketId, Changes]:
@@ -388,9 +401,7 @@ class Table:
             SchemaMismatch: The key does not fit.
             CorruptData: The row is damaged.
         """
-        found = self.lookup([key])
-        row: dict[str, Any] = found.to_pylist()[0]
-        return row if row.pop(FOUND) else None
+        return row_of_key(self._tablets, self._keyed, key)
 
     def __getitem__(self, key: Keys) -> dict[str, Any]:
         row = self.get(key)
@@ -761,11 +772,7 @@ class Table:
 
     def bucket_of(self, values: Mapping[str, pa.Scalar]) -> int | None:
         """The bucket of all rows with these values; None if there may be some in several."""
-        definition = self._current()
-        if definition.bucket_key is None or not set(definition.bucket_key) <= values.keys():
-            return None
-        columns = {name: pa.array([values[name]]) for name in definition.bucket_key}
-        return int(buckets_of_rows(definition, pa.RecordBatch.from_pydict(columns))[0])
+        return bucket_of(self._current(), values)
 
     def shares(self, bucket: int) -> Shares:
         """Reads of a bucket that are cut up among several.

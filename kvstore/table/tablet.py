@@ -43,6 +43,7 @@ class Tablet:
     Args:
         current: The table as the catalog has it now; raises if it was dropped.
         writers: Likewise its writers.
+        check_leads: Raises if nothing may be written any more.
         show_last_edit: Has these two know the last edit of the catalog, if its writer was killed before it said so.
         commits: Who commits to the table.
         staged: What a commit has for this bucket.
@@ -55,6 +56,7 @@ class Tablet:
         place: BucketPlace,
         current: Callable[[], TableDefinition],
         writers: Callable[[], TableWriters],
+        check_leads: Callable[[], None],
         show_last_edit: Callable[[], None],
         commits: CommitLock,
         staged: Callable[[OpenCommit], Request],
@@ -68,6 +70,7 @@ class Tablet:
         self.place = place
         self._current = current
         self._writers = writers
+        self._check_leads = check_leads
         self._show_last_edit = show_last_edit
         self._commits = commits
         self._staged = staged
@@ -162,6 +165,14 @@ class Tablet:
                         yield view
                     return
 
+    def value(self, key: bytes) -> bytes | None:
+        """Value of a key as :meth:`latest` shows it; None if it is not there."""
+        while (committer := self._committer) is not None:
+            with self._lock:
+                if not self._ended(committer):
+                    return committer.index.value(key)
+        return self._reader().value(key)
+
     def state(self) -> IndexState:
         """How far everything acknowledged is."""
         while (committer := self._committer) is not None:
@@ -189,7 +200,7 @@ class Tablet:
     def snapshot(self) -> Iterator[View]:
         """Everything acknowledged, at this moment; writing goes on."""
         self.flush()
-        with self._reader().view() as view:
+        with self._reader().scan_view() as view:
             yield view
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
@@ -373,7 +384,7 @@ class Tablet:
         self._show_last_edit()  # of whoever had the bucket, and died
         committer = Committer(
             *(self._recovered(), self.log, self._lock, self._options, self._clock),
-            *(self._current, self._writers, self._staged),
+            *(self._check_leads, self._current, self._writers, self._staged),
         )
         if self._writers().commits:
             try:

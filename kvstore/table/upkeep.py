@@ -194,7 +194,7 @@ class Upkeep:
                 raise StoreClosed("The store was closed; open it again.")
             self._reading = True
         try:
-            with self._index.view() as view:
+            with self._index.scan_view() as view:
                 yield view
         finally:
             with self._state:

@@ -110,6 +110,18 @@ class Writers:
                 self._in_turn, definition, requests, name, epoch, run, takeover=takeover, rest=rest
             ).result()
 
+    def is_last(self, name: str, epoch: int) -> bool:
+        """See :meth:`kvstore.Table.is_applied`."""
+        with ThreadPoolExecutor(1, "kvstore-commit") as thread:
+            return thread.submit(self._is_last, name, epoch).result()
+
+    def _is_last(self, name: str, epoch: int) -> bool:
+        with self._commits.turn():
+            known = self._current().named.get(name)
+            if known is None or known.kind != "epochs" or epoch < known.first_epoch:
+                return False
+            return self._commits.last_sequence(known.writer_id) == _sequence(known, epoch)
+
     def _in_turn(
         self,
         definition: TableDefinition,
@@ -150,7 +162,7 @@ class Writers:
     def _apply(
         self, definition: TableDefinition, requests: Mapping[BucketId, Request], writer: NamedWriter, epoch: int
     ) -> WriteResult:
-        sequence = Sequence((epoch - writer.first_epoch) % (SEQUENCE_MAX + 1))
+        sequence = _sequence(writer, epoch)
         numbered = {
             bucket: replace(
                 request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Future()
@@ -216,6 +228,10 @@ class Writers:
             "Epochs come one after the other, and only the last five are answered again; send the one behind the last.",
             **facts,
         )
+
+
+def _sequence(writer: NamedWriter, epoch: int) -> Sequence:
+    return Sequence((epoch - writer.first_epoch) % (SEQUENCE_MAX + 1))
 
 
 def new_writer_id(journal: Journal) -> WriterId:

@@ -1,0 +1,46 @@
+"""``kvstore meta recover``: go on with a catalog that can't be loaded, or from a copy whose original must not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from kvstore.checkpoint import recovery
+from kvstore.cli.arguments import AsJson, Directory, store_id_of
+from kvstore.cli.printing import print_facts, print_json, print_line
+from kvstore.clock import SystemClock
+from kvstore.files import Files
+
+
+def recover(
+    path: Directory,
+    write: Annotated[
+        bool, typer.Option("--metadata-failure-recovery", help="Do so; else it is only said what would be done.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with what is left of the catalog in this directory, under a new epoch which fences all other copies.
+
+    Exit code 1 if something is gone, and nothing was written.
+    """
+    found = recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
+    facts = asdict(found)
+    facts |= {"put_aside": list(map(str, found.put_aside)), "aside": str(found.aside)}
+    if as_json:
+        print_json(facts)
+    else:
+        lists = {name: facts.pop(name) for name in ("damaged", "gone", "put_aside")}
+        print_facts({**facts, "tables": ", ".join(found.tables)})
+        for name, lines in lists.items():
+            for line in lines:
+                print_line(f"{name.replace('_', ' ')}: {line}")
+        print_line("")
+        print_line(
+            "Done; now run `kvstore check`."
+            if write
+            else "Nothing was written. Keep a copy of the directory, then run this with --metadata-failure-recovery."
+        )
+    if found.gone and not write:
+        raise typer.Exit(1)

@@ -1,0 +1,285 @@
+"""``kvstore replica`` and ``kvstore replicate``: copies of a store elsewhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+import kvstore
+from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.meta_journal import time_of
+from kvstore.cli.printing import print_facts, print_json, print_line, print_table
+from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
+from kvstore.replica.follower import ROLLBACK_LIMIT
+from logformat.follower_status import FollowerStatus
+from logformat.replicas import CATALOG, Finding
+
+ReplicaName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replica.", show_default=False)]
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="s3://bucket/path, gs://…, az://…, or a directory.", show_default=False),
+]
+
+
+def add(
+    path: Directory,
+    url: Url,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Its name; the URL otherwise.", show_default=False)
+    ] = None,
+) -> None:
+    """Have a copy of the store elsewhere; `kvstore replicate` ships to it."""
+    with opened(path, write=True) as store:
+        store.add_replica(url, name)
+
+
+def ls(
+    path: Directory,
+    of: Annotated[
+        str | None, typer.Option("--followers", metavar="NAME", help="List the copies that follow this replica.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List replicas, how far behind each is, and what was wrong when it was checked last.
+
+    Exit code 1 if something was.
+    """
+    with opened(path) as store:
+        if of is not None:
+            _print_followers(store.replica(of).followers(), store.health().txid, as_json=as_json)
+            return
+        found = store.replicas
+    told = [{"name": name, **_facts(report)} for name, report in found.items()]
+    if as_json:
+        print_json(told)
+    else:
+        names = ["name", "url", "behind", "edits_behind", "as_of", "checked", "findings"]
+        print_table(names, [[*(each[name] for name in names[:-1]), len(each["findings"])] for each in told])
+        for name, report in found.items():
+            _print_findings(name, report.findings)
+    if not all(found.values()):
+        raise typer.Exit(1)
+
+
+def check(path: Directory, name: ReplicaName, as_json: AsJson = False) -> None:
+    """Read every object of a replica, and hold it against what was shipped. Exit code 1 if something is wrong."""
+    with opened(path, write=True) as store:
+        _print_report(name, store.replica(name).check(), as_json=as_json)
+
+
+def repair(path: Directory, name: ReplicaName, as_json: AsJson = False) -> None:
+    """Check a replica, and send again what is bad or missing."""
+    with opened(path, write=True) as store:
+        _print_report(name, store.replica(name).repair(), as_json=as_json)
+
+
+def remove(path: Directory, name: ReplicaName) -> None:
+    """Ship to a replica no more; what it has stays."""
+    with opened(path, write=True) as store:
+        store.drop_replica(name)
+
+
+def restore(
+    url: Url,
+    path: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new or empty directory for the store.", show_default=False)
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help='A time such as 2026-01-31T12:00:00Z, or offsets: {"table": {"0": 17}}. Everything otherwise.',
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store of a replica."""
+    done = kvstore.restore(url, path, None if to is None else _place(to))
+    if as_json:
+        print_json({"txid": done.txid, "ends": done.ends})
+    else:
+        print_table(
+            ["table", "bucket", "end"],
+            [[table, bucket, end] for table, ends in done.ends.items() for bucket, end in ends.items()],
+        )
+
+
+def follow(
+    url: Url,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory, or the copy.")],
+    once: Annotated[bool, typer.Option("--once", help="Take what there is, and end.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
+    rollback_limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Give up so many edits and changes, at most, that a new leader does not have.", min=0
+        ),
+    ] = ROLLBACK_LIMIT,
+    journal_sync: Annotated[
+        str, typer.Option(metavar="POLICY", help="SYNC, or WRITE_NO_SYNC: see `kvstore.options.StoreOptions`.")
+    ] = "SYNC",
+    as_json: AsJson = False,
+) -> None:
+    """Keep a copy of a store current until interrupted; others read it meanwhile.
+
+    It stops by itself where somebody has to decide. Exit code 1 if there is something to be seen to at the end.
+    """
+    waiting, warned = threading.Event(), list[str]()
+    with _follower(url, path, rollback_limit, journal_sync, every, once=once) as follower:
+        while True:
+            try:
+                pulled = follower.pull()
+            except Unavailable as error:
+                if once:
+                    raise
+                print_line(str(error))
+            else:
+                report = follower.report()
+                if pulled or once:
+                    _print_pulled(pulled, report, as_json=as_json)
+                if report.warnings != warned:
+                    warned = report.warnings
+                    for warning in warned:
+                        print_line(f"warning: {warning}")
+            if once:
+                break
+            waiting.wait(every)
+    if warned:
+        raise typer.Exit(1)
+
+
+def _follower(
+    url: str, path: Path, rollback_limit: int, journal_sync: str, every: float, *, once: bool
+) -> kvstore.Follower:
+    while True:
+        try:
+            return kvstore.follow(url, path, rollback_limit=rollback_limit, journal_sync=journal_sync)
+        except ReplicaBehind as error:  # nothing can be made of it yet
+            if once:
+                raise
+            print_line(str(error))
+            threading.Event().wait(every)
+
+
+def _print_pulled(pulled: kvstore.Pulled, report: kvstore.FollowReport, *, as_json: bool) -> None:
+    facts = {**asdict(pulled), "txid": report.txid, "as_of": time_of(report.as_of_ms)}
+    if as_json:
+        print_json(facts)
+    else:
+        anew = " (the copy was made anew)" if pulled.anew else ""
+        print_line(f"{pulled.changes} changes, {pulled.edits} edits{anew}; as of {facts['as_of']}")
+
+
+def promote(path: Directory, as_json: AsJson = False) -> None:
+    """Have a copy that follows take its leader's place, who writes no more then, if it reaches the replica."""
+    done = kvstore.promote(path)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        print_facts({"txid": done.txid, "leader_epoch": done.leader_epoch})
+        print_table(
+            ["table", "bucket", "end"],
+            [[table, bucket, end] for table, ends in done.ends.items() for bucket, end in ends.items()],
+        )
+
+
+def replicate(
+    path: Directory,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Only to this replica.", show_default=False)
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Ship what there is, and end.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
+) -> None:
+    """Ship the store to its replicas until interrupted, beside whoever writes it."""
+    with opened(path, write=True) as store:
+        names = list(store.replicas) if name is None else [name]
+        if not names:
+            raise InvalidRequest("The store has no replica; see `kvstore replica add`.", path=path)
+        waiting, replicas = threading.Event(), {each: store.replica(each) for each in names}
+        while True:
+            for each, replica in list(replicas.items()):
+                try:
+                    done = replica.ship()
+                except (WriterFenced, InvalidRequest) as error:
+                    if once or len(replicas) == 1:
+                        raise
+                    print_line(f"{each}: {error}")  # it is no replica of this store any more
+                    del replicas[each]
+                    continue
+                except StoreError as error:
+                    if once:
+                        raise
+                    print_line(f"{each}: {error}")
+                    continue
+                if done.objects:
+                    print_line(f"{each}: {done.objects} objects, {done.bytes} bytes; was {done.behind} offsets behind")
+            if once:
+                return
+            waiting.wait(every)
+
+
+def _place(given: str) -> dt.datetime | dict[str, dict[int, int]]:
+    try:
+        if given.startswith("{"):
+            found = msgspec.json.decode(given, type=dict[str, dict[str, int]])
+            return {table: {int(bucket): end for bucket, end in ends.items()} for table, ends in found.items()}
+        return dt.datetime.fromisoformat(given)
+    except ValueError as error:
+        raise InvalidRequest(
+            'PLACE is a time such as 2026-01-31T12:00:00Z, or offsets such as {"table": {"0": 17}}.', given=repr(given)
+        ) from error
+
+
+def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) -> None:
+    facts = _facts(report)
+    if as_json:
+        print_json({"name": name, **facts})
+    else:
+        print_facts({**{name: facts[name] for name in ("url", "behind", "as_of")}, "findings": len(report.findings)})
+        _print_findings(name, report.findings)
+    if not report:
+        raise typer.Exit(1)
+
+
+def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -> None:
+    rows = [
+        {
+            "name": each.name,
+            "edits_behind": txid - each.txid,
+            "leader_epoch": each.leader_epoch,
+            "said": time_of(each.as_of_ms),
+            "free_bytes": each.free_bytes,
+            "obstacle": each.obstacle,
+        }
+        for each in found
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        names = ["name", "edits_behind", "leader_epoch", "said", "free_bytes", "obstacle"]
+        print_table(names, [[row[name] for name in names] for row in rows])
+
+
+def _print_findings(name: str, findings: list[Finding]) -> None:
+    for each in findings:
+        track = "catalog" if each.track == CATALOG else f"table {each.track.table_id} bucket {each.track.bucket}"
+        what = each.object if each.object is not None else f"offsets {each.start} to {each.end}"
+        print_line(f"{name}: {each.kind} {track} {what}")
+
+
+def _facts(report: kvstore.ReplicaReport) -> dict[str, Any]:
+    facts = asdict(report) | {"behind": sum(report.behind.values())}
+    facts["findings"] = msgspec.to_builtins(report.findings)
+    del facts["edits"]
+    for name in ("as_of", "checked"):
+        moment = facts.pop(f"{name}_ms")
+        facts[name] = None if moment is None else time_of(moment)
+    return {**facts, "edits_behind": report.edits - report.edits_shipped}
