@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 import kvstore
+from benchmarks.machine import versions
+from benchmarks.report import RESULTS
 from benchmarks.rows import SCHEMA, Rows
-from benchmarks.run import RESULTS, versions
 from kvstore.clock import SystemClock
 from kvstore.files import Files
 from kvstore.meta.journal import Journal

@@ -1,7 +1,8 @@
 """``make bench-growth``: what happens as a table grows: rate, pages written a row, memory and size of the files.
 
-Random keys, batches of 50,000, each store in a process of its own. Pages and memory are what Linux counts for the
-process: pages of 4 KiB that went towards the disk, and anonymous memory (without mapped files, which are page cache).
+Random keys, batches of 50,000, each store in a process of its own. On the way, wherever ``--updates-at`` says so, as
+many rows are updated as a step inserts. Pages and memory are what Linux counts for the process: pages of 4 KiB that
+went towards the disk, and anonymous memory (without mapped files, which are page cache).
 """
 
 from __future__ import annotations
@@ -15,107 +16,100 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rows import Rows
-from benchmarks.run import RESULTS, versions
-from benchmarks.stores import KvStore, RocksDict, Store
+from benchmarks import growth_results
+from benchmarks.machine import file_bytes, memory_bytes, pages_written, today, versions
+from benchmarks.peers import KvStore, RocksDict, Store
+from benchmarks.rows import NARROW, Rows
 from logformat.checksum import mix
 
 BATCH_ROWS = 50_000
 STORES: dict[str, type[Store]] = {store.name: store for store in (KvStore, RocksDict)}
-PAGE_BYTES = 4096
+KEPT_ROWS_MIN = 20_000_000
+"""The figures of a smaller run are only shown."""
+_SHOWN_MAX = 14
+"""Steps that are shown; all are kept."""
 
 
-class Measures:
-    """What Linux counts for this process, and what lies in a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def pages_written(self) -> int:
-        return self._number("/proc/self/io", "write_bytes") // PAGE_BYTES
-
-    def memory_bytes(self) -> int:
-        return 1024 * self._number("/proc/self/status", "RssAnon")
-
-    def file_bytes(self) -> int:
-        return sum(512 * path.stat().st_blocks for path in self._directory.rglob("*") if path.is_file())
-
-    def _number(self, file: str, name: str) -> int:
-        line = next(line for line in Path(file).read_text().splitlines() if line.startswith(name))
-        return int(line.split(":")[1].split()[0])
-
-
-def keys_of(first: int, count: int) -> np.ndarray:
+def keys_of(numbers: np.ndarray) -> np.ndarray:
     """Different numbers without any order: the mixer maps every 64-bit word to another."""
-    return mix(np.arange(first, first + count, dtype=np.uint64)).view(np.int64)
+    return mix(numbers.astype(np.uint64)).view(np.int64)
 
 
-def grown(make: type[Store], rows: int, step: int) -> Iterator[dict[str, float]]:
-    """Figures after each step of inserts, and after as many updates of the full table as a step has rows."""
+def grown(make: type[Store], rows: int, step: int, updates_at: list[int]) -> Iterator[dict[str, Any]]:
+    """Figures after each step of inserts, and after the updates."""
     directory = Path(tempfile.mkdtemp(prefix="kvstore-growth-"))
     source, random = Rows(rows), np.random.default_rng(2)
-    measures = Measures(directory)
-    store = make(directory)
+    store = make(directory, NARROW, "sync")
     try:
-        for first in range(0, rows + step, step):
-            begun, pages, seconds = measures.pages_written(), 0, 0.0
-            is_update = first >= rows
-            for batch_first in range(first, first + step, BATCH_ROWS):
-                keys = keys_of(batch_first, BATCH_ROWS)
-                if is_update:
-                    chosen = random.choice(rows, BATCH_ROWS, replace=False).astype(np.uint64)
-                    keys = mix(chosen).view(np.int64)
-                prepared = store.prepare(source.batch(keys))
-                started = time.perf_counter()
-                store.apply(prepared)
-                seconds += time.perf_counter() - started
-            started = time.perf_counter()
-            store.settle()
-            seconds += time.perf_counter() - started
-            pages = measures.pages_written() - begun
-            yield {
-                "rows": min(first + step, rows),
-                "is_update": is_update,
-                "rate": step / seconds,
-                "pages_a_row": pages / step,
-                "memory_mb": measures.memory_bytes() / 1e6,
-                "files_mb": measures.file_bytes() / 1e6,
-            }
+        for first in range(0, rows, step):
+            there = first + step
+            inserted = (np.arange(at, at + BATCH_ROWS) for at in range(first, there, BATCH_ROWS))
+            yield {"rows": there, "is_update": False, **_step(store, source, inserted, directory)}
+            if there in updates_at:
+                chosen = (random.choice(there, BATCH_ROWS, replace=False) for _ in range(step // BATCH_ROWS))
+                yield {"rows": there, "is_update": True, **_step(store, source, chosen, directory)}
     finally:
         store.close()
         shutil.rmtree(directory)
 
 
+def _step(store: Store, source: Rows, batches: Iterator[np.ndarray], directory: Path) -> dict[str, float]:
+    pages_before, seconds, rows = pages_written(), 0.0, 0
+    for numbers in batches:
+        prepared = store.prepare(source.batch(keys_of(numbers)))
+        began = time.perf_counter()
+        store.apply(prepared)
+        seconds += time.perf_counter() - began
+        rows += len(numbers)
+    began = time.perf_counter()
+    store.settle()
+    seconds += time.perf_counter() - began
+    return {
+        "rate": rows / seconds,
+        "pages_a_row": (pages_written() - pages_before) / rows,
+        "memory_mb": memory_bytes() / 1e6,
+        "files_mb": file_bytes(directory) / 1e6,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--rows", type=int, default=50_000_000)
     parser.add_argument("--step", type=int, default=1_000_000)
+    parser.add_argument("--updates-at", type=int, nargs="+", default=[1_000_000, 20_000_000, 50_000_000])
     parser.add_argument("--store", choices=STORES, help="measure this one, and print a line of JSON a step")
-    arguments = parser.parse_args()
-    if arguments.store:
-        for figures in grown(STORES[arguments.store], arguments.rows, arguments.step):
+    given = parser.parse_args()
+    if given.store:
+        for figures in grown(STORES[given.store], given.rows, given.step, given.updates_at):
             print(json.dumps(figures), flush=True)
         return
-    told: dict[str, list[dict[str, float]]] = {}
+    told: dict[str, list[dict[str, Any]]] = {}
     for name in STORES:
-        command = [sys.executable, "-m", "benchmarks.growth", "--store", name]
-        command += ["--rows", str(arguments.rows), "--step", str(arguments.step)]
+        command = [sys.executable, "-m", "benchmarks.growth", "--store", name, "--rows", str(given.rows)]
+        command += ["--step", str(given.step), "--updates-at", *map(str, given.updates_at)]
         lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         told[name] = [json.loads(line) for line in lines]
-    shown(told, Console(width=140))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "growth.json").write_text(json.dumps({"versions": versions(), "measured": told}, indent=1) + "\n")
+    shown(told, Console(width=160))
+    if given.rows < KEPT_ROWS_MIN:
+        return
+    about = {"day": today(), "rows": given.rows, "versions": versions()}
+    growth_results.FILE.write_text(json.dumps({**about, "measured": told}, indent=1) + "\n")
 
 
-def shown(told: dict[str, list[dict[str, float]]], console: Console) -> None:
+def shown(told: dict[str, list[dict[str, Any]]], console: Console) -> None:
     table = Table("rows", *(f"{name}: {what}" for name in told for what in ("rows/s", "pages/row", "memory", "files")))
-    for steps in zip(*told.values(), strict=True):
-        cells = [f"{'update at ' if steps[0]['is_update'] else ''}{steps[0]['rows'] / 1e6:.0f}M"]
+    together = list(zip(*told.values(), strict=True))
+    every = -(-len(together) // _SHOWN_MAX)
+    for nth, steps in enumerate(together):
+        if nth % every and not steps[0]["is_update"]:
+            continue
+        cells = [f"{'update at ' if steps[0]['is_update'] else ''}{steps[0]['rows'] / 1e6:g}M"]
         for figures in steps:
             cells += [f"{figures['rate']:,.0f}", f"{figures['pages_a_row']:.2f}"]
             cells += [f"{figures['memory_mb']:,.0f} MB", f"{figures['files_mb']:,.0f} MB"]

@@ -1,0 +1,115 @@
+"""``make bench-compare REF=…``: kvstore as it is here beside kvstore of a git reference, by the same benchmarks.
+
+Each is a process of its own, and they take turns, figure by figure; a ratio is the median of the rounds' ratios.
+``--turns`` is what such a process runs: it measures kvstore alone, and waits for a line before each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.measuring import Figure, Line, Lines, Setting, gathered
+from benchmarks.report import Grid
+from benchmarks.targets import shown
+from benchmarks.works import WORKS
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = "benchmarks"
+_COMPARED = [name for name in WORKS if name != "disk"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ref", help="a git reference, such as a branch or HEAD~1")
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=WORKS, default=_COMPARED, metavar="WORK")
+    parser.add_argument("--turns", metavar="WORK", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.turns:
+        _take_turns(given.turns, given.rows, given.rounds)
+        return
+    lines: Lines = {}
+    with _checked_out(given.ref) as other:
+        sides = {"here": ROOT, given.ref: other}
+        for work in track(given.only, "measuring", transient=True):
+            for figure in _alternately(sides, work, given.rows, given.rounds):
+                list(gathered([figure], lines))
+    rows = [_row(line, given.ref) for line in lines.values()]
+    Grid(f"{given.rows:,} rows, {given.rounds} rounds", ["median", "here", given.ref, "here / there"], rows).printed(
+        Console(width=160)
+    )
+
+
+def _row(line: Line, ref: str) -> list[str]:
+    figures = [shown(line.median(side), line.unit) for side in ("here", ref)]
+    return [line.name, *figures, f"{line.ratio('here', ref):.2f}"]
+
+
+@contextmanager
+def _checked_out(ref: str) -> Iterator[Path]:
+    """kvstore of a reference, with the benchmarks of here."""
+    with tempfile.TemporaryDirectory(prefix="kvstore-compare-") as directory:
+        place = Path(directory, "checkout")
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", place, ref], check=True, cwd=ROOT)
+        try:
+            (place / BENCHMARKS).rename(place / "its-own-benchmarks")
+            (place / BENCHMARKS).symlink_to(ROOT / BENCHMARKS)
+            yield place
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", place], check=True, cwd=ROOT)
+
+
+def _alternately(sides: dict[str, Path], work: str, rows: int, rounds: int) -> Iterator[Figure]:
+    """Figures of each side, by which one they are; both yield the same lines in the same order."""
+    started = [_started(place, work, rows, rounds) for place in sides.values()]
+    while True:
+        for side, process in zip(sides, started, strict=True):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print("go", file=process.stdin, flush=True)
+            told = process.stdout.readline()
+            if not told:
+                for each in started:
+                    each.communicate()
+                    if each.returncode:
+                        raise SystemExit(f"{work} failed in {each.args}")
+                return
+            found = Figure(**json.loads(told))
+            yield Figure(f"{found.line}: {found.by}, {found.unit}", side, found.value, found.unit)
+
+
+def _started(place: Path, work: str, rows: int, rounds: int) -> subprocess.Popen[str]:
+    # The directory it runs in comes before whatever is installed.
+    command = [sys.executable, "-m", "benchmarks.compare", "", "--turns", work]
+    command += ["--rows", str(rows), "--rounds", str(rounds)]
+    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        command, cwd=place, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _take_turns(work: str, rows: int, rounds: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvstore-turns-") as directory:
+        figures = WORKS[work](Setting(Path(directory), rows, rounds, with_others=False))
+        for _ in sys.stdin:
+            figure = next(figures, None)
+            if figure is None:
+                return
+            print(json.dumps(asdict(figure)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

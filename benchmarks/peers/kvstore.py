@@ -1,0 +1,44 @@
+"""kvstore, as it is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+import kvstore
+from benchmarks.peers.store import Durability
+from benchmarks.rows import NARROW, Shape
+
+
+class KvStore:
+    name = "kvstore"
+    settings: ClassVar[dict[Durability, str]] = {
+        "sync": "the defaults: durability=sync",
+        "relaxed": "durability=none: the log is synced at flush and close; the index is committed and synced as ever",
+    }
+
+    def __init__(
+        self, path: Path, shape: Shape = NARROW, durability: Durability = "sync", **table_options: Any
+    ) -> None:
+        self._store = kvstore.open(path / "kvstore", durability="sync" if durability == "sync" else "none")
+        self.table = self._store.create_table("t", shape.schema, primary_key=list(shape.key), **table_options)
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    def apply(self, prepared: pa.RecordBatch) -> None:
+        self.table.upsert(prepared)
+
+    def settle(self) -> None:
+        self.table.flush()
+
+    def rows(self) -> pa.Table:
+        return self.table.scan().read_all()
+
+    def log_count(self) -> int:
+        return sum(batch.num_rows for batch in self.table.changelog(columns=["_change_type"]))
+
+    def close(self) -> None:
+        self._store.close()

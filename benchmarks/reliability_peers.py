@@ -1,0 +1,89 @@
+"""``make proof PEERS=1``: kvstore and other stores under the same damage, and how long kvstore takes to recover.
+
+Small samples: each figure is a count of so many trials, and says how often something happens at least, not that it
+never does. What kvstore promises is tried in tests/crash and tests/proof, a thousand times as often.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine, today, versions
+from benchmarks.pages import DOCS, markdown, rewrite
+from benchmarks.reliability import recovery, trials
+from benchmarks.reliability.stores import checking, peers
+
+RESULTS = Path(__file__).with_name("results") / "reliability_peers.json"
+OUTCOMES = ("detected", "silent", "harmless", "right", "lost", "mixed", "unusable", "crash", "hang")
+SEED = 7
+
+
+def measured(flips: int, points: int, work: Path, console: Console) -> list[trials.Found]:
+    found = []
+    for peer in [*peers(), *checking()]:
+        found.append(trials.flips(peer, flips, work, SEED, clean=True))
+        if peer.can_stay:
+            found.append(trials.flips(peer, flips, work, SEED, clean=False))
+        console.print(*(each.told() for each in found[-2:]), highlight=False)
+    for peer in peers():
+        found.append(trials.kills(peer, points, work, SEED))
+        found.append(trials.short_writes(peer, points, work, SEED))
+        console.print(*(each.told() for each in found[-2:]), highlight=False)
+    return found
+
+
+def grid(found: list[trials.Found]) -> Table:
+    names = [*OUTCOMES, *sorted({name for each in found for name in each.outcomes} - set(OUTCOMES))]
+    table = Table("store", "trial", "n", *names)
+    for each in found:
+        counts = [str(each.outcomes[name]) if name in each.outcomes else "" for name in names]
+        table.add_row(each.store, each.trial, str(sum(each.outcomes.values())), *counts)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flips", type=int, default=100, help="bits flipped in each store")
+    parser.add_argument("--points", type=int, default=25, help="kills, and short writes, of each store")
+    parser.add_argument("--rows", type=int, default=500_000, help="of the index that is made anew")
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256], help="of the log an index is behind")
+    given, console, began = parser.parse_args(), Console(width=150), time.perf_counter()
+    told: dict[str, Any] = {"date": today(), "machine": machine(), "versions": versions()}
+    told["versions"]["sqlite3"] = sqlite3.sqlite_version
+    with tempfile.TemporaryDirectory(prefix="kvstore-reliability-") as name:
+        work = Path(name)
+        found = measured(given.flips, given.points, work, console)
+        told["rebuilt"] = recovery.rebuilt(work, given.rows)
+        told["behind"] = [recovery.behind(work, size) for size in given.megabytes]
+    console.print(grid(found))
+    console.print(told["rebuilt"], *told["behind"])
+    told |= {"found": [each.told() for each in found], "seconds": round(time.perf_counter() - began)}
+    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    rewrite(DOCS / "reliability.md", "make proof PEERS=1", text_of(told))
+
+
+def text_of(told: dict[str, Any]) -> str:
+    """What was found, in Markdown."""
+    names = [name for name in OUTCOMES if any(name in each for each in told["found"])]
+    rows = [[each["store"], each["trial"], *(str(each.get(name, "")) for name in names)] for each in told["found"]]
+    rebuilt, behind = told["rebuilt"], told["behind"]
+    took = ", ".join(f"{each['log_bytes'] >> 20} MiB in {each['seconds']:.1f} s" for each in behind)
+    return (
+        f"Of {told['date']}, {', '.join(f'{name} {version}' for name, version in told['versions'].items())}.\n\n"
+        + markdown([["store", "trial", *names], *rows])
+        + f"\n\nR11: an index of {rebuilt['rows']:,} rows made anew from {rebuilt['changes']:,} changes is the one that"
+        f" was there, {rebuilt['changes_per_s']:,} changes/s. R16: an index that is behind its log by {took}."
+    )
+
+
+if __name__ == "__main__":
+    main()

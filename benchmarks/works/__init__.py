@@ -1,0 +1,37 @@
+"""What is measured: each module yields figures, turn by turn.
+
+kvstore's part of each can be measured alone, which is how one version is held against another.
+"""
+
+from __future__ import annotations
+
+from benchmarks.measuring import Work
+from benchmarks.works import (
+    changes,
+    disk,
+    engines,
+    keys,
+    processes,
+    reads,
+    recovery,
+    shapes,
+    small,
+    wal,
+    writes,
+)
+
+WORKS: dict[str, Work] = {
+    "writes": writes.figures,
+    "relaxed": writes.relaxed_figures,
+    "wal": wal.figures,
+    "keys": keys.figures,
+    "shapes": shapes.figures,
+    "small": small.figures,
+    "engines": engines.figures,
+    "reads": reads.figures,
+    "changes": changes.figures,
+    "recovery": recovery.figures,
+    "disk": disk.figures,
+    "processes": processes.figures,
+}
+"""By the name that ``--only`` takes."""
