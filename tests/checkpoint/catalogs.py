@@ -10,17 +10,18 @@ from uuid import UUID
 
 import msgspec
 
-from kvstore.checkpoint import worker
+from kvstore.checkpoint import recovery, worker
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.messages import Answer, Task
 from kvstore.checkpoint.process import Running
+from kvstore.clock import Clock
 from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from logformat import paths
-from logformat.edits import Edit, Payload
-from logformat.ids import Epoch, Txid
+from logformat.edits import BeginEpoch, Edit, Payload
+from logformat.ids import Txid
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
 
@@ -30,14 +31,14 @@ EDITS_PER_SEGMENT = 7
 
 def told(state: CatalogState) -> bytes:
     """The same for equal states."""
-    ids = state.txid, state.next_table_id, state.next_writer_id
+    ids = state.txid, state.leader_epoch, state.leader, state.lost_to, state.next_table_id, state.next_writer_id
     return msgspec.json.encode((ids, list(image.items_of(state))))
 
 
 class Here:
     """A worker in this process."""
 
-    def __init__(self, task: Task, files: Files | None = None, clock: SetClock | None = None) -> None:
+    def __init__(self, task: Task, files: Files | None = None, clock: Clock | None = None) -> None:
         self._task = task
         self._files = files or Files()
         self._clock = clock or SetClock()
@@ -64,6 +65,13 @@ class Catalog:
             (path / "meta").mkdir()
         self.journal = self.opened(create=True)
 
+    @classmethod
+    def at(cls, path: Path) -> Catalog:
+        """The catalog of a store that is there; nothing is known of its edits."""
+        catalog = cls.__new__(cls)
+        catalog.path = path
+        return catalog
+
     def opened(self, *, create: bool = False) -> Journal:
         """One more, that knows nothing yet."""
         return Journal(self.path, self.files, self.clock, STORE, create=create, edits_per_segment=EDITS_PER_SEGMENT)
@@ -80,12 +88,34 @@ class Catalog:
 
     def _decide(self, state: CatalogState) -> Payload:
         made = payload(self.random, state)
-        self.edits.append(Edit(txid=Txid(state.txid + 1), epoch=Epoch(0), time_ms=self.clock.now, payload=made))
+        self.edits.append(
+            Edit(txid=Txid(state.txid + 1), epoch=state.leader_epoch, time_ms=self.clock.now, payload=made)
+        )
         return made
 
     def reopen(self) -> None:
         self.journal.close()
         self.journal = self.opened()
+
+    def make_files(self) -> None:
+        """Directories of the tables, and files for the rows of open commits: without them a recovery drops them."""
+        (self.path / paths.STAGING).mkdir(exist_ok=True)
+        for id in self.expected.tables:
+            (self.path / paths.TABLES / str(id)).mkdir(parents=True, exist_ok=True)
+        for writers in self.expected.writers.values():
+            for commit in writers.commits:
+                paths.staged_file(self.path, commit.commit_id).touch()
+
+    def recover(self) -> recovery.Recovery:
+        """Go on with it under a new epoch; it is whole."""
+        self.make_files()
+        done = recovery.recover(self.path, STORE, self.files, self.clock, write=True)
+        self.reopen()
+        leader = BeginEpoch(leader=self.journal.state().leader)
+        begin = Edit(txid=done.txid, epoch=done.leader_epoch, time_ms=self.clock.now, payload=leader)
+        self.edits.append(begin)
+        self.expected = self.expected.after(begin)
+        return done
 
     def seen_anew(self) -> CatalogState:
         """What who opens it now makes of image and journal."""
@@ -134,9 +164,14 @@ class Catalog:
             catalog.journal.close()
 
 
+def controller(path: Path, journal: Journal, files: Files, clock: SetClock) -> Controller:
+    """One whose worker is in this process."""
+    return Controller(path, STORE, journal, files, clock, start=lambda task: Here(task, files, clock))
+
+
 def checkpoint(path: Path) -> None:
     """Make a checkpoint of a catalog that is there."""
     files, clock = Files(), SetClock()
     journal = Journal(path, files, clock, STORE)
-    Controller(path, STORE, journal, files, clock, start=lambda task: Here(task, files, clock)).checkpoint()
+    controller(path, journal, files, clock).checkpoint()
     journal.close()

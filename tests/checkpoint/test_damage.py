@@ -146,9 +146,8 @@ def test_an_image_that_reads_back_as_another_is_none(catalog: Catalog, monkeypat
     items_of = image.items_of
 
     def forgetful(state: CatalogState) -> Iterator[bytes_of.Item]:
-        return (item for item in items_of(state) if not isinstance(item, bytes_of.Consumer))
+        return iter([*items_of(state)][:-1])
 
-    assert catalog.expected.consumers
     epoch = image.head_of(catalog.image_path()).epoch
     with monkeypatch.context() as patch:
         patch.setattr(image, "items_of", forgetful)

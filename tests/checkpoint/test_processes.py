@@ -10,8 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 
+import kvstore
 from kvstore.checkpoint import controller as controllers, process, worker
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.messages import Answer, Done, Task
@@ -25,7 +27,7 @@ from kvstore.meta.state import CatalogState
 from logformat import edits, paths
 from logformat.edits import AllocateWriter, Payload
 from logformat.ids import Epoch, Txid
-from tests.checkpoint.catalogs import EDITS_PER_SEGMENT, STORE, Catalog, Here, told
+from tests.checkpoint.catalogs import STORE, Catalog, Here, told
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
 from tests.support.processes import Child, Pipe
@@ -177,7 +179,7 @@ def test_a_follower_keeps_what_it_has_yet_to_read(catalog: Catalog) -> None:
         catalog.journal,
         Files(),
         catalog.clock,
-        followers=[Slow()],
+        followers=lambda: [Slow()],
         start=lambda task: Here(task),
     )
     controller.checkpoint()
@@ -260,8 +262,8 @@ def test_who_closes_ends_a_worker_that_takes_too_long(catalog: Catalog, monkeypa
     assert not controller._thread.is_alive()  # type: ignore[union-attr]
 
 
-def edit(pipe: Pipe, path: Path, seed: int, count: int) -> None:
-    """Adds edits, some of them about tables; tells the writer ids it got."""
+def edit(pipe: Pipe, path: Path, seed: int) -> None:
+    """Adds edits, some of them about tables, until it is told to end; tells how many, and the writer ids it got."""
     random, journal, got = Random(seed), Journal(path, Files(), SetClock(), STORE, edits_per_segment=7), []
 
     def decide(state: CatalogState) -> Payload:
@@ -272,11 +274,14 @@ def edit(pipe: Pipe, path: Path, seed: int, count: int) -> None:
         return AllocateWriter(writer_id=state.next_writer_id)
 
     pipe.send("ready")
-    for number in range(count):
+    number = 0
+    while not pipe.poll():
         journal.append(allocate if number % 3 else decide)
+        number += 1
         if not number % 50:
             journal.state()
-    pipe.send(got)
+    assert pipe.recv() == "end"
+    pipe.send((number, got))
     pipe.recv()
     pipe.send(told(journal.state()))
     journal.close()
@@ -286,26 +291,52 @@ def test_processes_that_edit_at_once_while_segments_go(tmp_path: Path) -> None:
     """All edits are there in one order, and all processes come to the same, though segments go under them."""
     catalog = Catalog(tmp_path / "s", seed=3)
     seen: list[edits.Edit] = []
-    dropped = 0
-    with Child(edit, catalog.path, 1, 400) as one, Child(edit, catalog.path, 2, 400) as two:
+    dropped: list[int] = []
+    with Child(edit, catalog.path, 1) as one, Child(edit, catalog.path, 2) as two:
         for child in (one, two):
             assert child.hear() == "ready"
-        while len(seen) < 800:
+        while len(seen) < 800 or len(dropped) < 4:
             seen += _edits_behind(catalog.journal._environment, len(seen))
-            dropped += catalog.controller().checkpoint().dropped_edits
-        ids = [id for child in (one, two) for id in child.hear()]
-        assert len(ids) == len(set(ids))
+            if count := catalog.controller().checkpoint().dropped_edits:
+                dropped.append(count)
+        for child in (one, two):
+            child.say("end")
+        counts, ids = zip(*(child.hear() for child in (one, two)), strict=True)
+        assert len({*ids[0], *ids[1]}) == len(ids[0]) + len(ids[1])
         for child in (one, two):
             child.say("go on")
         states = {child.hear() for child in (one, two)}
-    assert [found.txid for found in seen] == list(range(1, 801))
+    seen += _edits_behind(catalog.journal._environment, len(seen))
+    assert [found.txid for found in seen] == list(range(1, sum(counts) + 1))
     state = CatalogState()
     for found in seen:
         state = state.after(found)
     assert states == {told(state)} == {told(catalog.seen_anew())} == {told(catalog.journal.state())}
-    assert dropped > 600
-    assert catalog.first_edit + 2 * EDITS_PER_SEGMENT > 600
+    assert catalog.first_edit == sum(dropped) + 1
     catalog.journal.close()
+
+
+@pytest.mark.long
+def test_two_processes_add_a_thousand_tables_each(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        pass
+    with Child(make_tables, tmp_path / "s", "a") as one, Child(make_tables, tmp_path / "s", "b") as two:
+        done = [child.hear(seconds=1800) for child in (one, two)]
+    expected = sorted(f"{name}{number}" for name in "ab" for number in range(1000))
+    assert done == ["done", "done"]
+    with kvstore.open(tmp_path / "s") as store:
+        assert store.list_tables() == expected
+        assert store._core.catalog().txid == 2000
+        assert [edit.txid for edit in _edits_behind(store._core._journal._environment, 0)] == list(range(1, 2001))
+        assert store.check()
+
+
+def make_tables(pipe: Pipe, path: Path, name: str) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), False)])
+    with kvstore.open(path) as store:
+        for number in range(1000):
+            store.create_table(f"{name}{number}", schema, "k")
+        pipe.send("done")
 
 
 def _edits_behind(environment: Environment, txid: int) -> list[edits.Edit]:

@@ -59,3 +59,55 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     (wrong,) = re.findall("^wrong: .*$", done.out, re.MULTILINE)
     assert wrong.startswith("wrong: [/red]:cat:/0: ")
     assert f"{tmp_path}/[red]/" in wrong
+
+
+def test_what_is_damaged_is_mended(tmp_path: Path) -> None:
+    path, copy = tmp_path / "store", tmp_path / "copy"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
+        table.upsert([{"k": k} for k in range(10)])
+        store.flush()
+        store.add_replica(str(copy), "r").ship()
+    log = path / "tables/1/0/log/00000000000000000000.log"
+    right = log.read_bytes()
+    log.write_bytes(right[:-1] + b"\x01")
+    done = run("check", path, "--repair")
+    assert done.code == 1
+    assert "wrong: t/0: the end of the log lacks offsets 0 to 9 at least: give a replica by --from" in done.out
+    done = run("check", path, "--repair", "--from", copy, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["ok"], told["gone"], told["left"]) == (True, [], [])
+    assert told["mended"][0].startswith("t/0: 00000000000000000000.log was written anew, 1 of its batches from the")
+    assert told["buckets"][0]["rows"] == 10
+    assert (Path(told["aside"]) / log.relative_to(path)).read_bytes() == right[:-1] + b"\x01"
+    assert log.read_bytes() == right
+    done = run("check", path, "--repair", "--from", copy)
+    assert done.code == 0
+    assert "mended" not in done.out
+    assert run("check", path).code == 0
+
+
+def test_what_is_gone_goes_only_if_that_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k").upsert({"k": 1})
+    log = path / "tables/1/0/log/00000000000000000000.log"
+    log.write_bytes(log.read_bytes()[:-1] + b"\x01")
+    done = run("check", path, "--repair", "--accept-loss")
+    assert done.code == 0
+    assert re.findall("^gone: .*$", done.out, re.MULTILINE) == [
+        "gone: t/0: offsets 0 to 0 at least",
+        "gone: t/0: what is before offset 1 of the changelog, which begins there now",
+    ]
+    assert f"What was replaced is in {path / 'lost'}" in done.out
+    with kvstore.open(path) as store:
+        assert store.table("t").get(1) == {"k": 1}
+
+
+def test_options_of_a_repair_are_for_a_repair(tmp_path: Path) -> None:
+    kvstore.open(tmp_path / "store").close()
+    for arguments in (["--from", tmp_path / "copy"], ["--accept-loss"]):
+        done = run("check", tmp_path / "store", *arguments)
+        assert done.code == 2
+        assert "--repair" in done.err

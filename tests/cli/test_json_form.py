@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.cli.json_form import from_json, from_text, to_json
 from kvstore.errors import SchemaMismatch
+from logformat.json_form import from_json, from_text, to_json
 from logformat.python_values import MISFITS
 from tests.cli.commands import fine
 

@@ -15,7 +15,7 @@ from pyarrow import csv, feather, ipc, parquet
 from rich.console import Console
 
 import kvstore
-from kvstore.cli import sources
+from kvstore.ingest import formats
 from tests.cli.commands import changes, fine, run, small_batches
 
 ROWS = pa.table(
@@ -282,9 +282,9 @@ def test_pieces_of_a_large_file_are_all_there(store: Path, tmp_path: Path) -> No
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
     parquet.write_table(rows, tmp_path / "f.parquet", row_group_size=999)
     with (
-        mock.patch.object(sources, "PIECE_ROWS", 700),
-        mock.patch.object(sources, "INFERRED_BYTES", 4000),
-        mock.patch.object(sources, "CSV_BLOCK_BYTES", 4000),
+        mock.patch.object(formats, "PIECE_ROWS", 700),
+        mock.patch.object(formats, "INFERRED_BYTES", 4000),
+        mock.patch.object(formats, "CSV_BLOCK_BYTES", 4000),
     ):
         for suffix in ("csv", "jsonl", "parquet"):
             fine("load", store, suffix, tmp_path / f"f.{suffix}", "--append-only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.checkpoint import health
+from kvstore.cli import meta
 from kvstore.environment import open_environment
 from kvstore.errors import StoreError
 from kvstore.files import Files
@@ -75,14 +77,16 @@ def test_status_warns_of_what_is_wrong(path: Path) -> None:
 def test_status_warns_of_an_old_image_and_says_why(path: Path) -> None:
     with kvstore.open(path) as store:
         store.new_writer_id()
-    with mock.patch.object(health, "EDITS_PER_IMAGE", 1), mock.patch.object(health, "LATE_EDITS", 2):
+    opened = functools.partial(kvstore.open, edits_per_journal=1)
+    with mock.patch.object(meta, "opened", lambda path: opened(path, read_only=True)):
         fine("meta", "status", path)
         with mock.patch.object(health, "obstacle", return_value=StoreError("too little memory", needed_bytes=5)):
             done = run("meta", "status", path)
         assert done.code == 1
         assert "1 edits old" in done.out
         assert "the reason: too little memory needed_bytes=5" in done.out
-    with mock.patch.object(health, "EDITS_PER_IMAGE", 1), mock.patch.object(health, "LATE_EDITS", 1):
+        with kvstore.open(path) as store:
+            store.new_writer_id()
         assert "run `kvstore meta checkpoint`" in run("meta", "status", path).out
 
 
@@ -177,3 +181,24 @@ def test_dump(path: Path, tmp_path: Path) -> None:
     assert run("meta", "dump", path, "--to", tmp_path / "nowhere" / "copy").code == 2
     assert run("meta", "dump", tmp_path).code == 2
     assert json.loads(json.dumps(records)) == records
+
+
+def test_recover(path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.table("t").upsert({"k": 1, "é": "ü", "v": 2})
+        store.create_table("u", SCHEMA, "k")
+    (said,) = fine("meta", "recover", path, "--json").lines
+    assert (said["txid"], said["tables"], said["gone"], said["written"]) == (14, ["t", "u"], [], False)
+    (path / paths.JOURNAL / "data.mdb").unlink()
+    assert run("tables", path).code == 1
+    done = run("meta", "recover", path)
+    assert done.code == 1
+    assert "gone: edits behind 12, if there were any" in done.out
+    assert "Nothing was written" in done.out
+    assert run("tables", path).code == 1
+    (told,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines
+    assert (told["image"], told["txid"], told["leader_epoch"], told["tables"]) == (12, 13, 1, ["t"])
+    assert [json.loads(line)["k"] for line in fine("scan", path, "t", "--json").out.splitlines()] == [1]
+    fine("check", path)
+    fine("meta", "status", path)
+    assert run("meta", "recover", path.parent).code == 2

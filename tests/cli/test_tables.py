@@ -193,7 +193,7 @@ def test_every_command_has_help_with_examples() -> None:
             assert f"kvstore {' '.join(words_of)} " in told, words_of
             found.append(" ".join(words_of))
     assert found == [
-        *("init", "create", "tables", "describe", "get", "scan", "load", "changelog", "check", "demo"),
+        *("init", "create", "tables", "describe", "get", "scan", "load", "changelog", "check", "replicate", "demo"),
         *("log ls", "log show"),
     ]
 

@@ -15,6 +15,7 @@ from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
+from kvstore.table import apply
 from logformat import index_state
 from tests.conftest import OpenStore
 from tests.support.clocks import SetClock
@@ -126,6 +127,41 @@ def test_an_index_that_can_not_be_used_is_built_from_the_log(filled: Path, harm:
     harm(filled / BUCKET / "index")
     assert everything(filled) == told
     assert contents(filled) == before
+
+
+@pytest.mark.parametrize("together", [apply._REPLAY_TOGETHER_BYTES_MAX, 500])
+@pytest.mark.parametrize("image", ["full", "wal"])
+def test_batches_of_several_schemas_are_replayed_to_the_byte(
+    store_path: Path, image: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many at once, keys in several of them: stored, removed and stored again, before and after columns were added."""
+    with kvstore.open(store_path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", changelog_image=image)
+        for number in range(30):
+            if number in (10, 20):
+                store.add_columns("t", [pa.field(f"new{number}", pa.int32())])
+            names = table.schema.names[1:]
+            table.upsert([{"k": k, **dict.fromkeys(names)} for k in range(number % 7, number % 11 + 3)])
+            table.delete([number % 5, 100])
+    before = contents(store_path)
+    lose(store_path / BUCKET / "index")
+    monkeypatch.setattr(apply, "_REPLAY_TOGETHER_BYTES_MAX", together)
+    with kvstore.open(store_path) as store:
+        assert store.table("t").get(100) is None
+    assert contents(store_path) == before
+
+
+def test_ids_go_on_after_many_batches_are_replayed_at_once(store_path: Path) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("id", pa.int64(), False)])
+    with kvstore.open(store_path) as store:
+        table = store.create_table("t", schema, primary_key="k", auto_increment="id")
+        for k in (1, 2, 3):
+            table.upsert({"k": k})
+        table.delete([3, 2])
+    lose(store_path / BUCKET / "index")
+    with kvstore.open(store_path) as store:
+        store.table("t").upsert({"k": 4})
+        assert store.table("t").get(4) == {"k": 4, "id": 4}
 
 
 def test_writers_that_expired_leave_the_index_and_do_not_come_back(store_path: Path) -> None:

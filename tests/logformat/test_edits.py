@@ -13,17 +13,27 @@ from msgspec import inspect as mi
 from logformat.edits import (
     AddSchema,
     AllocateWriter,
+    AlterJob,
+    BeginTask,
+    CreateJob,
     CreateTable,
     DropConsumer,
+    DropJob,
     DropTable,
     Edit,
+    EndTask,
+    FailTask,
+    PauseJob,
     Payload,
+    ReadTask,
+    ResumeJob,
     SetConsumer,
     TableOptions,
     decode,
     encode,
 )
 from logformat.errors import CorruptImage, UnsupportedVersion
+from logformat.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
 from tests.logformat.damage import bit_flips, cuts
 
 KINDS = Payload.__subclasses__()
@@ -40,6 +50,8 @@ def another(kind: mi.Type, default: object, numbers: Iterator[int]) -> Any:
     match kind:
         case mi.IntType():
             return next(numbers)
+        case mi.FloatType():
+            return next(numbers) / 8
         case mi.BoolType():
             return not default
         case mi.StrType():
@@ -118,6 +130,68 @@ def test_an_op_code_is_never_used_for_anything_else() -> None:
             SetConsumer(table_id=7, name="a", offsets=[3], until_ms=5),
         ),
         (10, b'{"table_id":7,"name":"a"}', DropConsumer(table_id=7, name="a")),
+        (
+            20,
+            b'{"table_id":7,"name":"a","source":"/in","format":"csv",'
+            b'"options":{"max_files":3,"max_bytes":4,"max_filter_ratio":0.5},"offset":"x.csv"}',
+            CreateJob(
+                table_id=7,
+                name="a",
+                source="/in",
+                format="csv",
+                options=JobOptions(max_files=3, max_bytes=4, max_filter_ratio=0.5),
+                offset="x.csv",
+            ),
+        ),
+        (
+            21,
+            b'{"table_id":7,"job_id":9,"task":1,"version":0,"files":[{"path":"a.csv","size":5,"tag":"6"}]}',
+            BeginTask(table_id=7, job_id=9, task=1, version=0, files=[SourceFile(path="a.csv", size=5, tag="6")]),
+        ),
+        (
+            22,
+            b'{"table_id":7,"job_id":9,"task":1,"counts":{"scanned_rows":3,"loaded_rows":2,"filtered_rows":1,"load_bytes":8}}',
+            ReadTask(
+                table_id=7,
+                job_id=9,
+                task=1,
+                counts=TaskCounts(scanned_rows=3, loaded_rows=2, filtered_rows=1, load_bytes=8),
+            ),
+        ),
+        (
+            23,
+            b'{"table_id":7,"job_id":9,"task":1,"version":0,"offset":"a.csv","statistics":{"file_number":1,"file_size":5,'
+            b'"scanned_rows":3,"loaded_rows":2,"filtered_rows":1,"load_bytes":8,"succeeded_tasks":1,"failed_tasks":0}}',
+            EndTask(
+                table_id=7,
+                job_id=9,
+                task=1,
+                version=0,
+                offset="a.csv",
+                statistics=JobStatistics(
+                    file_number=1,
+                    file_size=5,
+                    scanned_rows=3,
+                    loaded_rows=2,
+                    filtered_rows=1,
+                    load_bytes=8,
+                    succeeded_tasks=1,
+                ),
+            ),
+        ),
+        (
+            24,
+            b'{"table_id":7,"job_id":9,"task":1,"reason":"r","statistics":{"failed_tasks":1},"resume_ms":5}',
+            FailTask(table_id=7, job_id=9, task=1, reason="r", statistics=JobStatistics(failed_tasks=1), resume_ms=5),
+        ),
+        (25, b'{"table_id":7,"job_id":9,"reason":"r"}', PauseJob(table_id=7, job_id=9, reason="r")),
+        (26, b'{"table_id":7,"job_id":9}', ResumeJob(table_id=7, job_id=9)),
+        (
+            27,
+            b'{"table_id":7,"job_id":9,"version":1,"offset":null,"options":{}}',
+            AlterJob(table_id=7, job_id=9, version=1, offset=None, options=JobOptions()),
+        ),
+        (28, b'{"table_id":7,"job_id":9}', DropJob(table_id=7, job_id=9)),
     ],
 )
 def test_an_edit_written_once_can_be_read_for_ever(op: int, written: bytes, payload: Payload) -> None:

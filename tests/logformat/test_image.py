@@ -13,7 +13,7 @@ from logformat import image
 from logformat.edits import TableOptions
 from logformat.errors import CorruptImage, UnsupportedVersion
 from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
-from logformat.image import Former, Head, Item, Reader, Schema, Table, counts_of, encode_image, encode_record
+from logformat.image import Former, Head, Item, Leader, Reader, Schema, Table, counts_of, encode_image, encode_record
 
 COLUMNS = [{"name": "k", "type": "int64", "nullable": False}]
 ITEMS: list[Item] = [
@@ -26,6 +26,7 @@ HEAD = Head(
     store_id=UUID(int=5),
     epoch=Epoch(1),
     txid=Txid(4),
+    leader=Leader(epoch=Epoch(2), name="us", lost_to=Epoch(3)),
     created_ms=7,
     next_table_id=TableId(2),
     next_writer_id=WriterId(7),
@@ -33,6 +34,12 @@ HEAD = Head(
 )
 RECORDS = list(encode_image(HEAD, ITEMS))
 DATA = b"".join(RECORDS)
+
+
+def test_an_image_from_before_there_were_epochs() -> None:
+    head = msgspec.json.decode(msgspec.json.encode(HEAD))
+    assert head.pop("leader") == {"epoch": 2, "name": "us", "lost_to": 3}
+    assert msgspec.json.decode(msgspec.json.encode(head), type=Head).leader == Leader()
 
 
 def read(data: bytes) -> tuple[Head, list[Item]]:
@@ -93,8 +100,8 @@ def test_newer_versions_are_refused_by_name() -> None:
     newer = {**msgspec.to_builtins(HEAD), "format": 2, "what": "is this"}
     with pytest.raises(UnsupportedVersion, match="format=2"):
         read(sealed(newer) + b"".join(RECORDS[1:]))
-    with pytest.raises(UnsupportedVersion, match="replica"):
-        read(RECORDS[0] + sealed({"kind": "replica", "url": "s3://"}) + b"".join(RECORDS[1:]))
+    with pytest.raises(UnsupportedVersion, match="shard"):
+        read(RECORDS[0] + sealed({"kind": "shard", "url": "s3://"}) + b"".join(RECORDS[1:]))
     with pytest.raises(UnsupportedVersion, match="colour"):
         read(RECORDS[0] + sealed({**msgspec.to_builtins(ITEMS[2]), "colour": 1}) + b"".join(RECORDS[1:]))
 

@@ -94,3 +94,46 @@ def test_padding_fills_the_last_word(length: int) -> None:
     assert first == second == bytes(len(first))
     assert (length + len(first)) % 8 == 0
     assert len(first) < 8
+
+
+@st.composite
+def strings_anywhere(draw: st.DrawFn, words: bool = False) -> tuple[list[np.ndarray], list[tuple[int, int, int]]]:
+    """Two buffers with room behind, and of some strings the buffer, begin and length."""
+    buffers = [np.frombuffer(draw(st.binary(min_size=60, max_size=60)) + bytes(40), np.uint8) for _ in range(2)]
+    lengths = st.integers(0, 3).map(lambda count: 8 * count) if words else st.integers(0, 20)
+    string = st.tuples(st.integers(0, 1), st.integers(0, 40), lengths)
+    return buffers, draw(st.lists(string, max_size=6))
+
+
+@given(strings_anywhere())
+def test_strings_are_gathered_from_anywhere(given: tuple[list[np.ndarray], list[tuple[int, int, int]]]) -> None:
+    buffers, places = given
+    which, starts, lengths = np.array(places, np.int64).reshape(-1, 3).T
+    for nth in (which, None):
+        expected = [
+            buffers[buffer if nth is which else 0][start : start + length].tobytes() for buffer, start, length in places
+        ]
+        found = octets.gather(buffers, starts, lengths, nth)
+        assert found.to_list() == expected
+        assert [found[place] for place in range(-len(found), len(found))] == expected * 2
+        first, last = len(found) // 3, len(found) // 2
+        assert found.slice(first, last).to_list() == expected[first:last]
+
+
+@given(strings_anywhere(words=True))
+def test_strings_that_are_padded_have_zeros_behind_them(
+    given: tuple[list[np.ndarray], list[tuple[int, int, int]]],
+) -> None:
+    buffers, places = given
+    _, starts, lengths = np.array(places, np.int64).reshape(-1, 3).T
+    longest = int(lengths.max(initial=0))
+    found = octets.gather_padded(buffers[0], starts, lengths)
+    if found is None:
+        assert not longest or longest * len(places) > 2 * lengths.sum()
+    else:
+        strings = [buffers[0][start : start + length].tobytes() for _, start, length in places]
+        assert found.to_list() == [string.ljust(longest, b"\0") for string in strings]
+
+
+def test_strings_that_are_not_of_whole_words_are_not_padded() -> None:
+    assert octets.gather_padded(np.zeros(40, np.uint8), np.array([0, 1]), np.array([8, 9])) is None

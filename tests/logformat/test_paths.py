@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from logformat import paths
+from logformat.errors import CorruptImage
 from logformat.ids import BucketId, Offset, TableId
 
 OFFSETS = st.integers(0, 2**63 - 1).map(Offset)
@@ -51,3 +52,17 @@ def test_files_lie_where_they_always_did() -> None:
     assert paths.segment_file(bucket, Offset(7)) == bucket / "00000000000000000007.log"
     assert paths.sparse_index_file(bucket, Offset(7)) == bucket / "00000000000000000007.index"
     assert paths.writers_file(bucket, Offset(7)) == bucket / "00000000000000000007.writers"
+
+
+@pytest.mark.parametrize("name", ["٠" * 20 + ".log", "0" * 19 + "٣.log"])
+def test_digits_of_other_scripts_name_no_segment(name: str) -> None:
+    """Else a file would be taken for another one, which is not there."""
+    assert paths.segment_base(name) is None
+
+
+@pytest.mark.parametrize("commit_id", ["", "7", "../../x", f"7-{'a' * 31}", f"7-{'a' * 32}/..", f"7-{'a' * 32}\n"])
+def test_what_is_no_id_of_a_commit_becomes_no_path(commit_id: str) -> None:
+    """The catalog of a replica that somebody made to harm may say anything."""
+    with pytest.raises(CorruptImage):
+        paths.staged_file(Path("store"), commit_id)
+    assert paths.staged_file(Path("store"), f"7-{'a' * 32}").parent == Path("store") / paths.STAGING

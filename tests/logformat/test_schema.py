@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from logformat.errors import InvalidRequest, SchemaMismatch
+from logformat.errors import InvalidRequest, UnsupportedVersion
 from logformat.schema import (
     COLUMNS_MAX,
     NESTING_MAX,
@@ -66,6 +66,17 @@ def test_a_schema_is_written_as_it_always_was() -> None:
     ]
 
 
+def nested_json(depth: int) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": "a", "type": "int8", "nullable": True}
+    for _ in range(depth):
+        column = {"name": "a", "type": {"list": column}, "nullable": True}
+    return column
+
+
+def test_a_type_that_nests_as_deep_as_it_may_is_read() -> None:
+    assert to_json(from_json([nested_json(NESTING_MAX)])) == [nested_json(NESTING_MAX)]
+
+
 @pytest.mark.parametrize(
     "column",
     [
@@ -79,11 +90,13 @@ def test_a_schema_is_written_as_it_always_was() -> None:
         {"name": "a", "type": "int8"},
         {"type": "int8", "nullable": True},
         {"name": "a", "type": {"list": "int8"}, "nullable": True},
+        {"name": "a", "type": {"map": [{"name": "k", "type": "int8", "nullable": True}] * 2}, "nullable": True},
+        nested_json(NESTING_MAX + 1),
     ],
-    ids=str,
+    ids=lambda column: str(column)[:80],
 )
 def test_json_that_is_no_schema_is_refused(column: dict[str, Any]) -> None:
-    with pytest.raises(SchemaMismatch):
+    with pytest.raises(UnsupportedVersion):
         from_json([column])
 
 

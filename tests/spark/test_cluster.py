@@ -158,9 +158,10 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
                 lines_until(process, "started")
                 before = end_of(target)
                 while number % 3 and end_of(target) == before:  # each third is killed before it comes to anything
+                    assert_runs(process)
                     time.sleep(0.01)
                 time.sleep(chance.uniform(0, 1.5))
-                assert process.poll() is None, process.stdout and process.stdout.read()
+                assert_runs(process)
                 kill_all(process)
                 assert process.wait() == -signal.SIGKILL
             progress.append(end_of(target))
@@ -175,6 +176,11 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
     assert max(times.values()) == 1
     assert len(set(progress)) > 3, progress  # they were killed while it went on
     assert list(target.writers) == ["replica"]
+
+
+def assert_runs(process: subprocess.Popen[str]) -> None:
+    """See that a driver has not ended by itself."""
+    assert process.poll() is None, process.stdout and process.stdout.read()
 
 
 def end_of(table: kvstore.Table) -> int:

@@ -140,7 +140,7 @@ def test_change_types_say_what_a_row_does(spark: SparkSession, store: kvstore.St
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     table.upsert([{"k": k, "s": "old", "v": None} for k in range(4)])
     changes = [(0, "delete", None), (1, "update_preimage", "wrong"), (1, "update_postimage", "new"), (2, "-D", None)]
-    changes += [(4, "+I", "new"), (5, "append", "new"), (9, "delete", None)]
+    changes += [(4, "+I", "new"), (5, "append", "new"), (9, "delete", None), (3, "-U", "wrong"), (8, "-U", "wrong")]
     frame = spark.createDataFrame(
         [(k, kind, text, None) for k, kind, text in changes], "k long, _change_type string, s string, v double"
     )

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation
 from kvstore.spark import KvStoreSource, staged
-from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter
+from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter, changes_of
 from kvstore.spark.staged import Staged, parts_of
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from logformat import paths
@@ -258,3 +258,24 @@ def test_a_task_without_rows_leaves_no_file(store: kvstore.Store) -> None:
     assert message == Staged(4)
     assert parts_of([message]) == {}
     assert not staged_files(store)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "Europe/Berlin", "+05:30"])
+def test_the_zone_of_a_session_changes_nothing(tmp_path: Path, zone: str) -> None:
+    """Spark hands moments over in the zone of its session, whatever they were in the table."""
+    schema = pa.schema([pa.field("k", pa.int64(), False)])
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", schema, "k")
+        table.upsert([{"k": 1}, {"k": 2}])
+        (batch,) = table.changelog()
+    place = batch.schema.get_field_index("_commit_timestamp")
+    told = batch.set_column(place, "_commit_timestamp", batch.column(place).cast(pa.timestamp("us", zone)))
+    changes, order = changes_of(told)
+    expected, expected_order = changes_of(batch)
+    assert changes.rows.equals(expected.rows)
+    assert {name: column.to_pylist() for name, column in order.items()} == {
+        name: column.to_pylist() for name, column in expected_order.items()
+    }
+    assert {name: column.type for name, column in order.items()} == {
+        name: column.type for name, column in expected_order.items()
+    }

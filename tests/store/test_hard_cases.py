@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import kvstore
 from kvstore.errors import (
     InvalidRequest,
+    LogFailed,
     NoSuchTable,
     SchemaMismatch,
     StoreClosed,
@@ -24,7 +26,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.files import Files
-from kvstore.lock import ProcessLock
+from kvstore.lock import Presence, ProcessLock
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from kvstore.table.committer import Committer
@@ -331,3 +333,39 @@ def test_a_reader_that_comes_while_writing_begins_leaves_the_lock_to_the_writer(
     assert tablet._process_lock.held
     table.upsert({"k": 2, "v": "b"})
     assert table.count() == 2
+
+
+@pytest.mark.parametrize("kind", [ProcessLock, Presence])
+def test_a_lock_ends_though_a_child_that_is_being_started_has_its_descriptor(
+    tmp_path: Path, kind: type[ProcessLock | Presence]
+) -> None:
+    """Between fork and exec a child has all descriptors; it must not have the locks too."""
+    lock = kind(tmp_path / "LOCK")
+    if isinstance(lock, ProcessLock):
+        lock.acquire()
+    else:
+        lock.show()
+    of_the_child = os.dup(lock._descriptor)
+    lock.release()
+    next_one = ProcessLock(tmp_path / "LOCK")
+    assert next_one.try_acquire()
+    next_one.release()
+    os.close(of_the_child)
+
+
+def test_a_table_is_dropped_though_the_disk_keeps_its_files(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so; they go with the next one that is created."""
+    store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": None}])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "remove_tree", refuse)
+        with pytest.raises(LogFailed):
+            store.drop_table("t")
+    assert store.list_tables() == []
+    assert store.create_table("t", SCHEMA, "k").count() == 0
+    assert [path.name for path in (store.path / "tables").iterdir()] == ["2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -59,6 +60,51 @@ def test_no_bit_of_a_transaction_number_passes_in_a_file_of_any_size(tmp_path: P
         data.write_bytes(damaged)
         with pytest.raises(CorruptData):
             pages.verify(data, all_pages=False)
+
+
+@pytest.mark.parametrize("sizes", [(9000, 5000), (9000, 2500), (5000, 20_000, 3000), (20_000, 10), (10, 9000, 8990)])
+def test_a_large_value_that_is_replaced_before_it_is_committed(store_path: Path, sizes: tuple[int, ...]) -> None:
+    """LMDB leaves the shorter one in the pages of the longer."""
+    schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.binary())])
+    values = [Random(size).randbytes(size) for size in sizes]
+    with kvstore.open(store_path, commit_idle_ms=60_000, commit_wait_ms=60_000) as store:
+        table = store.create_table("t", schema, primary_key="k")
+        for value in values:
+            table.upsert([{"k": 1, "s": value}, {"k": 2, "s": b"2"}])
+        assert store.check()
+    pages.verify(store_path / "tables/1/0/index/data.mdb", all_pages=True)
+    with kvstore.open(store_path, read_only=True) as store:
+        assert store.table("t").scan().read_all()["s"].to_pylist() == [values[-1], b"2"]
+        assert store.table("t").get(1) == {"k": 1, "s": values[-1]}
+        assert store.check()
+
+
+def test_a_power_cut_may_take_a_meta_page_that_was_not_synced(tmp_path: Path) -> None:
+    """Without a sync of meta pages: the one of the last commit is lost, and the next had begun to write its pages."""
+    (live := tmp_path / "live").mkdir()
+    (cut := tmp_path / "cut").mkdir()
+    data, random, metas, overwritten = live / "data.mdb", Random(1), list[tuple[bytes, int]](), 0
+    with lmdb.open(str(live), map_size=1 << 28, metasync=False) as environment:
+        for number in range(60):
+            with environment.begin(write=True) as transaction:
+                for _ in range(5):
+                    transaction.put(b"%d" % random.randrange(40), bytes(random.choice((9, 900, 5000))))
+                transaction.put(b"number", b"%d" % number)
+            whole = data.read_bytes()
+            metas.append((whole[: 2 * PAGE], number))
+            if number < 10:
+                continue
+            before, expected = metas[-3]
+            (cut / "data.mdb").write_bytes(before + whole[2 * PAGE :])
+            pages.verify(cut / "data.mdb", all_pages=True)
+            with lmdb.open(str(cut), readonly=True) as found, found.begin() as transaction:
+                assert transaction.get(b"number") == b"%d" % expected
+            with (cut / "data.mdb").open("rb") as file:
+                look = pages._File(file.fileno())
+                older = min(look.meta(0), look.meta(1), key=lambda meta: meta.transaction)
+                with suppress(pages._Wrong):
+                    overwritten += look._last_that_freed(older) != older.transaction.to_bytes(8, sys.byteorder)
+    assert overwritten, "no page of the commit before was written over, so this shows nothing"
 
 
 def test_commits_of_another_process_are_no_damage(tmp_path: Path) -> None:

@@ -369,10 +369,7 @@ def test_a_limit_by_size_of_another_process_shows_once_it_took_effect(store_path
 
 
 def test_a_lease_that_can_not_be_written_is_no_error(kept: Kept) -> None:
-    def refused(*_: Any) -> Any:
-        raise StoreFull("no")
-
-    with patch.object(Journal, "append", refused):
+    with patch.object(Journal, "append", side_effect=StoreFull("no")):
         kept.table.lease("lease", {0: 0})
 
 

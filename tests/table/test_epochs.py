@@ -251,8 +251,8 @@ def test_a_commit_takes_place_whatever_the_disk_refuses_after_the_intent(
         journal = table._writers._journal
         append, calls = journal.append, []
 
-        def then_fail(decide: Any) -> Any:
-            state = append(decide)
+        def then_fail(decide: Any, **how: Any) -> Any:
+            state = append(decide, **how)
             if state.writers_of(table.identity[1]).commits:
                 calls.append(0)
                 seen: list[object] = []
@@ -285,10 +285,10 @@ def test_what_an_epoch_was_checked_against_is_durable_before_it_takes_place(stor
         journal = table._writers._journal
         append, seen = journal.append, []
 
-        def look(decide: Any) -> Any:
+        def look(decide: Any, **how: Any) -> Any:
             logs = [tablet._committer._path.log for tablet in table._tablets]
             seen.append([log.durable == log.end for log in logs])
-            return append(decide)
+            return append(decide, **how)
 
         journal.append = look
         table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
@@ -306,11 +306,11 @@ def test_an_epoch_that_took_place_is_answered_whatever_fails_afterwards(store_pa
         journal = table._writers._journal
         append, edits = journal.append, []
 
-        def refuse_the_end(decide: Any) -> Any:
+        def refuse_the_end(decide: Any, **how: Any) -> Any:
             edits.append(decide)
             if len(edits) == 3:
                 raise StoreFull("planted")
-            return append(decide)
+            return append(decide, **how)
 
         journal.append = refuse_the_end
         result = table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
@@ -359,3 +359,31 @@ def test_what_was_staged_goes_with_its_table(store_path: Path) -> None:
         assert len(list((store_path / "staging").glob("*"))) == 1
         store.drop_table("t")
         assert not list((store_path / "staging").glob("*"))
+
+
+def test_whoever_counts_epochs_can_ask_whether_one_was_applied(store: kvstore.Store) -> None:
+    table = table_of(store)
+    assert not table.is_applied("w", 5)
+    table.apply_epoch(changes({1: 1}), "w", 5)
+    assert [table.is_applied("w", epoch) for epoch in (4, 5, 6)] == [False, True, False]
+    assert not table.is_applied("other", 5)
+    table.apply_epoch(changes({2: None}), "w", 6)
+    assert [table.is_applied("w", epoch) for epoch in (5, 6)] == [False, True]
+    with table.writer("b") as writer:
+        writer.upsert({"k": 1, "v": 1})
+    assert not table.is_applied("b", 0)
+    with pytest.raises(InvalidRequest):
+        table.is_applied("w", -1)
+
+
+def test_an_epoch_whose_process_died_in_the_middle_was_applied(
+    open_store: OpenStore, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store() as store:
+        table = table_of(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(Commits, "_end", lambda *_: None)
+            table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
+    with open_store() as store:
+        assert store.table("t").is_applied("w", 0)
+        assert store._core.catalog().writers_of(table.identity[1]).commits == ()

@@ -14,6 +14,7 @@ import pytest
 import kvstore
 from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
 from kvstore.index.index import Index
+from kvstore.log.segments import Segment
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.index_state import IndexState
@@ -95,6 +96,30 @@ def test_a_store_whose_index_could_not_be_committed_is_recovered_by_the_next_ope
     monkeypatch.undo()
     with kvstore.open(store_path) as store:
         assert store.table("t").get(1) == {"k": 1, "v": 1}
+        assert store.check().ok
+
+
+def test_a_disk_that_is_gone_is_said_and_ends_no_thread_without_a_word(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut of the disk alone: the index can't be committed, and the log it is brought back from not be read."""
+
+    def refuse(*_: object) -> None:
+        raise lmdb.Error("Input/output error")
+
+    def refuse_to_open(self: Segment) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with kvstore.open(store_path, commit_wait_ms=60_000, commit_idle_ms=60_000) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert({"k": 1, "v": 1})
+        with monkeypatch.context() as gone:
+            gone.setattr(Index, "commit", refuse)
+            gone.setattr(Segment, "_extend", refuse_to_open)
+            with pytest.raises(LogFailed, match="brought back"):
+                store.flush()
+    with kvstore.open(store_path) as store:
+        assert rows_of(store.table("t")) == [{"k": 1, "v": 1}]
         assert store.check().ok
 
 

@@ -89,7 +89,8 @@ def written(table: kvstore.Table) -> Any:
     """All that is to be the same: every batch of the log, and all that the index holds."""
     tablet = table._tablets[0]
     with tablet.snapshot() as view:
-        state, writers, rows = view.state(), view.writers(), list(view.rows(1000))
+        state, writers = view.state(), view.writers()
+        rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
     batches = []
     for found in tablet.log.batches(0, state.applied_offset):
         batch = decode_batch(found.data, SCHEMA)

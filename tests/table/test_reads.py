@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore.errors import CorruptBatch, InvalidRequest
+from kvstore.errors import CorruptBatch, CorruptData, InvalidRequest
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from kvstore.table.scan import KeyRange
+from kvstore.table.tablet import Tablet
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 
@@ -100,6 +102,58 @@ def test_a_table_has_keys_and_is_no_sequence(table: kvstore.Table) -> None:
 def test_lookup_answers_each_key_in_order_also_twice(table: kvstore.Table) -> None:
     keys = [("b", 2), ("x", 0), ("b", 2), ("", -1)]
     assert [row["_found"] for row in table.lookup(keys).to_pylist()] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("buckets", [1, 2])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us")])
+def test_get_is_a_lookup_of_one_key(store: kvstore.Store, buckets: int, kind: pa.DataType) -> None:
+    schema = pa.schema([("v", pa.int64()), ("s", pa.string()), pa.field("k", pa.int64(), False), ("x", kind)])
+    table = store.create_table("u", schema, primary_key="k", buckets=buckets)
+    table.upsert({"k": 1, "v": 1, "s": "gone", "x": None})
+    table.upsert([{"k": 1, "v": None, "s": "é\0", "x": None}, {"k": -5, "v": 2, "s": None, "x": None}])
+    table.delete(7)
+
+    def check(table: kvstore.Table) -> None:
+        for key in (1, -5, 7):
+            (row,) = table.lookup([key]).to_pylist()
+            expected = row if row.pop("_found") else None
+            for form in (key, (key,), {"k": key}, np.int64(key)):
+                assert table.get(form) == expected
+                assert expected is None or list(table.get(form) or ()) == table.schema.names
+
+    check(table)  # through the transaction that is open
+    table.flush()
+    check(table)
+    store.add_columns("u", [pa.field("new", pa.string())])
+    check(table)
+    table.upsert({"k": 1, "v": 3, "s": "", "x": None, "new": "n"})
+    check(table)
+    table.flush()
+    with kvstore.open(table.store_path, read_only=True) as reading:
+        check(reading.table("u"))
+
+
+def test_get_names_a_damaged_row(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.flush()
+    value = Tablet.value
+    monkeypatch.setattr(Tablet, "value", lambda self, key: bytes(8) + (value(self, key) or b"")[8:])
+    with pytest.raises(CorruptData, match="fail their checksum"):
+        table.get(("a", 2))
+
+
+def test_get_of_a_row_with_a_column_that_another_process_just_added(
+    table: kvstore.Table, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = Tablet.value
+
+    def slowly(self: Tablet, key: bytes) -> bytes | None:
+        monkeypatch.undo()
+        store.add_columns("t", [pa.field("new", pa.date32())])
+        table.upsert({"name": "a", "n": 2, "v": 5, "new": dt.date(2026, 1, 2)})
+        return value(self, key)
+
+    monkeypatch.setattr(Tablet, "value", slowly)
+    assert table.get(("a", 2)) == {"v": 5, "name": "a", "n": 2, "new": dt.date(2026, 1, 2)}
 
 
 def test_delete_takes_keys_in_every_form(table: kvstore.Table) -> None:

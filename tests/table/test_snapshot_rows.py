@@ -20,6 +20,7 @@ from kvstore.table.snapshot_rows import SCHEMA_ID, FileWriter, RowsWriter, read_
 from logformat.checksum import key_sums
 from logformat.edits import TableOptions
 from logformat.ids import SchemaId, TableId
+from logformat.octets import Octets
 from tests.support.strategies import record_batches, schemas
 
 KEY = pa.field("key", pa.int64(), False)
@@ -49,7 +50,8 @@ def written(path: Path, definition: TableDefinition, stored: Stored, *, at_once:
     descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR)
     writer = RowsWriter(FileWriter(descriptor, Files()), definition)
     for first in range(0, len(stored[0]), at_once):
-        writer.write(stored[0][first : first + at_once], stored[1][first : first + at_once])
+        keys, values = (Octets.from_list(column[first : first + at_once]) for column in stored)
+        writer.write(keys, values)
     told = writer.finish()
     os.close(descriptor)
     data = path.read_bytes()

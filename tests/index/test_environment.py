@@ -1,0 +1,73 @@
+"""LMDB under threads, and on a disk that refuses what is made when something is opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore import lock as locks
+from kvstore.environment import open_environment
+from kvstore.errors import LogFailed, StoreFull
+from kvstore.files import Files
+from kvstore.lock import ProcessLock
+from tests.support.processes import Child, Pipe
+
+MAP_BYTES = 1 << 24
+
+
+def open_while_another_thread_writes(pipe: Pipe, path: Path) -> None:
+    environment = open_environment(path, Files(), map_bytes=MAP_BYTES, create=True)
+    transaction = environment.begin_write()
+    environment.database_within(transaction, "a", create=True)
+    transaction.commit()
+    transaction = environment.begin_write()
+    opener = threading.Thread(target=environment.database, args=("a",))
+    opener.start()
+    time.sleep(0.2)  # it waits for this transaction by now; if not, nothing is shown, and nothing is red
+    transaction.abort()
+    opener.join()
+    pipe.send("both went on")
+
+
+def test_who_writes_goes_on_while_another_thread_opens_a_database(tmp_path: Path) -> None:
+    """Else neither would, ever: open_db() of py-lmdb waits for LMDB's lock with that of the interpreter held."""
+    with Child(open_while_another_thread_writes, tmp_path / "e") as child:
+        assert child.hear(30) == "both went on"
+
+
+@pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, StoreFull), (errno.EIO, LogFailed)])
+def test_a_lock_that_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    """What it means is said, and it can be had once the disk is mended."""
+    lock = ProcessLock(tmp_path / "LOCK")
+
+    def refuse(*_: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locks.os, "open", refuse)
+        with pytest.raises(error):
+            lock.acquire()
+    lock.acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, StoreFull), (errno.EIO, LogFailed)])
+def test_an_environment_that_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvstore.environment.lmdb.open", refuse)
+        with pytest.raises(error):
+            open_environment(tmp_path / "e", Files(), map_bytes=MAP_BYTES, create=True)
+    open_environment(tmp_path / "e", Files(), map_bytes=MAP_BYTES, create=True).close()

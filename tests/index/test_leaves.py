@@ -1,0 +1,398 @@
+"""Rows read from their pages are those that LMDB's cursor gives: of the same moment, between the same keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore import pages
+from kvstore.environment import open_environment
+from kvstore.errors import CorruptData, StoreClosed
+from kvstore.files import Files
+from kvstore.index import leaves
+from kvstore.index.index import Index, View
+from kvstore.index.leaves import Leaves
+from kvstore.pages import tree_of
+from kvstore.table.layout import layout_of
+from logformat.ids import BucketId, TableId
+from logformat.index_state import IndexState
+from logformat.keys import ROW
+from logformat.octets import Octets
+from tests.conftest import OpenStore
+
+FEWER = settings(max_examples=settings().max_examples * 2 // 5)
+PAGE = 4096
+STATE = IndexState(TableId(1), BucketId(0))
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("a", pa.int32()), pa.field("s", pa.string())])
+Pairs = list[tuple[bytes, bytes]]
+KEY_BYTES = {"of one width": (8,), "short": (1, 2, 3), "any": (1, 4, 9, 30, 200, 510)}
+VALUE_BYTES = {
+    "of one width": (48,),
+    "nearly": (40, 48, 56),
+    "short": (8, 16),
+    "odd": (1, 3, 12, 13, 50, 700),
+    "at the edge of a page": (1016, 2032, 2040, 4080, 4088),
+    "of any size": (8, 48, 2000, 4096, 9000, 30_000),
+}
+
+
+@contextmanager
+def an_index(directory: Path | None = None) -> Iterator[Index]:
+    with TemporaryDirectory() as temporary:
+        index = Index(open_environment(directory or Path(temporary), Files(), map_bytes=1 << 30, create=True))
+        try:
+            index.commit(STATE)
+            yield index
+        finally:
+            index.close()
+
+
+def put(index: Index, rows: dict[bytes, bytes]) -> None:
+    found = sorted(rows.items())
+    index.put([key for key, _ in found], [value for _, value in found])
+
+
+def pairs(found: Iterator[tuple[Octets, Octets]], *, chunk: int = 1 << 30) -> Pairs:
+    listed = [(keys.to_list(), values.to_list()) for keys, values in found]
+    assert all(0 < len(keys) == len(values) <= chunk for keys, values in listed)
+    return [pair for keys, values in listed for pair in zip(keys, values, strict=True)]
+
+
+def assert_same(found: Pairs, expected: Pairs) -> None:
+    """Behind a value there may be words of zeros."""
+    assert [key for key, _ in found] == [key for key, _ in expected]
+    for (_, value), (_, stored) in zip(found, expected, strict=True):
+        assert value.startswith(stored)
+        assert not any(value[len(stored) :])
+        assert len(value) == len(stored) or not (len(value) % 8 or len(stored) % 8)
+
+
+def between(rows: dict[bytes, bytes], start: bytes, stop: bytes | None) -> Pairs:
+    return [pair for pair in sorted(rows.items()) if pair[0] >= start and (stop is None or pair[0] < stop)]
+
+
+@FEWER
+@given(st.data())
+def test_pages_give_what_a_dict_holds_between_any_keys(data: st.DataObject) -> None:
+    random = Random(data.draw(st.integers(0, 1 << 30)))
+    key_bytes = KEY_BYTES[data.draw(st.sampled_from(list(KEY_BYTES)))]
+    value_bytes = VALUE_BYTES[data.draw(st.sampled_from(list(VALUE_BYTES)))]
+    commits = data.draw(st.lists(st.sampled_from([0, 1, 3, 100, 1500]), max_size=4))
+    model: dict[bytes, bytes] = {}
+    with an_index() as index:
+        for count in commits:
+            new = {
+                ROW + random.randbytes(random.choice(key_bytes)): random.randbytes(random.choice(value_bytes))
+                for _ in range(count)
+            }
+            put(index, new)
+            model |= new
+            gone = sorted(random.sample(sorted(model), random.choice((0, len(model) // 3, len(model) // 20))))
+            index.remove(gone)
+            model = {key: value for key, value in model.items() if key not in set(gone)}
+            index.commit(STATE)
+        somewhere = st.sampled_from([*sorted(model), ROW]) | st.binary(max_size=3).map(ROW.__add__)
+        with index.scan_view() as view:
+            assert view._leaves is not None
+            for _ in range(4):
+                start, stop = data.draw(somewhere), data.draw(st.none() | somewhere)
+                chunk = data.draw(st.sampled_from([1, 7, 300, 1 << 15]))
+                expected = between(model, start, stop)
+                assert_same(pairs(view._leaves.rows(chunk, start, stop), chunk=chunk), expected)
+                assert_same(pairs(view.rows(chunk, start, stop), chunk=chunk), expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
+def test_a_few_rows_and_those_behind_them_are_all_the_rows(count: int) -> None:
+    rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(count)}
+    with an_index() as index:
+        put(index, rows)
+        index.commit(STATE)
+        with index.scan_view() as view:
+            for stop in (None, ROW + b"\xff", max(rows, default=ROW)):
+                assert_same(pairs(view.rows(1 << 15, ROW, stop)), between(rows, ROW, stop))
+
+
+def test_what_is_not_committed_is_read_too() -> None:
+    rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
+    with an_index() as index:
+        put(index, rows)
+        with index.written_view() as view:
+            assert_same(pairs(view.rows(300)), sorted(rows.items()))
+
+
+def test_a_scan_stays_at_its_moment_while_others_commit() -> None:
+    random = Random(1)
+    rows = {ROW + number.to_bytes(4, "big"): random.randbytes(random.choice((40, 48, 6000))) for number in range(2000)}
+    with an_index() as index:
+        put(index, rows)
+        index.commit(STATE)
+        with index.scan_view() as view:
+            assert view._leaves is not None
+            reading = view.rows(200)
+            found = pairs(iter([next(reading)]))
+            for _ in range(10):
+                put(index, dict.fromkeys(rows, random.randbytes(48)))
+                index.remove(random.sample(list(rows), 500))
+                index.commit(STATE)
+            assert_same(found + pairs(reading), sorted(rows.items()))
+
+
+def test_a_tree_is_known_until_the_next_commit() -> None:
+    with an_index() as index:
+        for _ in range(4):
+            with index._environment.read() as transaction, index._environment.file() as descriptor:
+                assert descriptor is not None
+                found = tree_of(descriptor, transaction.id())
+                assert found is not None
+                assert found[1].counts[3] == transaction.stat()["entries"]
+                for _ in range(3):
+                    put(index, {ROW + os.urandom(8): bytes(8)})
+                    index.commit(STATE)
+                    assert tree_of(descriptor, transaction.id()) is None
+
+
+def test_who_does_not_know_the_tree_reads_by_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
+    with an_index() as index:
+        put(index, rows)
+        index.commit(STATE)
+        monkeypatch.setattr("kvstore.index.index.tree_of", lambda *_: None)
+        with index.scan_view() as view:
+            assert_same(pairs(view.rows(300), chunk=300), sorted(rows.items()))
+
+
+def test_who_finds_another_file_reads_by_the_cursor(tmp_path: Path) -> None:
+    rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
+    place = tmp_path / "index"
+    with an_index(place) as index:
+        put(index, rows)
+        index.commit(STATE)
+        for make in (lambda: place.mkdir(), lambda: (place / "data.mdb").write_bytes(b"other")):
+            if place.exists() and not (tmp_path / "old").exists():
+                place.rename(tmp_path / "old")
+            make()
+            with index.scan_view() as view:
+                assert_same(pairs(view.rows(300)), sorted(rows.items()))
+
+
+def test_large_values_come_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {ROW + number.to_bytes(4, "big"): os.urandom(10_000 if number % 3 else 48) for number in range(300)}
+    monkeypatch.setattr(leaves, "CHUNK_BYTES", 1 << 16)
+    with an_index() as index:
+        put(index, rows)
+        index.commit(STATE)
+        with index.scan_view() as view:
+            assert view._leaves is not None
+            chunks = list(view._leaves.rows(1 << 15, ROW, None))
+            assert max(int(values.lengths.sum()) for _, values in chunks) <= 1 << 16
+            assert_same(pairs(iter(chunks)), sorted(rows.items()))
+
+
+def test_a_scan_of_a_closed_store_says_so(open_store: OpenStore) -> None:
+    store = open_store()
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert(rows_to(100_000))
+    reader = table.scan()
+    reader.read_next_batch()
+    store.close()
+    with pytest.raises(StoreClosed):
+        reader.read_all()
+
+
+def test_pages_are_not_believed_once_nobody_holds_them() -> None:
+    with an_index() as index:
+        put(index, {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)})
+        index.commit(STATE)
+        with pytest.raises(StoreClosed), index.scan_view() as view:
+            closed_meanwhile(index, view)
+
+
+def closed_meanwhile(index: Index, view: View) -> None:
+    assert view._leaves is not None
+    index._environment.close()
+    list(view._leaves.rows(300, ROW, None))
+
+
+def rows_to(count: int) -> pa.RecordBatch:
+    numbers = np.arange(count)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(numbers), pa.array(numbers % 1000, pa.int32()), pa.array([str(n) * (n % 5) for n in numbers])],
+        schema=SCHEMA,
+    )
+
+
+class Damaged:
+    """A copy of an index's file, some of it changed, and its rows as a scan makes them."""
+
+    def __init__(self, store: kvstore.Store, table: kvstore.Table, work: Path) -> None:
+        source = store.path / "tables/1/0/index/data.mdb"
+        self.data = source.read_bytes()
+        self._layout = layout_of(table._current())
+        self._descriptor = os.open(work, os.O_RDWR | os.O_CREAT)
+        os.write(self._descriptor, self.data)
+        found = max((tree_of(self._descriptor, number) for number in range(2, 9)), key=lambda each: each is not None)
+        assert found is not None
+        self.tree = found[1]
+        self.used, self.large = used_pages(self.data, self.tree.root)
+        self.true = self.read()
+        assert self.true.num_rows == table.count()
+        self._keys = self._layout.encode_keys(self.true.combine_chunks().to_batches()[0])
+        self.ranges = [self.range(30, 31), self.range(100, 380)]
+
+    def range(self, first: int, last: int) -> tuple[bytes, bytes, pa.Table]:
+        """Keys of rows by their place, and the rows from one to the other."""
+        return self._keys[first], self._keys[last], self.true.slice(first, last - first)
+
+    def read(self, start: bytes = ROW, stop: bytes | None = None) -> pa.Table:
+        reader = Leaves(self._descriptor, PAGE, self.tree, lambda: None)
+        found = (self._layout.decode_found(keys, values)[0] for keys, values in reader.rows(100, start, stop))
+        return pa.Table.from_batches(found, SCHEMA)
+
+    def verdict(self, place: int, changed: bytes) -> str:
+        os.pwrite(self._descriptor, changed, place)
+        try:
+            right = self.read().equals(self.true)
+            for start, stop, rows in self.ranges:
+                right &= self.read(start, stop).equals(rows)
+            return "harmless" if right else "silent"
+        except CorruptData:
+            return "told"
+        finally:
+            os.pwrite(self._descriptor, self.data[place : place + len(changed)], place)
+
+
+@pytest.fixture
+def damaged(open_store: OpenStore, tmp_path: Path) -> Damaged:
+    """Of a tree with branches, leaves and values in pages of their own."""
+    store = open_store()
+    table = store.create_table("t", SCHEMA, "k")
+    wide = [{"k": 1000 + n, "a": n, "s": "x" * (5000 * n)} for n in range(1, 4)]
+    table.upsert(rows_to(400))
+    table.upsert(wide)
+    table.flush()
+    return Damaged(store, table, tmp_path / "damaged")
+
+
+def used_pages(data: bytes, root: int) -> tuple[dict[int, list[int]], list[int]]:
+    """Numbers of the pages of a tree, by their kind; and where those of values in pages of their own stand."""
+    found: dict[int, list[int]] = {pages.BRANCH: [], pages.LEAF: [], pages.OVERFLOW: []}
+    large = []
+    waiting = [root]
+    while waiting:
+        number = waiting.pop()
+        _, _, kind, lower, _ = pages.HEAD.unpack_from(data, number * PAGE)
+        found[kind].append(number)
+        for at in range(number * PAGE + 16, number * PAGE + lower, 2) if kind != pages.OVERFLOW else ():
+            node = number * PAGE + int.from_bytes(data[at : at + 2], "little")
+            low, high, flags, key_bytes = pages.NODE.unpack_from(data, node)
+            if kind == pages.BRANCH:
+                waiting.append(low | high << 16 | flags << 32)
+            elif flags == pages.BIG:
+                large.append(node + 8 + key_bytes)
+                waiting.append(int.from_bytes(data[large[-1] :][:8], "little"))
+    return found, large
+
+
+def test_every_bit_of_what_pages_are_made_of_is_told_or_harmless(damaged: Damaged) -> None:
+    """Heads, pointers, heads of nodes and keys: all that says where rows are, and which."""
+    verdicts = {"told": 0, "harmless": 0, "silent": 0}
+    random = Random(3)
+    for kind, numbers in damaged.used.items():
+        assert numbers
+        for number in numbers:
+            start = number * PAGE
+            _, _, _, lower, upper = pages.HEAD.unpack_from(damaged.data, start)
+            structure = range(start, start + (16 if kind == pages.OVERFLOW else lower))
+            inside = range(start + (16 if kind == pages.OVERFLOW else upper), start + PAGE)
+            for place in {*random.sample(structure, min(16, len(structure))), *random.sample(inside, 24)}:
+                changed = bytes([damaged.data[place] ^ 1 << random.randrange(8)])
+                verdicts[damaged.verdict(place, changed)] += 1
+    assert not verdicts["silent"]
+    assert verdicts["told"] > verdicts["harmless"]
+
+
+def test_every_bit_of_a_pages_head_is_told(damaged: Damaged) -> None:
+    """Its number, kind, and where pointers end and nodes begin; without that a page could be another, or rows fewer."""
+    for number in (numbers[-1] for numbers in damaged.used.values()):
+        for bit in (*range(64), *range(80, 128)):
+            place = number * PAGE + bit // 8
+            assert damaged.verdict(place, bytes([damaged.data[place] ^ 1 << bit % 8])) == "told"
+
+
+def test_every_bit_of_where_a_large_value_stands_is_told(damaged: Damaged) -> None:
+    place = damaged.large[-1]
+    for bit in range(64):
+        changed = int.from_bytes(damaged.data[place : place + 8], "little") ^ 1 << bit
+        assert damaged.verdict(place, changed.to_bytes(8, "little")) == "told"
+
+
+def test_any_bytes_in_place_of_a_page_are_told_or_harmless(damaged: Damaged) -> None:
+    random = Random(4)
+    makers: list[Callable[[int], bytes]] = [
+        lambda _: bytes(PAGE),
+        lambda _: b"\xff" * PAGE,
+        lambda _: random.randbytes(PAGE),
+        lambda number: damaged.data[number * PAGE :][:16] + random.randbytes(PAGE - 16),
+        lambda number: damaged.data[number * PAGE :][:16] + b"\xff" * (PAGE - 16),
+        lambda number: damaged.data[(number + 1) * PAGE :][:PAGE] or bytes(PAGE),
+    ]
+    verdicts = {
+        damaged.verdict(number * PAGE, make(number))
+        for numbers in damaged.used.values()
+        for number in numbers
+        for make in makers
+    }
+    assert "told" in verdicts
+    assert "silent" not in verdicts
+
+
+def test_every_bit_of_what_parts_pages_is_told_or_harmless(damaged: Damaged) -> None:
+    """Keys of branches have no checksum; ranges begin and end right next to them."""
+    number = damaged.used[pages.BRANCH][0]
+    lower = pages.HEAD.unpack_from(damaged.data, number * PAGE)[3]
+    for at in range(number * PAGE + 18, number * PAGE + lower, 2):
+        key = number * PAGE + int.from_bytes(damaged.data[at : at + 2], "little") + 8
+        row = int.from_bytes(damaged.data[key + 1 : key + 9], "big") - (1 << 63)
+        damaged.ranges = [damaged.range(row + by, 400) for by in (-1, 0, 1)] + [damaged.range(0, row)]
+        for bit in range(72):
+            changed = bytes([damaged.data[key + bit // 8] ^ 1 << bit % 8])
+            assert damaged.verdict(key + bit // 8, changed) != "silent"
+
+
+def test_a_row_that_stands_twice_is_told(damaged: Damaged) -> None:
+    """As LMDB's cursor would give it: nothing else tells, for it is whole, and so is the page."""
+    number = damaged.used[pages.LEAF][-1]
+    start = number * PAGE
+    first, second = damaged.data[start + 16 : start + 18], damaged.data[start + 18 : start + 20]
+    assert damaged.verdict(start + 16, second + first) == "told"
+    assert damaged.verdict(start + 16, second) == "told"
+
+
+def test_a_file_cut_off_is_told(damaged: Damaged) -> None:
+    last = max(number for numbers in damaged.used.values() for number in numbers)
+    os.truncate(damaged._descriptor, (last + 1) * PAGE - 1)
+    with pytest.raises(CorruptData):
+        damaged.read()
+
+
+def test_pages_in_each_others_place_are_told(damaged: Damaged) -> None:
+    """Numbers and all, so that each page by itself is right."""
+    one, other = sorted(damaged.used[pages.LEAF])[:2]
+    branch = damaged.used[pages.BRANCH][0] * PAGE
+    changed = bytearray(damaged.data[branch : branch + PAGE])
+    for at in range(16, pages.HEAD.unpack_from(changed)[3], 2):
+        node = int.from_bytes(changed[at : at + 2], "little")
+        child = int.from_bytes(changed[node : node + 4], "little")
+        changed[node : node + 4] = {one: other, other: one}.get(child, child).to_bytes(4, "little")
+    assert damaged.verdict(branch, bytes(changed)) == "told"

@@ -1,0 +1,124 @@
+"""One row by itself is the row that the codecs of columns know."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given, strategies as st
+
+from logformat.checksum import key_sums
+from logformat.errors import CorruptData, KeyTooLarge
+from logformat.ids import SchemaId
+from logformat.keys import KeyCodec
+from logformat.rows import RowCodec
+from logformat.single_row import SingleRowCodec
+from tests.logformat.damage import bit_flips
+from tests.support.strategies import INTEGERS, columns
+
+FIRST, SECOND = SchemaId(1), SchemaId(2)
+TEXTS = [pa.string(), pa.binary()]
+KEY_TYPES = [*INTEGERS, *TEXTS]
+TYPES = [*KEY_TYPES, pa.float32(), pa.float64(), pa.bool_()]
+SCHEMA = pa.schema([("v", pa.int64()), ("k", pa.int64()), ("s", pa.string()), ("flag", pa.bool_())])
+ROWS = pa.record_batch([[-1, None], [7, 8], ["é", None], [True, None]], schema=SCHEMA)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str]]:
+    """Rows, and the names of their key's columns."""
+    kinds = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
+    others = draw(st.lists(st.sampled_from(TYPES), max_size=10))
+    size = draw(st.integers(1, 3))
+    made = {f"k{nth}": draw(columns(kind, size, nullable=False)) for nth, kind in enumerate(kinds)}
+    made |= {f"v{nth}": draw(columns(kind, size)) for nth, kind in enumerate(others)}
+    names = draw(st.permutations(list(made)))
+    return pa.RecordBatch.from_pydict({name: made[name] for name in names}), [f"k{nth}" for nth in range(len(kinds))]
+
+
+def stored(rows: pa.RecordBatch, key: list[str], schema_id: SchemaId = FIRST) -> list[tuple[bytes, bytes]]:
+    """Keys and values as the codecs of columns make them."""
+    keys = KeyCodec([rows.schema.field(name) for name in key]).encode([rows.column(name) for name in key])
+    others = [name for name in rows.schema.names if name not in key]
+    schema = pa.schema([rows.schema.field(name) for name in others])
+    codec = RowCodec({schema_id: schema})
+    values, _ = codec.encode([rows.column(name) for name in others], key_sums(keys), schema_id)
+    return list(zip(keys.to_list(), values.to_list(), strict=True))
+
+
+@given(tables())
+def test_a_row_is_read_as_arrow_reads_it(table: tuple[pa.RecordBatch, list[str]]) -> None:
+    rows, key = table
+    try:
+        found = stored(rows, key)
+    except KeyTooLarge:
+        assume(False)
+    codec = SingleRowCodec({FIRST: rows.schema}, key)
+    for row, (code, value) in zip(rows.to_pylist(), found, strict=True):
+        values = tuple(row[name] for name in key)
+        assert codec.encode_key(values) == code
+        assert repr(codec.decode(values, code, value)) == repr(row)  # NaN is NaN, True is not 1
+        if len(key) == 1:
+            assert codec.encode_key(*values) == code
+            assert repr(codec.decode(*values, code, value)) == repr(row)
+
+
+def test_columns_that_are_newer_than_a_row_are_null() -> None:
+    code, value = stored(ROWS, ["k"])[0]
+    wider = pa.schema([*SCHEMA, ("new", pa.int8()), ("newer", pa.string())])
+    codec = SingleRowCodec({FIRST: SCHEMA, SECOND: wider}, ["k"])
+    assert codec.decode(7, code, value) == {"v": -1, "k": 7, "s": "é", "flag": True, "new": None, "newer": None}
+
+
+def test_a_row_of_a_schema_that_is_not_known_here_is_told_from_others() -> None:
+    codec = SingleRowCodec({FIRST: SCHEMA}, ["k"])
+    for schema_id, is_known in ((FIRST, True), (SECOND, False)):
+        code, value = stored(ROWS, ["k"], schema_id)[0]
+        assert codec.knows(value) == is_known
+    with pytest.raises(CorruptData, match="unknown schema"):
+        codec.decode(7, code, value)
+
+
+@pytest.mark.parametrize("key", [True, 1.0, "7", 2**63, -(2**63) - 1, None, (7, 7), (), {"k": 7}, dt.date(2026, 1, 1)])
+def test_a_key_that_needs_a_closer_look_has_no_code(key: Any) -> None:
+    assert SingleRowCodec({FIRST: SCHEMA}, ["k"]).encode_key(key) is None
+
+
+@pytest.mark.parametrize("key", ["\ud800", b"a", 1, "x" * 600])
+def test_a_text_that_does_not_fit_has_no_code(key: Any) -> None:
+    assert SingleRowCodec({FIRST: SCHEMA}, ["s"]).encode_key(key) is None
+
+
+def test_every_flipped_bit_is_found() -> None:
+    codec = SingleRowCodec({FIRST: SCHEMA}, ["k"])
+    for code, value in stored(ROWS, ["k"]):
+        for damaged in bit_flips(value):
+            with pytest.raises(CorruptData):
+                codec.decode(7, code, damaged)
+
+
+def test_a_row_under_another_key_or_cut_short_is_found() -> None:
+    codec = SingleRowCodec({FIRST: SCHEMA}, ["k"])
+    (code, value), (other, _) = stored(ROWS, ["k"])
+    assert codec.decode(7, code, value)["v"] == -1
+    for its_code, its_value in ((other, value), (code, b""), (code, value[:-8]), (code, value[:-1])):
+        with pytest.raises(CorruptData):
+            codec.decode(7, its_code, its_value)
+
+
+def test_lengths_that_do_not_add_up_are_found_though_the_checksum_is_right() -> None:
+    """Such as a row that was written with other columns under the same schema."""
+    lengths = pa.record_batch([[7], [2**20]], schema=pa.schema([("k", pa.int64()), ("n", pa.int64())]))
+    code, value = stored(lengths, ["k"])[0]
+    for types in ([pa.string(), pa.int32()], [pa.int64()] * 3):
+        schema = pa.schema([("k", pa.int64()), *((f"c{nth}", kind) for nth, kind in enumerate(types))])
+        with pytest.raises(CorruptData, match=r"add up|cut short"):
+            SingleRowCodec({FIRST: schema}, ["k"]).decode(7, code, value)
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.list_(pa.int8()), pa.float16(), pa.binary(4)])
+def test_tables_with_other_types_are_left_to_the_codecs_of_columns(kind: pa.DataType) -> None:
+    assert not SingleRowCodec.supports({FIRST: pa.schema([("k", pa.int64()), ("v", kind)])}, ["k"])
+    assert not SingleRowCodec.supports({FIRST: pa.schema([("k", kind), ("v", pa.int64())])}, ["k"])

@@ -1,0 +1,49 @@
+"""The small store is built once; tests damage copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mend.worlds import World, build, seen
+
+Built = tuple[World, dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Built]:
+    """A world and all that is seen of it, by how it is to be built; each is built once."""
+    known: dict[tuple[object, ...], Built] = {}
+
+    def get(shipped_after: tuple[int, ...] = (4, 9, 13), log_bytes_max: int | None = None) -> Built:
+        how = shipped_after, log_bytes_max
+        if how not in known:
+            world = build(tmp_path_factory.mktemp("world"), shipped_after=shipped_after, log_bytes_max=log_bytes_max)
+            known[how] = world, seen(world.path)
+        return known[how]
+
+    return get
+
+
+@pytest.fixture
+def whole(built: Callable[..., Built], tmp_path: Path) -> Built:
+    """A copy of a store whose replica has all of it."""
+    world, truth = built()
+    return world.copied(tmp_path / "store"), truth
+
+
+@pytest.fixture
+def ahead(built: Callable[..., Built], tmp_path: Path) -> Built:
+    """A copy of a store that is ahead of its replica."""
+    world, truth = built((4, 9))
+    return world.copied(tmp_path / "store"), truth
+
+
+@pytest.fixture
+def alone(built: Callable[..., Built], tmp_path: Path) -> Built:
+    """A copy of a store whose replica has nothing of it."""
+    world, truth = built(())
+    return world.copied(tmp_path / "store"), truth

@@ -1,0 +1,53 @@
+"""Damage to the files of a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+Damage = Callable[[Path, Random], None]
+
+
+def files_of(store: Path) -> list[str]:
+    """All that hold something that is stored, by name; no locks, and nothing that was put aside."""
+    found = (each.relative_to(store) for each in store.rglob("*") if each.is_file() and each.stat().st_size)
+    named = (each for each in found if each.parts[0] != "lost" and each.name not in ("LOCK", "lock.mdb", "SHIPPING"))
+    return sorted(map(str, named))
+
+
+def flip(path: Path, random: Random) -> None:
+    """One bit."""
+    data = bytearray(path.read_bytes())
+    data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    path.write_bytes(data)
+
+
+def blank(path: Path, random: Random) -> None:
+    """A stretch of zeros."""
+    data = bytearray(path.read_bytes())
+    start = random.randrange(len(data))
+    stop = min(len(data), start + 1 + random.randrange(600))
+    data[start:stop] = bytes(stop - start)
+    path.write_bytes(data)
+
+
+def cut(path: Path, random: Random) -> None:
+    """Its end."""
+    os.truncate(path, random.randrange(path.stat().st_size))
+
+
+def delete(path: Path, random: Random) -> None:
+    """All of it."""
+    path.unlink()
+
+
+KINDS: dict[str, Damage] = {"flip": flip, "blank": blank, "cut": cut, "delete": delete}
+
+
+def spoil(path: Path, position: int, length: int = 8) -> None:
+    """Every bit of some bytes."""
+    data = bytearray(path.read_bytes())
+    data[position : position + length] = bytes(byte ^ 255 for byte in data[position : position + length])
+    path.write_bytes(data)

@@ -1,0 +1,73 @@
+"""Whatever happens to one file or two: with a replica that is whole, the store is what it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.mend.conftest import Built
+from tests.mend.damage import KINDS, files_of
+from tests.mend.worlds import goes_on, seen
+
+QUICK, LONG = 10, 1_000
+
+
+def is_gone_with_what_tells(damaged: dict[str, str], names: list[str]) -> bool:
+    """Whether a segment at the beginning is gone with its sparse index: so it is if it expired."""
+    gone = {Path(name) for name, kind in damaged.items() if kind == "delete"}
+    logs = {Path(name).parent for name in names if name.endswith(".log")}
+    firsts = [min(Path(name) for name in names if Path(name).parent == log and name.endswith(".log")) for log in logs]
+    return any({first, first.with_suffix(".index")} <= gone for first in firsts)
+
+
+def from_where_it_began(found: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]:
+    """What there is but for changes that came back: a log that no snapshot stands for is taken from its start."""
+    cut = dict(found)
+    for name in found["tables"]:
+        starts = {bucket: start for bucket, (start, _) in truth[f"{name} offsets"].items()}
+        cut[f"{name} offsets"] = {b: (max(at, starts[b]), end) for b, (at, end) in found[f"{name} offsets"].items()}
+        rows = found[f"{name} changes"]
+        cut[f"{name} changes"] = [row for row in rows if row["_log_offset"] >= starts[row["_bucket"]]]
+    return cut
+
+
+@pytest.mark.parametrize("log_bytes_max", [None, 4000])
+@pytest.mark.parametrize("cases", [QUICK // 2, pytest.param(LONG, marks=pytest.mark.long)])
+def test_one_file_or_two(cases: int, log_bytes_max: int | None, built: Callable[..., Built], tmp_path: Path) -> None:
+    whole, truth = built((4, 9, 13), log_bytes_max)
+    names = files_of(whole.path)
+    # The last edit says what was shipped, so it was not.
+    last = max(int(name.rpartition(".")[2]) for name in names if name.startswith("meta/image/image."))
+    report_of_replica = f"of the catalog: edit {last}"
+    random = Random(cases)
+    for case in range(cases):
+        damaged = {name: random.choice(list(KINDS)) for name in random.sample(names, random.choice([1, 2, 2]))}
+        if is_gone_with_what_tells(damaged, names):
+            continue
+        world = whole.copied(tmp_path / "store")
+        for name, kind in damaged.items():
+            KINDS[kind](world.path / name, random)
+        report = world.repair()
+        if not report:
+            # Nothing else knows what the newest edits were, nor where a log without index and last segment ended.
+            assert all("if there w" in each for each in report.left), (case, damaged, report.left)
+            report = world.repair(accepts_loss=True)
+            assert all("if there w" in each or each == report_of_replica for each in report.gone), (
+                case,
+                damaged,
+                report.gone,
+            )
+        else:
+            assert report.gone == [], (case, damaged, report.gone)
+        assert report, (case, damaged, report.left)
+        found = seen(world.path)
+        if any("/snapshots/" in name for name in damaged):
+            found = from_where_it_began(found, truth)
+        assert found == truth, (case, damaged)
+        goes_on(world.path)
+        shutil.rmtree(world.path)

@@ -1,0 +1,227 @@
+"""What is made of the log is made anew, and nothing is thrown away; what can't be mended is said and left alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore.environment import open_environment
+from kvstore.errors import NotAStore, StoreLocked, UnsupportedOperation
+from kvstore.files import Files
+from kvstore.index.index import Index
+from logformat import paths
+from tests.mend.conftest import Built
+from tests.mend.damage import KINDS, files_of, spoil
+from tests.mend.worlds import OPTIONS, Store, World, goes_on, seen
+from tests.store.helpers import Program
+
+DERIVED = [
+    "tables/1/0/index/data.mdb",
+    "tables/1/1/log/00000000000000000016.index",
+    "tables/1/1/log/00000000000000000016.writers",
+    "tables/1/0/snapshots/00000000000000000018/rows.parquet",
+    "tables/1/0/snapshots/00000000000000000018/writers.json",
+    "tables/1/0/snapshots/00000000000000000018/manifest.json",
+    "meta/image/image.*",
+]
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {name: (store / name).read_bytes() for name in files_of(store)}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_what_is_made_of_the_log_is_made_anew(alone: Built, name: str) -> None:
+    world, truth = alone
+    (path,) = world.path.glob(name)
+    name = str(path.relative_to(world.path))
+    spoil(path, 0, 4096)
+    damaged = (world.path / name).read_bytes()
+    report = world.repair(replica=False)
+    assert report
+    assert len(report.mended) == 1
+    assert report.aside is not None
+    assert (report.aside / name).read_bytes() == damaged
+    assert seen(world.path) == truth
+    goes_on(world.path)
+    again = world.repair(replica=False)
+    assert (bool(again), again.mended, again.aside) == (True, [], None)
+
+
+def test_a_store_that_is_right_is_left_as_it_is(alone: Built) -> None:
+    world, truth = alone
+    before = contents(world.path)
+    report = world.repair(replica=False)
+    assert (bool(report), report.mended, report.gone, report.aside) == (True, [], [], None)
+    assert sum(bucket.batches for bucket in report.buckets) == 42
+    after = contents(world.path)
+    assert {name for name in before if before[name] != after[name]} == set()
+    assert seen(world.path) == truth
+
+
+@pytest.mark.parametrize("base", [0, 16, 29])
+def test_changes_that_nothing_has_are_named_and_nothing_is_touched(alone: Built, base: int) -> None:
+    world, _ = alone
+    segment = world.path / f"tables/1/0/log/{base:020d}.log"
+    spoil(segment, 100)
+    before = contents(world.path)
+    report = world.repair(replica=False)
+    assert not report
+    assert report.mended == report.gone == []
+    (left,) = report.left
+    assert f"lacks offsets {base} to " in left
+    assert "--from" in left
+    assert contents(world.path) == before
+    assert report.aside is None
+
+
+def test_segments_that_have_each_others_names_get_their_own(alone: Built) -> None:
+    world, truth = alone
+    log = world.path / "tables/1/1/log"
+    one, other = log / f"{0:020d}.log", log / f"{16:020d}.log"
+    right = one.read_bytes(), other.read_bytes()
+    one.write_bytes(right[1])
+    other.write_bytes(right[0])
+    assert world.repair(replica=False)
+    assert (one.read_bytes(), other.read_bytes()) == right
+    assert seen(world.path) == truth
+
+
+def test_a_head_is_made_of_the_segment_before(alone: Built) -> None:
+    world, truth = alone
+    before = contents(world.path)
+    for base in (0, 16, 29):
+        spoil(world.path / f"tables/1/0/log/{base:020d}.log", 0, 64)
+    assert world.repair(replica=False)
+    assert {name: data for name, data in contents(world.path).items() if name.endswith(".log")} == {
+        name: data for name, data in before.items() if name.endswith(".log")
+    }
+    assert seen(world.path) == truth
+
+
+class TestWithoutHistory:
+    """The log does not begin at its beginning: an index is made of a snapshot."""
+
+    @pytest.fixture
+    def expired(self, built: Callable[..., Built], tmp_path: Path) -> Built:
+        world, truth = built((4, 9, 13), 4000)
+        assert all(start for start, _ in truth["t offsets"].values())
+        return world.copied(tmp_path / "store"), truth
+
+    @staticmethod
+    def spoil_snapshots(world: World) -> None:
+        for rows in (world.path / "tables/1/0/snapshots").glob("*/rows.parquet"):
+            spoil(rows, 10)
+
+    def test_an_index_is_made_of_a_snapshot(self, expired: Built) -> None:
+        world, truth = expired
+        shutil.rmtree(world.path / "tables/1/0/index")
+        assert world.repair(replica=False)
+        assert seen(world.path) == truth
+        goes_on(world.path)
+
+    def test_a_snapshot_that_is_needed_is_taken_anew_of_the_index(self, expired: Built) -> None:
+        world, truth = expired
+        self.spoil_snapshots(world)
+        assert world.repair(replica=False)
+        shutil.rmtree(world.path / "tables/1/0/index")
+        assert world.repair(replica=False)
+        assert seen(world.path) == truth
+        goes_on(world.path)
+
+    def test_without_either_nothing_is_moved(self, expired: Built) -> None:
+        world, truth = expired
+        self.spoil_snapshots(world)
+        spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
+        before = contents(world.path)
+        report = world.repair(replica=False)
+        assert "--from" in report.left[0]
+        assert contents(world.path) == before
+        # The replica still has what had expired.
+        assert world.repair()
+        after = seen(world.path)
+        assert after["t rows"] == truth["t rows"]
+        assert after["t offsets"][0] == (0, truth["t offsets"][0][1])
+        goes_on(world.path)
+
+
+def test_rows_that_are_not_those_of_the_log_are_those_of_the_log_again(alone: Built) -> None:
+    """Every page and checksum is right, and a row is missing."""
+    world, truth = alone
+    index = Index(open_environment(world.path / "tables/1/0/index", Files(), map_bytes=1 << 28))
+    with index.view() as view:
+        state, bounds = view.state(), view.bounds()
+    assert bounds is not None
+    index.remove([bounds[0]])
+    index.commit(state)
+    index.close()
+    report = world.repair(replica=False)
+    assert report
+    assert report.mended == ["t/0: the index did not agree with the log: it was made anew"]
+    assert seen(world.path) == truth
+
+
+def test_a_store_that_is_written_is_refused(alone: Built) -> None:
+    world, _ = alone
+    spoil(world.path / DERIVED[1], 0, 100)
+    (image,) = (world.path / "meta/image").glob("image.*")
+    spoil(image, 0, 100)
+    before = contents(world.path)
+    holder = """
+    store = kvstore.open(path)
+    store.table("t").upsert([{"k": 1, "v": 1, "s": "x"}, {"k": 2, "v": 1, "s": "x"}])
+    print("there"); input()
+    """
+    with Store(world.path, OPTIONS) as store:
+        store.table("events").upsert({"k": 1, "v": 1, "s": "x"})
+        with pytest.raises(StoreLocked):
+            world.repair(replica=False)
+    with Program(world.path, holder) as program:
+        program.line()
+        with pytest.raises(StoreLocked):
+            world.repair(replica=False)
+    after = contents(world.path)
+    for name in (DERIVED[1], str(image.relative_to(world.path))):
+        assert after[name] == before[name]
+
+
+def test_a_copy_that_follows_is_no_leader(alone: Built) -> None:
+    world, _ = alone
+    (world.path / paths.FOLLOWING).write_bytes(b"")
+    with pytest.raises(UnsupportedOperation, match="follow anew"):
+        world.repair(replica=False)
+
+
+def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    for place in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(NotAStore):
+            kvstore.repair(place)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_repair_that_is_called_says_what_it_looks_at(alone: Built) -> None:
+    world, _ = alone
+    names: list[str] = []
+    assert kvstore.repair(world.path, progress=names.append)
+    assert names == ["catalog", "events/0", "t/0", "t/1"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_catalog_without_a_replica_is_for_another_command(alone: Built, kind: str) -> None:
+    world, _ = alone
+    for image in (world.path / "meta/image").glob("image.*"):
+        image.unlink()
+    journal: Any = world.path / "meta/journal/data.mdb"
+    if kind in ("flip", "blank"):
+        spoil(journal, 0, 8192)
+    else:
+        KINDS[kind](journal, Random(1))
+    report = world.repair(replica=False)
+    assert "meta recover" in report.left[0]
+    assert not report.mended

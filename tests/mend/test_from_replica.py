@@ -1,0 +1,382 @@
+"""What a log lost comes from a replica; what neither has is said exactly, and goes only if that is accepted."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import kvstore
+from kvstore.checkpoint import recovery
+from kvstore.cli.arguments import store_id_of
+from kvstore.clock import SystemClock
+from kvstore.errors import InvalidRequest, NotAStore, OutOfOrderSequence, UnsupportedVersion, WriterFenced
+from kvstore.files import Files
+from kvstore.replica.store import Store
+from logformat.checksum import crc32c
+from logformat.replica_object import parse_name
+from tests.mend.conftest import Built
+from tests.mend.damage import KINDS, files_of, spoil
+from tests.mend.worlds import OPTIONS, SCHEMA, STEPS, World, build, goes_on, seen, write
+
+LOG = "tables/1/0/log"
+
+
+def segment(world: World, base: int) -> Path:
+    return world.path / LOG / f"{base:020d}.log"
+
+
+def segments(world: World) -> dict[str, bytes]:
+    return {name: (world.path / name).read_bytes() for name in files_of(world.path) if name.endswith(".log")}
+
+
+@pytest.mark.parametrize("base", [0, 16, 29])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_segment_is_what_it_was_to_the_byte(whole: Built, base: int, kind: str) -> None:
+    world, truth = whole
+    before = segments(world)
+    KINDS[kind](segment(world, base), Random(base))
+    damaged = segment(world, base).read_bytes() if kind != "delete" else None
+    report = world.repair()
+    assert report
+    assert segments(world) == before
+    assert seen(world.path) == truth
+    if damaged is not None:
+        assert report.aside is not None
+        assert (report.aside / LOG / segment(world, base).name).read_bytes() == damaged
+
+
+@pytest.mark.parametrize("lost", ["tables/1/0/log", "tables/1/0", "tables/1", "tables"])
+def test_whole_directories_come_back(whole: Built, lost: str) -> None:
+    world, truth = whole
+    shutil.rmtree(world.path / lost)
+    report = world.repair()
+    if lost == "tables/1/0/log":
+        assert report  # the index knows where it ended
+    else:
+        assert all("if there was anything" in each for each in report.left)
+        report = world.repair(accepts_loss=True)
+        assert report
+        assert all("if there was anything" in each for each in report.gone)
+    assert seen(world.path) == truth
+    goes_on(world.path)
+
+
+def test_what_is_right_behind_what_the_replica_has_is_kept(ahead: Built) -> None:
+    world, truth = ahead
+    before = segments(world)
+    spoil(segment(world, 16), 100)  # the replica goes on to offset 25
+    assert world.repair()
+    assert segments(world) == before
+    assert seen(world.path) == truth
+    goes_on(world.path)
+
+
+class TestGone:
+    """The last segment is damaged where the replica does not reach."""
+
+    @pytest.fixture
+    def damaged(self, ahead: Built) -> Built:
+        spoil(segment(ahead[0], 29), 1000)
+        return ahead
+
+    def test_is_said_and_nothing_is_touched(self, damaged: Built) -> None:
+        world, _ = damaged
+        before = segments(world)
+        report = world.repair()
+        assert not report
+        assert report.left == [
+            "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss goes on without them"
+        ]
+        assert (segments(world), report.aside, report.gone) == (before, None, [])
+
+    def test_no_row_is_lost_if_the_index_has_it(self, damaged: Built) -> None:
+        world, truth = damaged
+        spoiled = segment(world, 29).read_bytes()
+        report = world.repair(accepts_loss=True)
+        assert report
+        assert report.gone == [
+            "t/0: offsets 32 to 36 at least",
+            "t/0: what is before offset 37 of the changelog, which begins there now",
+        ]
+        assert report.aside is not None
+        assert (report.aside / LOG / f"{29:020d}.log").read_bytes() == spoiled
+        after = seen(world.path)
+        assert after["t offsets"] == {**truth["t offsets"], 0: (37, 37)}
+        changed = {name for name in truth if after[name] != truth[name]}
+        assert changed == {"t changes", "t offsets"}
+        goes_on(world.path)
+        shutil.rmtree(world.path / "tables/1/0/index")
+        goes_on(world.path, STEPS + 1)
+
+    def test_the_log_is_cut_if_it_has_not(self, damaged: Built) -> None:
+        world, truth = damaged
+        with Store(world.path, OPTIONS) as store:
+            store.consumer("late").commit("t", {0: 36, 1: 40})
+        spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
+        assert world.repair().left == [
+            "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss goes on without them"
+        ]
+        report = world.repair(accepts_loss=True)
+        assert report
+        assert report.gone == [
+            "t/0: offsets 32 to 36 at least",
+            "t/0: all from offset 32 on, to 36 at least, with what that did to rows; these offsets are given out again",
+        ]
+        after = seen(world.path)
+        assert after["t offsets"] == {0: (0, 32), 1: truth["t offsets"][1]}
+        kept = [row for row in truth["t changes"] if row["_bucket"] or row["_log_offset"] < 32]
+        assert after["t changes"] == kept
+        assert after["consumers"]["late"] == {"t": {0: 32, 1: 40}}
+        with Store(world.path, OPTIONS) as store, pytest.raises(OutOfOrderSequence):
+            write(store, STEPS)
+
+    def test_a_log_without_a_key_keeps_the_larger_part(self, ahead: Built) -> None:
+        world, truth = ahead
+        spoil(world.path / f"tables/2/0/log/{30:020d}.log", 1000)
+        report = world.repair(accepts_loss=True)
+        assert report
+        after = seen(world.path)
+        start, end = after["events offsets"][0]
+        assert (start, end) == (0, 33)
+        assert after["events changes"] == [row for row in truth["events changes"] if row["_log_offset"] < end]
+
+
+def test_history_that_neither_has_goes_only_if_that_is_accepted(alone: Built) -> None:
+    world, truth = alone
+    spoil(segment(world, 16), 1000)
+    assert not world.repair(replica=False)
+    report = world.repair(replica=False, accepts_loss=True)
+    assert report
+    assert report.gone == [
+        "t/0: offsets 18 to 19",
+        "t/0: what is before offset 29 of the changelog, which begins there now",
+    ]
+    after = seen(world.path)
+    assert after["t offsets"][0] == (29, 37)
+    assert {name for name in truth if after[name] != truth[name]} == {"t changes", "t offsets"}
+    goes_on(world.path)
+
+
+def test_what_was_shipped_is_not_given_up_while_a_replica_has_it(ahead: Built) -> None:
+    world, _ = ahead
+    spoil(segment(world, 16), 1000)
+    shutil.rmtree(world.path / "tables/1/0/index")
+    before = segments(world)
+    report = world.repair(replica=False, accepts_loss=True)
+    assert "give its URL by --from" in report.left[0]
+    assert segments(world) == before
+    assert world.repair()
+    goes_on(world.path)
+
+
+def test_what_the_replica_is_known_to_have_is_missed(ahead: Built) -> None:
+    """Nothing here says that there was more but the catalog."""
+    world, truth = ahead
+    shutil.rmtree(world.path / "tables/1/0/index")
+    shutil.rmtree(world.path / "tables/1/0/snapshots")
+    for path in (world.path / LOG).glob("*"):
+        if int(path.stem):
+            path.unlink()
+    (left,) = world.repair(replica=False).left
+    assert left.startswith("t/0: the end of the log lacks offsets 16 to 24 at least: give a replica by --from")
+    assert world.repair()
+    assert seen(world.path)["t offsets"][0] == (0, 25)
+    assert truth["t offsets"][0] == (0, 37)
+
+
+def test_the_end_of_a_log_is_missed_by_its_sparse_index(ahead: Built) -> None:
+    world, _ = ahead
+    shutil.rmtree(world.path / "tables/1/0/index")
+    segment(world, 29).unlink()
+    assert "lacks offsets 29 to 29 at least" in world.repair().left[0]
+
+
+class TestRefused:
+    def test_a_replica_of_another_store(self, whole: Built, tmp_path: Path, built: Callable[..., Built]) -> None:
+        world, _ = whole
+        spoil(segment(world, 16), 100)
+        before = segments(world)
+        with pytest.raises(InvalidRequest, match="another store"):
+            world.repair(replica=built((4, 9))[0].replica)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(NotAStore):
+            world.repair(replica=tmp_path / "empty")
+        assert segments(world) == before
+
+    def test_what_a_newer_version_wrote(self, whole: Built) -> None:
+        world, _ = whole
+        found = {
+            "STORE": (world.path / "STORE").read_bytes(),
+            f"{LOG}/{16:020d}.log": segment(world, 16).read_bytes(),
+            "tables/1/0/snapshots/*/manifest.json": b"",
+        }
+        for name in found:
+            (path,) = world.path.glob(name)
+            right = path.read_bytes()
+            path.write_bytes(newer(right))
+            with pytest.raises(UnsupportedVersion):
+                world.repair()
+            assert path.read_bytes() == newer(right)
+            path.write_bytes(right)
+        assert not (world.path / "lost").exists()
+
+    def test_what_another_leader_ships(self, tmp_path: Path) -> None:
+        (tmp_path / "w").mkdir()
+        world = build(tmp_path / "w", shipped_after=(4, STEPS - 1))
+        old, copy = world.copied(tmp_path / "old"), world.copied(tmp_path / "copy")
+        recovery.recover(copy.path, store_id_of(copy.path), Files(), SystemClock(), write=True)
+        unshipped = copy.copied(tmp_path / "unshipped")
+        with Store(copy.path, OPTIONS) as store:
+            write(store, STEPS)
+            store.flush()
+            store.replica("r").ship()
+        for each in (old, unshipped, copy):
+            spoil(segment(each, 16), 100)
+        before = segments(old)
+        with pytest.raises(WriterFenced, match="Another leader"):
+            old.repair()
+        assert segments(old) == before
+        # Of the same epoch, and another one all the same.
+        twin = world.copied(tmp_path / "twin")
+        recovery.recover(twin.path, store_id_of(twin.path), Files(), SystemClock(), write=True)
+        with pytest.raises(WriterFenced):
+            twin.repair()
+        assert copy.repair()
+        goes_on(copy.path, STEPS + 1)
+
+    @pytest.mark.long
+    def test_what_was_shipped_behind_the_copy_that_goes_on(self, tmp_path: Path) -> None:
+        """It is another history, though the one that goes on has shipped nothing yet."""
+        (tmp_path / "w").mkdir()
+        world = build(tmp_path / "w", shipped_after=(4, STEPS - 1))
+        truth = seen(world.path)
+        copy = world.copied(tmp_path / "copy")
+        recovery.recover(copy.path, store_id_of(copy.path), Files(), SystemClock(), write=True)
+        with Store(world.path, OPTIONS) as store:  # the original goes on
+            for step in range(STEPS, STEPS + 4):
+                write(store, step)
+            store.flush()
+            store.replica("r").ship()
+        spoil(segment(copy, 29), 100)
+        assert copy.repair()
+        assert seen(copy.path) == truth
+        goes_on(copy.path)
+
+    @pytest.mark.long
+    def test_other_changes_at_the_same_offsets(self, tmp_path: Path) -> None:
+        """Two copies under one epoch: nobody said that one takes the other's place."""
+        (tmp_path / "w").mkdir()
+        world = build(tmp_path / "w", shipped_after=(4,))
+        copy = world.copied(tmp_path / "copy")
+        for number, each in enumerate((world, copy)):
+            with Store(each.path, OPTIONS) as store:
+                store.table("t").bucket(0).apply(
+                    kvstore.Changes.of([("upsert", {"k": key_of(store), "v": number, "s": ""})], SCHEMA)
+                )
+                for step in range(STEPS, STEPS + 2):
+                    write(store, step)
+        with Store(world.path, OPTIONS) as store:
+            store.flush()
+            store.replica("r").ship()
+        last = max(int(path.stem) for path in (copy.path / LOG).glob("*.log"))
+        spoil(segment(copy, last), 100)
+        before = segments(copy)
+        report = copy.repair(accepts_loss=True)
+        assert "another history" in report.left[0]
+        assert segments(copy) == before
+
+
+def newer(data: bytes) -> bytes:
+    """The same of a newer version, with a checksum that is right."""
+    if data.startswith(b"KVLG"):
+        body = data[:4] + (9).to_bytes(2, "little") + data[6:60]
+        return body + crc32c(body).to_bytes(4, "little") + data[64:]
+    body = data[: data.rindex(b',"crc32c"')].replace(b'"format":1', b'"format":9') + b"}"
+    return body[:-1] + b',"crc32c":%d}\n' % crc32c(body)
+
+
+def key_of(store: kvstore.Store) -> int:
+    """A key of the first bucket."""
+    return next(key for key in range(9) if store.table("t").buckets_of([key]) == [0])
+
+
+def test_the_end_of_a_log_is_missed_by_what_stands_behind_the_damage(alone: Built) -> None:
+    world, _ = alone
+    shutil.rmtree(world.path / "tables/1/1/index")
+    last = world.path / f"tables/1/1/log/{32:020d}.log"
+    second = 64 + 12 + int.from_bytes(last.read_bytes()[72:76], "little")  # of the first its sparse index knows
+    spoil(last, second + 100)
+    (left,) = world.repair(replica=False).left
+    assert re.search(r"t/1: the end of the log lacks offsets 3\d to \d+ at least", left)
+
+
+def test_a_last_batch_that_nothing_knows_of_is_not_taken_for_a_torn_one(alone: Built) -> None:
+    world, truth = alone
+    spoil(segment(world, 29), 1000)
+    shutil.rmtree(world.path / "tables/1/0/index")
+    damaged = segment(world, 29).read_bytes()
+    assert "what was behind offset 32, if there was anything" in world.repair(replica=False).left[0]
+    assert segment(world, 29).read_bytes() == damaged
+    report = world.repair(replica=False, accepts_loss=True)
+    assert report
+    assert report.gone == ["t/0: what was behind offset 32, if there was anything"]
+    assert report.aside is not None
+    assert (report.aside / LOG / segment(world, 29).name).read_bytes() == damaged
+    assert seen(world.path)["t offsets"] == {**truth["t offsets"], 0: (0, 32)}
+
+
+def test_an_object_that_is_bad_is_left_out_and_said(ahead: Built, tmp_path: Path) -> None:
+    world, truth = ahead
+    replica = tmp_path / "replica"
+    shutil.copytree(world.replica, replica)
+    ranges = [path for path in (replica / "tables/1/0").iterdir() if parse_name(f"tables/1/0/{path.name}") is not None]
+    for path in ranges:
+        spoil(path, 200)
+    spoil(segment(world, 16), 100)
+    before = segments(world)
+    report = world.repair(replica=replica)
+    assert not report
+    assert any("lacks offsets 16 to" in each for each in report.left)
+    assert any("replica repair" in each for each in report.left)
+    assert segments(world) == before
+    assert world.repair()
+    assert seen(world.path) == truth
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_makes_it_a_store_is_the_replicas(whole: Built, kind: str) -> None:
+    world, truth = whole
+    before = (world.path / "STORE").read_bytes()
+    KINDS[kind](world.path / "STORE", Random(3))
+    assert "--from" in world.repair(replica=False).left[0]
+    assert world.repair()
+    assert (world.path / "STORE").read_bytes() == before
+    assert seen(world.path) == truth
+
+
+@pytest.mark.parametrize("kind", ["spoil", "delete"])
+def test_a_catalog_goes_on_from_the_replicas(whole: Built, kind: str) -> None:
+    world, truth = whole
+    journal = world.path / "meta/journal/data.mdb"
+    for image in (world.path / "meta/image").glob("image.*"):
+        image.unlink()
+    if kind == "delete":
+        journal.unlink()
+    else:
+        spoil(journal, 0, 8192)
+    spoil(segment(world, 16), 100)
+    report = world.repair()
+    assert "if there were any" in report.left[0]
+    report = world.repair(accepts_loss=True)
+    assert report
+    assert len(report.gone) == 1
+    assert seen(world.path) == truth
+    goes_on(world.path)
+    with Store(world.path, OPTIONS) as store:  # it ships on to where it did
+        store.flush()
+        assert store.replica("r").report().behind["t"] < 10

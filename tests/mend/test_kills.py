@@ -1,0 +1,250 @@
+"""A repair that is killed, before whatever it does to a file, is done again: nothing is lost by either."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.errors import StoreError
+from kvstore.files import Files
+from logformat import paths
+from tests.mend.conftest import Built
+from tests.mend.damage import spoil
+from tests.mend.worlds import OPTIONS, Store, World, goes_on, seen
+
+
+class Killed(BaseException):
+    """No code that is run then does anything any more."""
+
+
+class Dying(Files):
+    """The real disk, until the process dies before one of the calls that change something."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+        self.calls = 0
+
+    def _ask(self) -> None:
+        self.calls += 1
+        if self.calls > self.left:
+            raise Killed
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        if create:
+            self._ask()
+        return super().open(path, create=create)
+
+    def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
+        self._ask()
+        super().write(descriptor, pieces, position)
+
+    def sync(self, descriptor: int) -> None:
+        self._ask()
+        super().sync(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        self._ask()
+        super().truncate(descriptor, length)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._ask()
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self._ask()
+        super().remove(path)
+
+    def remove_tree(self, path: Path) -> None:
+        self._ask()
+        super().remove_tree(path)
+
+    def make_directory(self, path: Path) -> None:
+        self._ask()
+        super().make_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._ask()
+        super().sync_directory(path)
+
+
+def damage_derived(world: World) -> None:
+    """Of each kind of what is made of something else."""
+    spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
+    spoil(world.path / f"tables/1/0/log/{0:020d}.index", 0, 40)
+    spoil(world.path / f"tables/1/1/log/{16:020d}.writers", 0, 40)
+    spoil(next((world.path / "tables/1/1/snapshots").glob("*/rows.parquet")), 100)
+    spoil(next((world.path / "meta/image").glob("image.*")), 100)
+
+
+def damage_segments(world: World) -> None:
+    """In the middle, at the end, and all of one."""
+    spoil(world.path / f"tables/1/0/log/{16:020d}.log", 100)
+    spoil(world.path / f"tables/1/1/log/{32:020d}.log", 100)
+    (world.path / f"tables/2/0/log/{15:020d}.log").unlink()
+    spoil(world.path / "tables/1/1/index/data.mdb", 0, 4096)
+
+
+def damage_catalog(world: World) -> None:
+    """And the file that makes it a store."""
+    spoil(world.path / "meta/journal/data.mdb", 0, 8192)
+    spoil(world.path / "STORE", 0)
+
+
+DAMAGES = [damage_derived, damage_segments, damage_catalog]
+
+
+def seen_if_right(path: Path) -> dict[str, Any] | None:
+    """All there is, by who writes; None if it says that something is wrong."""
+    try:
+        with Store(path, OPTIONS) as store:
+            for name in store.list_tables():
+                for tablet in store._core.parts(store._core.definition(name)).tablets:
+                    tablet.write()
+            if not store.check():
+                return None
+        return seen(path)
+    except StoreError:
+        return None
+
+
+class Careful(Files):
+    """The real disk, which sees to it that nothing has its name before it is durable, nor keeps one that is not."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, Path] = {}
+        self._unsynced: set[Path] = set()
+        self.unsynced_names: dict[Path, str] = {}
+        self.renames = 0
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        descriptor = super().open(path, create=create)
+        self._paths[descriptor] = path
+        return descriptor
+
+    def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
+        super().write(descriptor, pieces, position)
+        self._unsynced.add(self._paths[descriptor])
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self._unsynced.discard(self._paths[descriptor])
+
+    def rename(self, old: Path, new: Path) -> None:
+        assert old not in self._unsynced, f"{old} is not durable"
+        super().rename(old, new)
+        self.renames += 1
+        if old.suffix != paths.TEMPORARY:
+            self.unsynced_names[old.parent] = old.name
+        self.unsynced_names[new.parent] = new.name
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self.unsynced_names.pop(path, None)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_nothing_has_its_name_before_it_is_durable(
+    damage: Callable[[World], None], built: Callable[..., Built], tmp_path: Path
+) -> None:
+    world = built((4, 9, 13))[0].copied(tmp_path / "store")
+    damage(world)
+    disk = Careful()
+    assert world.repair(files=disk, accepts_loss=damage is damage_catalog)
+    assert disk.renames > 3
+    # LMDB's directories are moved too, and then are where nothing is renamed.
+    assert {path: name for path, name in disk.unsynced_names.items() if path.is_dir()} == {}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_anywhere(
+    every: int, damage: Callable[[World], None], built: Callable[..., Built], tmp_path: Path
+) -> None:
+    whole, truth = built((4, 9, 13))
+    damaged = whole.copied(tmp_path / "damaged")
+    damage(damaged)
+    calls, ends = 0, False
+    while not ends:
+        world = damaged.copied(tmp_path / "store")
+        disk = Dying(calls)
+        try:
+            assert world.repair(files=disk, accepts_loss=damage is damage_catalog)
+            ends = True
+        except Killed:
+            pass
+        # Whoever does not know that there was a repair is never told less than all.
+        opened = world.copied(tmp_path / "opened")
+        assert seen_if_right(opened.path) in (None, truth), calls
+        assert world.repair(accepts_loss=damage is damage_catalog), calls
+        assert seen(world.path) == truth, calls
+        if ends or not calls % 5:
+            goes_on(world.path)
+        shutil.rmtree(world.path)
+        shutil.rmtree(opened.path)
+        calls += every
+    assert calls > 20
+
+
+def test_what_only_a_damaged_segment_has_is_somewhere_all_the_time(built: Callable[..., Built], tmp_path: Path) -> None:
+    """What is right behind the end of the replica; the repair is killed before what takes its place has the name."""
+    whole, truth = built((4, 9))
+    world = whole.copied(tmp_path / "store")
+    segment = world.path / f"tables/1/0/log/{16:020d}.log"
+    spoil(segment, 100)
+
+    class DyingThere(Files):
+        def rename(self, old: Path, new: Path) -> None:
+            if new == segment:
+                raise Killed
+            super().rename(old, new)
+
+    with pytest.raises(Killed):
+        world.repair(files=DyingThere())
+    assert world.repair()
+    assert seen(world.path) == truth
+
+
+def accept(world: World) -> None:
+    """The log is damaged where the index has what it lost."""
+    spoil(world.path / f"tables/1/0/log/{29:020d}.log", 1000)
+
+
+def cut(world: World) -> None:
+    """The log is damaged, and the index is too."""
+    accept(world)
+    spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
+
+
+@pytest.mark.parametrize("damage", [accept, cut])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_while_it_goes_on_without(
+    every: int, damage: Callable[[World], None], built: Callable[..., Built], tmp_path: Path
+) -> None:
+    """Done again it comes to the same, or says what is wrong still; what was damaged is somewhere all the time."""
+    whole, truth = built((4, 9))
+    damaged = whole.copied(tmp_path / "damaged")
+    damage(damaged)
+    spoiled = (damaged.path / f"tables/1/0/log/{29:020d}.log").read_bytes()
+    other = damaged.copied(tmp_path / "other")
+    assert other.repair(accepts_loss=True)
+    expected = seen(other.path)
+    assert expected["t rows"] == truth["t rows"] or damage is cut
+    calls, ends = 0, False
+    while not ends:
+        world = damaged.copied(tmp_path / "store")
+        try:
+            assert world.repair(files=Dying(calls), accepts_loss=True)
+            ends = True
+        except Killed:
+            pass
+        if not (world.path / f"tables/1/0/log/{0:020d}.log").exists():  # the index is not the only one that has it
+            assert (world.path / f"tables/1/0/snapshots/{37:020d}/manifest.json").exists(), calls
+        assert spoiled in [path.read_bytes() for path in world.path.rglob("*29.log")], calls
+        assert world.repair(accepts_loss=True), calls
+        assert seen(world.path) == expected, calls
+        shutil.rmtree(world.path)
+        calls += every

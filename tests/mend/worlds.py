@@ -1,0 +1,126 @@
+"""A small store of every kind of file with a replica of it, and all that a user can ask of it.
+
+Two tables, three buckets, several segments in each, a snapshot, an image of the catalog, a consumer, writers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import kvstore
+from kvstore.clock import SystemClock
+from kvstore.files import Files
+from kvstore.mend.repair import Repair, RepairReport
+from kvstore.mend.source import Source
+from kvstore.options import StoreOptions
+from kvstore.replica.client import ObjectStore
+from kvstore.replica.store import Store
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
+OPTIONS = StoreOptions(segment_bytes_max=3000, commit_idle_ms=60_000, commit_wait_ms=60_000, map_bytes=1 << 28)
+STEPS = 14
+SHIPPED_AFTER = (4, 9, STEPS - 1)
+WRITER = 7
+
+
+@dataclass(frozen=True)
+class World:
+    """A store that is closed, and its replica."""
+
+    path: Path
+    replica: Path
+
+    def copied(self, to: Path) -> World:
+        """The same at another place; the replica stays."""
+        shutil.copytree(self.path, to, ignore=shutil.ignore_patterns("lock.mdb", "LOCK"))
+        return World(to, self.replica)
+
+    def repair(
+        self, *, replica: bool | Path = True, accepts_loss: bool = False, files: Files | None = None
+    ) -> RepairReport:
+        """Mend it, with its replica or without."""
+        place = self.replica if replica is True else replica
+        source = Source(ObjectStore(str(place)), place.as_uri()) if isinstance(place, Path) else None
+        return Repair(self.path, files or Files(), SystemClock(), source).run(accepts_loss=accepts_loss)
+
+
+def operations(step: int) -> list[tuple[str, dict[str, Any]]]:
+    """What is done to a bucket in a step."""
+    found: list[tuple[str, dict[str, Any]]] = [
+        ("upsert", {"k": (step + n) % 9, "v": step, "s": f"{step}" * 60}) for n in range(3)
+    ]
+    return [*found, ("delete", {"k": (step * 2) % 9})]
+
+
+def build(place: Path, *, shipped_after: tuple[int, ...] = SHIPPED_AFTER, log_bytes_max: int | None = None) -> World:
+    """Write the store, ship it, and close it."""
+    world = World(place / "store", place / "replica")
+    options = OPTIONS if log_bytes_max is None else StoreOptions(segment_bytes_max=3000, log_bytes_max=log_bytes_max)
+    with Store(world.path, options) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2, compression=None)
+        events = store.create_table("events", SCHEMA, compression=None)
+        replica = store.add_replica(str(world.replica), "r")
+        for step in range(STEPS):
+            write(store, step)
+            if step == 6:
+                store.flush()
+                table.snapshot()
+                store.checkpoint()
+            if step == 3 and log_bytes_max is None:
+                store.consumer("c").commit("t", {0: 2, 1: 0})
+            if step in shipped_after:
+                store.flush()
+                replica.ship()
+        assert events.offsets()
+        if log_bytes_max is not None:
+            for tablet in store._core.parts(store._core.definition("t")).tablets:
+                tablet.take_snapshot()
+                tablet.retain()
+    return world
+
+
+def write(store: kvstore.Store, step: int) -> list[Any]:
+    """One step; the answers."""
+    table, events = store.table("t"), store.table("events")
+    done = operations(step)
+    buckets = table.buckets_of([row["k"] for _, row in done])
+    parts = [[each for each, of in zip(done, buckets, strict=True) if of == bucket] for bucket in range(2)]
+    appended = kvstore.Changes.of([each for each in done if each[0] == "upsert"], SCHEMA)
+    return [
+        *(table.bucket(n).apply(kvstore.Changes.of(part, SCHEMA), WRITER, step) for n, part in enumerate(parts)),
+        events.bucket(0).apply(appended, WRITER, step),
+    ]
+
+
+def seen(path: Path, *, end: bool = True) -> dict[str, Any]:
+    """What a store has: rows, changes, offsets, writers, consumers."""
+    with Store(path, OPTIONS, read_only=True) as store:
+        found: dict[str, Any] = {"tables": store.list_tables(), "consumers": store.consumers}
+        for name in store.list_tables():
+            table = store.table(name)
+            if table.primary_key:
+                found[f"{name} rows"] = rows_of(table)
+                found[f"{name} count"] = table.count()
+            found[f"{name} changes"] = [row for batch in table.changelog() for row in batch.to_pylist()]
+            found[f"{name} offsets"] = table.offsets()
+            for bucket, tablet in enumerate(store._core.parts(store._core.definition(name)).tablets):
+                with tablet.snapshot() as view:
+                    found[f"{name}/{bucket} writers"] = view.writers()
+        return found
+
+
+def goes_on(path: Path, step: int = STEPS) -> None:
+    """The last batch is known if it is sent again, the next one is taken, and all is right then and after a reopen."""
+    with Store(path, OPTIONS) as store:
+        assert all(answer.duplicated for answer in write(store, step - 1))
+        assert not any(answer.duplicated for answer in write(store, step))
+        assert store.check().findings == []
+    with Store(path, OPTIONS) as store:
+        assert all(answer.duplicated for answer in write(store, step))
+        assert store.check().findings == []

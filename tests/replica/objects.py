@@ -1,0 +1,117 @@
+"""A replica's objects in memory, which can be lost and damaged, and a place that fails as places do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+import kvstore
+from kvstore.errors import Unavailable
+from kvstore.files import Files
+from kvstore.replica.client import Client
+from kvstore.replica.replica import Replica
+from kvstore.replica.restore import Restore, Restored, Target
+from logformat.replica_object import ObjectName, parse_name
+from tests.support.clocks import SetClock
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+
+
+class Objects:
+    """As :class:`kvstore.replica.client.Client` has it."""
+
+    def __init__(self, held: dict[str, bytes] | None = None) -> None:
+        self.held = held if held is not None else {}
+        self.modified: dict[str, int] = {}
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        yield from [(name, len(data)) for name, data in self.held.items() if name.startswith(prefix)]
+
+    def get(self, name: str) -> memoryview:
+        if name not in self.held:
+            raise FileNotFoundError(name)
+        return memoryview(self.held[name])
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        if name in self.held:
+            return False
+        self.held[name] = b"".join(pieces)
+        return True
+
+    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        self.held[name] = b"".join(pieces)
+
+    def delete(self, name: str) -> None:
+        self.held.pop(name, None)
+
+    def modified_ms(self, name: str) -> int:
+        return self.modified.get(name, 0)
+
+    @property
+    def names(self) -> list[ObjectName]:
+        """Of what is in tracks."""
+        return sorted(name for name in map(parse_name, self.held) if name is not None)
+
+
+class Faulty:
+    """A place that drops requests, answers with an error though it did as it was told, and lists a part."""
+
+    def __init__(self, objects: Objects, random: Random, share: float = 0.3) -> None:
+        self._objects = objects
+        self._random = random
+        self._share = share
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        for each in self._objects.list(prefix):
+            self._fails()
+            yield each
+
+    def get(self, name: str) -> memoryview:
+        with self._maybe():
+            return self._objects.get(name)
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        with self._maybe():
+            return self._objects.create(name, pieces)
+
+    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        with self._maybe():
+            self._objects.replace(name, pieces)
+
+    def delete(self, name: str) -> None:
+        with self._maybe():
+            self._objects.delete(name)
+
+    def modified_ms(self, name: str) -> int:
+        with self._maybe():
+            return self._objects.modified_ms(name)
+
+    @contextmanager
+    def _maybe(self) -> Iterator[None]:
+        self._fails()  # before it was done
+        yield
+        self._fails()  # after
+
+    def _fails(self) -> None:
+        if self._random.random() < self._share:
+            raise Unavailable("no")
+
+
+def replica_of(store: kvstore.Store, client: Client, name: str = "r") -> Replica:
+    """A replica in a place of one's own."""
+    if name not in store.replicas:
+        store.add_replica((store.path.parent / f"place of {name}").as_uri(), name)
+    return Replica(store._core, name, store._check_open, lambda _: client)
+
+
+def restored(client: Client, path: Path, target: Target = None) -> Restored:
+    return Restore(client, Files(), SetClock(), lambda _: None).run(path, target)
+
+
+def changes_of(table: kvstore.Table) -> list[dict[str, Any]]:
+    return [row for batch in table.changelog() for row in batch.to_pylist()]

@@ -1,0 +1,356 @@
+"""What may befall a copy that follows: another store's replica, a place that goes away, leaders that come twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+import kvstore
+from kvstore.checkpoint import recovery
+from kvstore.clock import SystemClock
+from kvstore.errors import Diverged, NotAStore, OffsetOutOfRange, StoreLocked, Unavailable, WriterFenced
+from kvstore.files import Files
+from kvstore.meta.state import CatalogState
+from kvstore.options import StoreOptions
+from kvstore.replica import divergence, follower as following
+from logformat.ids import BucketId, Epoch, Offset, TableId
+from logformat.replica_object import ObjectName, leader_name
+from logformat.replicas import Shipped, Track
+from tests.replica.objects import SCHEMA, Objects, replica_of
+from tests.replica.test_following import Leader, everything, follower
+from tests.replica.test_shipping import wait_until
+
+
+def test_the_replica_of_another_store_at_the_same_place(tmp_path: Path) -> None:
+    place: dict[str, bytes] = {}
+    first = Leader(tmp_path / "s", 1, Objects(place))
+    first._upsert(first.store.table("t"))
+    first.ship()
+    copy = follower(first.objects, tmp_path / "c")
+    before = everything(tmp_path / "c")
+    place.clear()
+    other = Leader(tmp_path / "other", 2, first.objects)
+    for number in range(9):  # it has overtaken the first one
+        other._upsert(other.store.table("t"))
+        other.store.create_table(f"x{number}", SCHEMA, "k")
+    other.ship()
+    with pytest.raises(NotAStore, match="another store"):
+        copy.pull()
+    with pytest.raises(NotAStore, match="another store"):
+        copy.promote()
+    assert leader_name(Epoch(1)) not in place, "a leader was fenced that has nothing to do with this copy"
+    copy.close()
+    assert everything(tmp_path / "c") == before
+    other.store.close()
+    first.store.close()
+
+
+def test_consumers_do_not_stand_behind_what_a_promoted_copy_has(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([{"k": 1, "v": 1}])
+        store.consumer("c").commit("t", {0: 1})
+        store.flush()
+        objects = Objects()
+        replica = replica_of(store, objects)
+        replica.ship()
+        listed = objects.list
+
+        def late(prefix: str = "") -> Iterator[tuple[str, int]]:
+            """Once the ends are noted, and before the catalog is shipped, a consumer goes on."""
+            objects.list = listed  # type: ignore[method-assign]
+            table.upsert([{"k": k, "v": 2} for k in range(5)])
+            store.flush()
+            store.consumer("c").commit("t", {0: table.offsets()[0][1]})
+            return listed(prefix)
+
+        store.create_table("u", SCHEMA, "k")
+        objects.list = late  # type: ignore[method-assign]
+        replica.ship()
+        copy = follower(objects, tmp_path / "c")
+        copy.promote()
+    with kvstore.open(tmp_path / "c") as new:
+        end = new.table("t").offsets()[0][1]
+        assert end == 1
+        new.table("t").upsert([{"k": 9, "v": 9}])
+        assert new.consumers["c"]["t"][0] <= end, "what is written now would be passed over"
+
+
+def test_who_was_fenced_is_told_though_he_fenced_before(tmp_path: Path) -> None:
+    leader = Leader(tmp_path / "s", 3)
+    leader.ship()
+    one = follower(leader.objects, tmp_path / "a")
+    get = leader.objects.get
+
+    def dies(name: str) -> memoryview:
+        if leader_name(Epoch(1)) in leader.objects.held and name == "TOLD":
+            raise Unavailable("no")
+        return get(name)
+
+    leader.objects.get = dies  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        one.promote()
+    leader.objects.get = get  # type: ignore[method-assign]
+    other = follower(leader.objects, tmp_path / "b")
+    assert other.promote().leader_epoch == 2
+    # Not 1, which is over before it has begun.
+    assert one.promote().leader_epoch == 3
+    leader.store.close()
+
+
+def test_who_is_fenced_while_he_promotes_is_told(tmp_path: Path) -> None:
+    leader = Leader(tmp_path / "s", 3)
+    leader.ship()
+    one, other = (follower(leader.objects, tmp_path / name) for name in "ab")
+    get, raced = leader.objects.get, list[kvstore.Promoted]()
+
+    def race(name: str) -> memoryview:
+        if leader_name(Epoch(1)) in leader.objects.held and name == "TOLD":
+            leader.objects.get = get  # type: ignore[method-assign]
+            raced.append(other.promote())
+        return get(name)
+
+    leader.objects.get = race  # type: ignore[method-assign]
+    with pytest.raises(WriterFenced, match="Another copy"):
+        one.promote()
+    assert raced[0].leader_epoch == 2
+    one.close()
+    leader.store.close()
+
+
+def test_a_directory_that_is_moved_away_and_back(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        replica.ship()
+        with kvstore.follow(str(tmp_path / "r"), tmp_path / "c") as copy:
+            copy.pull()
+            table.upsert([{"k": 1, "v": 1}])
+            store.flush()
+            replica.ship()
+            shutil.move(tmp_path / "r", tmp_path / "away")
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    copy.pull()
+            assert not (tmp_path / "r").exists()
+            shutil.move(tmp_path / "away", tmp_path / "r")
+            assert copy.pull().changes == 1
+
+
+def test_a_new_leader_whose_batch_does_not_end_where_the_copy_does(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as old:
+        table = old.create_table("t", SCHEMA, "k")
+        table.upsert([{"k": k, "v": 0} for k in range(3)])
+        old.flush()
+        replica_of(old, objects).ship()
+        shutil.copytree(tmp_path / "s", tmp_path / "new")
+        table.upsert([{"k": k, "v": 1} for k in range(100, 120)])
+        old.flush()
+        replica_of(old, objects).ship()
+        store_id = old._core.store_id
+    copy = follower(objects, tmp_path / "c", rollback_limit=19)
+    recovery.recover(tmp_path / "new", store_id, Files(), SystemClock(), write=True)
+    with kvstore.open(tmp_path / "new") as new:
+        new.table("t").upsert([{"k": k, "v": 2} for k in range(200, 240)])
+        new.flush()
+        replica_of(new, objects).ship()
+    with pytest.raises(Diverged) as caught:
+        copy.pull()
+    assert int(str(caught.value.where["lacking"])) >= 20, "all that it has behind the first difference"
+    copy.close()
+    with follower(objects, tmp_path / "c", rollback_limit=30) as copy:
+        assert copy.pull().anew
+    assert everything(tmp_path / "c") == everything(tmp_path / "new")
+
+
+@dataclass
+class Expired:
+    """What is left of a bucket, and what a new leader has, which began at 10: batches of five each."""
+
+    mine: dict[int, bytes]
+    theirs: dict[int, bytes]
+    end: Offset = Offset(40)
+
+    @property
+    def log(self) -> Self:
+        return self
+
+    def bucket(self, _: Track) -> Self:
+        return self
+
+    @property
+    def state(self) -> CatalogState:
+        return CatalogState()
+
+    def start(self) -> int:
+        return min(self.mine)
+
+    def objects(self, track: Track) -> list[ObjectName]:
+        return [ObjectName(track, "range", 10, 50, Epoch(1))]
+
+    def way_from(self, *_: object) -> None:
+        return None
+
+    def batches(self, start: object, end: int) -> Any:
+        if start is None:
+            found = ((SimpleNamespace(base_offset=at, next_offset=at + 5), data) for at, data in self.theirs.items())
+            return (each for each in found if each[0].next_offset <= end)
+        if start < self.start():  # type: ignore[operator]
+            raise OffsetOutOfRange("It has expired.")
+        return (SimpleNamespace(data=data) for at, data in self.mine.items() if start <= at < end)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("same", "common"), [(True, 40), (False, 10)])
+def test_what_expired_in_the_copy_is_told_by_what_is_behind_it(*, same: bool, common: int) -> None:
+    theirs = {at: b"%d" % at for at in range(10, 50, 5)}
+    mine = {at: b"%d" % at if same else b"-" for at in range(30, 40, 5)}
+    found = Expired(mine, theirs)
+    assert divergence._common_changes(found, found, Track(TableId(1), BucketId(0)), 50) == common  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def begun_anew(tmp_path: Path) -> Iterator[Objects]:
+    """A replica that begins behind what a copy in ``c`` has, and directories of others beside that."""
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([{"k": 1, "v": 1}])
+        store.flush()
+        replica_of(store, objects).ship()
+        follower(objects, tmp_path / "c").close()
+        table.upsert([{"k": 2, "v": 2}])
+        table.snapshot()
+        objects.held.clear()
+        store.drop_replica("r")
+        replica = replica_of(store, objects)
+        objects.held.clear()
+        shipper = replica._shipper(objects)
+        shipper.lead()
+        end = shipper.ship_snapshot(track := Track(TableId(1), BucketId(0)))
+        store.create_table("u", SCHEMA, "k")
+        catalog = shipper._ship_catalog(None)
+        shipper.report([catalog, Shipped(track=track, start=end, end=end, snapshots=[end])])
+        yield objects
+
+
+def test_nobody_promotes_a_copy_that_is_made_anew(
+    tmp_path: Path, begun_anew: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, tried = following.begin, list[str]()
+
+    def meanwhile(*given: Any) -> Any:
+        with pytest.raises(StoreLocked):
+            follower(begun_anew, tmp_path / "c")
+        tried.append("")
+        return begin(*given)
+
+    monkeypatch.setattr(following, "begin", meanwhile)
+    with follower(begun_anew, tmp_path / "c") as copy:
+        assert copy.pull().anew
+    assert tried
+    with kvstore.open(tmp_path / "c", read_only=True) as read:
+        assert read.table("t").count() == 2
+
+
+def test_a_copy_that_is_made_anew_touches_nobody_elses_directory(
+    tmp_path: Path, begun_anew: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tmp_path / "c", tmp_path / "c.before")  # somebody keeps what there was
+    monkeypatch.chdir(tmp_path / "c")
+    with follower(begun_anew, Path()) as copy:
+        assert copy.pull().anew
+    assert sorted(each.name for each in tmp_path.glob("c*")) == ["c", "c.before"]
+    assert everything(tmp_path / "c.before")
+
+
+def test_a_leader_that_ships_faster_than_its_replica_is_listed(tmp_path: Path) -> None:
+    leader = Leader(tmp_path / "s", 1)
+    leader._epoch(leader.store.table("t"))
+    leader.ship()
+    copy = follower(leader.objects, tmp_path / "c")
+    listed = leader.objects.list
+
+    def meanwhile(prefix: str = "") -> Iterator[tuple[str, int]]:
+        yield from listed(prefix)
+        if not prefix:
+            leader.objects.list = listed  # type: ignore[method-assign]
+            leader._epoch(leader.store.table("t"))
+            leader.ship()
+            leader.objects.list = meanwhile  # type: ignore[method-assign]
+
+    leader.objects.list = meanwhile  # type: ignore[method-assign]
+    assert not copy.pull()
+    for _ in range(2):
+        assert copy.pull().changes
+    assert leader.epoch == 4, "it listed once each time"
+    leader.objects.list = listed  # type: ignore[method-assign]
+    copy.pull()
+    copy.close()
+    assert everything(tmp_path / "c") == everything(tmp_path / "s")
+    leader.store.close()
+
+
+def test_another_replica_of_the_name_of_one_that_was_refused(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "other") as other:
+        other.add_replica(str(tmp_path / "taken")).ship()
+    with kvstore.open(tmp_path / "s") as store, store.replicate(0.01) as shipping:
+        store.add_replica(str(tmp_path / "taken"), "r")
+        wait_until(lambda: isinstance(shipping.failures.get("r"), WriterFenced))
+        store.drop_replica("r")
+        wait_until(lambda: not shipping.failures)
+        store.add_replica(str(tmp_path / "free"), "r")
+        wait_until(lambda: store.replicas["r"].as_of_ms is not None)
+
+
+def test_a_copy_that_did_not_come_to_be_is_not_promoted(tmp_path: Path, begun_anew: Objects) -> None:
+    (tmp_path / "c" / "STORE").unlink()
+    with pytest.raises(NotAStore, match="not made to its end"):
+        following.Follower(tmp_path / "c", StoreOptions(), Files(), SystemClock(), connect=lambda _: begun_anew)
+
+
+def test_a_place_that_fails_between_two_buckets(tmp_path: Path) -> None:
+    """What was planned can't be fetched: nothing of the round is taken, and no commit is seen torn."""
+    leader = Leader(tmp_path / "s", 1)
+    plain = leader.store.create_table("u", SCHEMA, "k", buckets=2)  # nobody looks at its batches to plan
+    plain.upsert([{"k": k, "v": 0} for k in range(9)])
+    leader._epoch(leader.store.table("t"))
+    leader.ship()
+    asked: dict[str, int] = {}
+    unreachable = ["nothing"]
+    get = leader.objects.get
+
+    def failing(name: str) -> memoryview:
+        asked[name] = asked.get(name, 0) + 1
+        if name.startswith(unreachable[-1]):
+            raise Unavailable("gone for an hour")
+        return get(name)
+
+    with follower(leader.objects, tmp_path / "c") as copy:
+        copy.pull()
+        before = everything(tmp_path / "c")
+        for _ in range(3):
+            leader._epoch(leader.store.table("t"))
+            for _ in range(3):
+                leader._upsert(leader.store.table("t"))
+            plain.upsert([{"k": k, "v": 1} for k in range(9)])
+            leader.ship()
+        leader.objects.get = failing  # type: ignore[method-assign]
+        for prefix in ("tables/1/2/", "tables/2/1/"):
+            unreachable.append(prefix)
+            with pytest.raises(Unavailable):
+                copy.pull()
+            assert everything(tmp_path / "c") == before
+        unreachable.append("nothing")
+        asked.clear()
+        assert copy.pull()
+        assert max(times for name, times in asked.items() if name.endswith(".range")) == 1
+        assert not list((tmp_path / "c").glob("*.tmp"))
+    assert everything(tmp_path / "c") == everything(tmp_path / "s")
+    leader.store.close()

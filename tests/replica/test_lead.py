@@ -1,0 +1,316 @@
+"""Once a copy is promoted, who led before appends nothing, ship it or not; a place that is gone stops nobody."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.checkpoint import recovery
+from kvstore.clock import SystemClock
+from kvstore.errors import StoreFull, Unavailable, WriterFenced
+from kvstore.files import Files
+from kvstore.replica import lead
+from kvstore.table.apply import WritePath
+from logformat import paths
+from logformat.ids import Epoch
+from logformat.replica_object import leader_name
+from tests.replica.objects import SCHEMA, Objects
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Of a store at ``s`` that ships to ``r``."""
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        store.flush()
+        store.add_replica(str(tmp_path / "r"), "r").ship()
+    kvstore.follow(str(tmp_path / "r"), tmp_path / "c").close()
+    return tmp_path / "c"
+
+
+def test_nothing_is_appended_any_more(tmp_path: Path, copy: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.table("t")
+        table.upsert([{"k": 2, "v": 2}])
+        writer = table.writer()
+        kvstore.promote(copy)
+        with pytest.raises(WriterFenced, match="write there"):
+            table.upsert([{"k": 3, "v": 3}])
+        with pytest.raises(WriterFenced, match="write there"):
+            store.create_table("u", SCHEMA, "k")
+        writer.upsert({"k": 4, "v": 4})
+        with pytest.raises(WriterFenced, match="write there"):
+            writer.flush()
+        with pytest.raises(WriterFenced):
+            store.replica("r").ship()
+        assert rows_of(table) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
+    with kvstore.open(copy) as store:
+        store.table("t").upsert([{"k": 9, "v": 9}])
+        assert rows_of(store.table("t")) == [{"k": 1, "v": 1}, {"k": 9, "v": 9}]
+
+
+def test_nor_by_who_opens_it_later(tmp_path: Path, copy: Path) -> None:
+    kvstore.promote(copy)
+    with kvstore.open(tmp_path / "s") as store, pytest.raises(WriterFenced, match="write there"):
+        store.table("t").upsert([{"k": 3, "v": 3}])
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_nor_by_who_is_in_the_middle_of_it(tmp_path: Path, copy: Path, round: int) -> None:
+    """A thread, and a process of its own, that append all the time."""
+    promoted, late, fenced = threading.Event(), [], []
+    with kvstore.open(tmp_path / "s") as store:
+        tables = [store.create_table("u", SCHEMA, "k"), store.create_table("w", SCHEMA, "k")]
+
+        def write() -> None:
+            number = 0
+            try:
+                while True:
+                    was_promoted = promoted.is_set()
+                    tables[0].upsert([{"k": number, "v": round}])
+                    number += 1
+                    late.extend([number] if was_promoted else [])
+            except WriterFenced as error:
+                fenced.append(error)
+
+        thread = threading.Thread(target=write)
+        with Child(append_always, tmp_path / "s", lead.LEASE_SECONDS) as child:
+            assert child.hear() == "began"
+            thread.start()
+            kvstore.promote(copy)
+            promoted.set()
+            child.say("promoted")
+            assert child.hear() == "fenced"
+        thread.join()
+    assert fenced
+    assert late == []
+
+
+def append_always(pipe: Pipe, path: Path, lease: float) -> None:
+    lead.LEASE_SECONDS = lease
+    with kvstore.open(path) as store:
+        table = store.table("w")
+        table.upsert([{"k": 0, "v": 0}])
+        pipe.send("began")
+        try:
+            while not pipe.poll():
+                table.upsert([{"k": 1, "v": 0}])
+            table.upsert([{"k": 2, "v": 0}])
+        except WriterFenced:
+            pipe.recv()
+            pipe.send("fenced")
+        else:
+            pipe.send("appended")
+
+
+def test_a_place_that_is_gone_stops_nobody(tmp_path: Path, copy: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        shutil.move(tmp_path / "r", tmp_path / "away")
+        store.table("t").upsert([{"k": 2, "v": 2}])
+        store.table("t").upsert([{"k": 3, "v": 3}])
+        shutil.move(tmp_path / "away", tmp_path / "r")
+        kvstore.promote(copy)
+        with pytest.raises(WriterFenced):
+            append_until_fenced(store.table("t"))  # it is asked beside appends first
+
+
+def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "WAIT_SECONDS", 0.01)
+    answers, asked = threading.Event(), threading.Event()
+
+    class Silent(Objects):
+        def get(self, name: str) -> memoryview:
+            asked.set()
+            if not answers.wait(30):
+                raise Unavailable("nothing")
+            return super().get(name)
+
+    place = Silent()
+    with kvstore.open(tmp_path / "s") as store:
+        journal = store._core.journal
+        journal.asks = lead.Lead(journal, store._core.store_id, SystemClock(), lambda _: place).check
+        for number in range(3):
+            store.table("t").upsert(pa.RecordBatch.from_pylist([{"k": 2, "v": number}], schema=SCHEMA))
+        assert asked.is_set()
+        assert not answers.is_set()
+        place.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
+        place.create(leader_name(store._core.catalog().leader_epoch + 1), [b"other"])
+        answers.set()
+        with pytest.raises(WriterFenced):
+            append_until_fenced(store.table("t"))
+
+
+def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path) -> None:
+    """What is under way when a writer comes may have been asked before anybody was promoted."""
+    asked, answers = threading.Event(), threading.Event()
+
+    class Late(Objects):
+        def get(self, name: str) -> memoryview:
+            first, found = not asked.is_set(), self.held.get(name)
+            asked.set()
+            if first:
+                assert answers.wait(30)
+            if found is None:
+                raise FileNotFoundError(name)
+            return memoryview(found)
+
+    class Ahead(SystemClock):
+        ahead = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead
+
+    objects, clock = Late(), Ahead()
+    with kvstore.open(tmp_path / "s", read_only=True) as store:
+        state, store_id = store._core.catalog(), store._core.store_id
+    place = lead._Place(lambda: objects, store_id, clock)
+    place.renew(state)
+    assert asked.wait(30)
+    objects.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
+    objects.create(leader_name(Epoch(state.leader_epoch + 1)), [b"other"])
+    clock.ahead = 3600
+    answers.set()
+    place.wait(state)
+    assert place.lost_to == state.leader_epoch + 1
+
+
+def test_a_place_that_was_gone_is_asked_again_after_a_rest(tmp_path: Path, copy: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        shutil.move(tmp_path / "r", tmp_path / "away")
+        store.table("t").upsert([{"k": 2, "v": 2}])
+        shutil.move(tmp_path / "away", tmp_path / "r")
+        kvstore.promote(copy)
+        time.sleep(2 * lead.LEASE_SECONDS)
+        with pytest.raises(WriterFenced):
+            store.table("t").upsert([{"k": 3, "v": 3}])
+
+
+def test_a_place_that_is_gone_does_not_stand_for_another(tmp_path: Path, copy: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.add_replica(str(tmp_path / "r2"), "a").ship()
+        store.table("t").upsert([{"k": 2, "v": 2}])
+        shutil.rmtree(tmp_path / "r2")
+        kvstore.promote(copy)
+        with pytest.raises(WriterFenced):
+            store.table("t").upsert([{"k": 3, "v": 3}])
+
+
+def test_what_was_merged_before_is_not_appended_after(
+    tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that takes longer than a lease: it is asked once more before it goes to the log."""
+    apply, merged = WritePath.apply_all, []
+
+    def slowly(self: WritePath, requests: Any) -> Any:
+        found = apply(self, requests)
+        merged.append(kvstore.promote(copy))
+        return found
+
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.table("t")
+        table.upsert([{"k": 2, "v": 2}])
+        monkeypatch.setattr(WritePath, "apply_all", slowly)
+        with pytest.raises(WriterFenced):
+            table.upsert([{"k": 3, "v": 3}])
+        assert merged
+        assert rows_of(table) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
+
+
+def test_nor_is_an_epoch(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, merged = WritePath.apply, []
+
+    def slowly(self: WritePath, *arguments: Any, **given: Any) -> Any:
+        found = apply(self, *arguments, **given)
+        merged.append(kvstore.promote(copy))
+        return found
+
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.table("t")
+        monkeypatch.setattr(WritePath, "apply", slowly)
+        with pytest.raises(WriterFenced):
+            table.apply_epoch(kvstore.Changes.of([("upsert", {"k": 3, "v": 3})], SCHEMA), "w", 0)
+        assert merged
+        assert rows_of(table) == [{"k": 1, "v": 1}]
+
+
+def test_edits_that_wait_are_left_out(tmp_path: Path, copy: Path) -> None:
+    with kvstore.open(tmp_path / "s", journal_sync="NO_SYNC", sync_interval_ms=60_000) as store:
+        consumer = store.consumer("c")
+        consumer.commit("t", {0: 0})
+        before = store._core.catalog().txid
+        consumer.commit("t", {0: 1})
+        kvstore.promote(copy)
+    with kvstore.open(tmp_path / "s", read_only=True) as store:
+        assert store._core.catalog().lost_to == 1
+        assert store._core.catalog().txid == before + 1
+        assert store.table("t").consumers["c"][0] == 0
+
+
+def test_a_place_that_another_store_has_by_now(tmp_path: Path, copy: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store, kvstore.open(tmp_path / "o") as other:
+        shutil.rmtree(tmp_path / "r")
+        other.create_table("t", SCHEMA, "k")
+        other.add_replica(str(tmp_path / "r"), "r").ship()
+        kvstore.follow(str(tmp_path / "r"), tmp_path / "oc").close()
+        kvstore.promote(tmp_path / "oc")
+        with pytest.raises(WriterFenced, match="of another store"):
+            store.replica("r").ship()
+        store.table("t").upsert([{"k": 2, "v": 2}])
+        store.drop_replica("r")
+
+
+def test_a_copy_that_goes_on_several_epochs_later(tmp_path: Path, copy: Path) -> None:
+    """Recovered twice, for instance: nobody ever shipped in the epoch between."""
+    shutil.copytree(tmp_path / "s", tmp_path / "s2")
+    with kvstore.open(tmp_path / "s", read_only=True) as store:
+        store_id = store._core.store_id
+    for _ in range(2):
+        recovery.recover(tmp_path / "s2", store_id, Files(), SystemClock(), write=True)
+    with kvstore.open(tmp_path / "s2") as store:
+        store.replica("r").ship()
+    with kvstore.open(tmp_path / "s") as store, pytest.raises(WriterFenced):
+        store.table("t").upsert([{"k": 2, "v": 2}])
+
+
+def test_a_shipper_that_died_before_it_said_what_it_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        store.flush()
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._core.journal), "append", full)
+            with pytest.raises(StoreFull):
+                replica.ship()
+        kvstore.follow(str(tmp_path / "r"), tmp_path / "c").close()
+        kvstore.promote(tmp_path / "c")
+        with pytest.raises(WriterFenced):
+            store.table("t").upsert([{"k": 2, "v": 2}])
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise StoreFull("planted")
+
+
+def append_until_fenced(table: kvstore.Table) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        table.upsert([{"k": 4, "v": 4}])
+
+
+def test_another_store_there_fences_nobody(tmp_path: Path, copy: Path) -> None:
+    """Nothing was shipped there, and nothing is."""
+    kvstore.promote(copy)
+    with kvstore.open(tmp_path / "other") as other:
+        other.add_replica(str(tmp_path / "r"), "r")
+        with pytest.raises(WriterFenced):
+            other.replica("r").ship()
+        other.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])

@@ -1,0 +1,154 @@
+"""Copies of a store that ship to one place: what one of them shipped is never taken for another's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore.checkpoint import recovery
+from kvstore.clock import SystemClock
+from kvstore.errors import StoreLocked, WriterFenced
+from kvstore.files import Files
+from kvstore.lock import ProcessLock
+from kvstore.replica.shipper import Shipper
+from logformat import paths
+from tests.replica.objects import SCHEMA, Objects, changes_of, replica_of, restored
+from tests.support.tables import rows_of
+
+
+def copied(store: Path, to: Path) -> Path:
+    """A copy of a store that goes on in its place."""
+    shutil.copytree(store, to)
+    with kvstore.open(to, read_only=True) as copy:
+        store_id = copy._core.store_id
+    recovery.recover(to, store_id, Files(), SystemClock(), write=True)
+    return to
+
+
+def write(store: kvstore.Store, objects: Objects, value: int, times: int) -> None:
+    """And ship each time."""
+    for k in range(times):
+        store.table("t").upsert([{"k": k, "v": value}, {"k": 100 + value, "v": k}])
+        store.flush()
+        replica_of(store, objects).ship()
+
+
+def assert_is(objects: Objects, store: kvstore.Store, to: Path) -> None:
+    """A restore is that store, and the replica says it is whole."""
+    assert replica_of(store, objects).check()
+    restored(objects, to)
+    with kvstore.open(to) as back:
+        assert rows_of(back.table("t")) == rows_of(store.table("t"))
+        assert changes_of(back.table("t")) == changes_of(store.table("t"))
+        assert back.check()
+
+
+@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize("behind", [1, 5])
+def test_what_the_one_before_shipped_is_over(tmp_path: Path, before: int, behind: int) -> None:
+    """The original ships on after the copy was made, and then the copy takes its place."""
+    objects = Objects()
+    with kvstore.open(tmp_path / "old") as old:
+        old.create_table("t", SCHEMA, "k")
+        write(old, objects, 1, before)
+    shutil.copytree(tmp_path / "old", tmp_path / "copy")
+    with kvstore.open(tmp_path / "old") as old:
+        write(old, objects, 2, 4)
+        with kvstore.open(copied(tmp_path / "copy", tmp_path / "new")) as new:
+            write(new, objects, 3, behind)
+            assert_is(objects, new, tmp_path / "back")
+            old.table("t").upsert([{"k": 1, "v": 9}])
+            old.flush()
+            with pytest.raises(WriterFenced):
+                replica_of(old, objects).ship()
+            write(new, objects, 4, 9)
+            assert_is(objects, new, tmp_path / "again")
+            for name in objects.names[::3]:
+                objects.held[str(name)] += b"?"
+            assert replica_of(new, objects).repair()
+            assert_is(objects, new, tmp_path / "mended")
+
+
+def test_a_restored_store_does_not_take_the_place_of_its_replica(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k")
+        write(store, objects, 1, 2)
+        restored(objects, tmp_path / "back")
+        held = dict(objects.held)
+        with kvstore.open(tmp_path / "back") as back, pytest.raises(WriterFenced, match="choose one that is empty"):
+            replica_of(back, objects).ship()
+        assert objects.held == held
+        write(store, objects, 2, 2)
+        assert_is(objects, store, tmp_path / "again")
+
+
+def test_of_two_copies_only_one_takes_the_place(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k")
+        write(store, objects, 1, 2)
+    with kvstore.open(copied(tmp_path / "s", tmp_path / "a")) as one:
+        write(one, objects, 2, 2)
+        with kvstore.open(copied(tmp_path / "s", tmp_path / "b")) as other:
+            assert one._core.catalog().leader_epoch == other._core.catalog().leader_epoch
+            other.table("t").upsert([{"k": 1, "v": 3}])
+            other.flush()
+            with pytest.raises(WriterFenced):
+                replica_of(other, objects).ship()
+        write(one, objects, 4, 2)
+        assert_is(objects, one, tmp_path / "back")
+
+
+def test_who_is_replaced_in_the_middle_of_a_round_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k")
+        write(store, objects, 1, 2)
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    with kvstore.open(tmp_path / "s") as old, kvstore.open(copied(tmp_path / "copy", tmp_path / "new")) as new:
+        real = Shipper._ship_bucket
+
+        def replaced(*arguments: Any) -> Any:
+            done = real(*arguments)
+            monkeypatch.setattr(Shipper, "_ship_bucket", real)
+            write(new, objects, 3, 3)
+            return done
+
+        old.table("t").upsert([{"k": k, "v": 2} for k in range(50)])
+        old.flush()
+        monkeypatch.setattr(Shipper, "_ship_bucket", replaced)
+        with pytest.raises(WriterFenced):
+            replica_of(old, objects).ship()
+        assert_is(objects, new, tmp_path / "back")
+
+
+def test_one_ships_at_a_time(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        replica = replica_of(store, Objects())
+        lock = ProcessLock(tmp_path / "s" / paths.SHIPPING)
+        assert lock.try_acquire()
+        for what in (replica.ship, replica.check, replica.repair):
+            with pytest.raises(StoreLocked, match="try again"):
+                what()
+        lock.release()
+        replica.ship()
+
+
+def test_two_replicas_have_nothing_to_tell_each_other(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        replicas = [replica_of(store, Objects(), name) for name in "ab"]
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        store.flush()
+        for replica in replicas:
+            replica.ship()
+        txid = store._core.catalog().txid
+        for replica in replicas * 3:
+            assert replica.ship().objects == 0
+        assert store._core.catalog().txid == txid

@@ -1,0 +1,71 @@
+"""What is shipped comes back: to the end, to an offset of each bucket, to a time."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+import kvstore
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+UTC = dt.UTC
+
+
+def changes_of(table: kvstore.Table) -> list[dict[str, Any]]:
+    return [row for batch in table.changelog() for row in batch.to_pylist()]
+
+
+def write(table: kvstore.Table, random: Random, step: int, epoch: int) -> int:
+    """Something happens to a table; the epoch that comes next."""
+    keys = random.sample(range(30), random.randrange(1, 6))
+    if random.random() < 0.3:
+        table.delete(keys)
+    elif random.random() < 0.4:
+        rows = [("upsert", {"k": k, "v": step}) for k in keys]
+        table.apply_epoch(kvstore.Changes.of(rows, table.schema), "w", epoch, "r")
+        return epoch + 1
+    else:
+        table.upsert([{"k": k, "v": step} for k in keys])
+    return epoch
+
+
+def test_all_of_a_store_comes_back(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=3)
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        assert replica.ship().objects
+        random, epoch = Random(5), 0
+        for step in range(40):
+            epoch = write(table, random, step, epoch)
+            if step % 10 == 5:
+                store.flush()
+                replica.ship()
+        store.add_columns("t", [pa.field("w", pa.string())])
+        table.upsert([{"k": 77, "v": 1, "w": "ü"}])
+        store.create_table("events", SCHEMA, None).upsert([{"k": 1, "v": 1}])
+        store.flush()
+        assert replica.report().behind["t"] > 0
+        replica.ship()
+        assert replica.ship().objects == 0
+        report = replica.check()
+        assert report
+        assert report.behind == {"t": 0, "events": 0}
+        rows, changes = rows_of(table), changes_of(table)
+        ends = {name: {b: end for b, (_, end) in store.table(name).offsets().items()} for name in ("t", "events")}
+    assert kvstore.restore(str(tmp_path / "r"), tmp_path / "back").ends == ends
+    with kvstore.open(tmp_path / "back") as store:
+        assert (store.list_tables(), store.replicas) == (["events", "t"], {})
+        table = store.table("t")
+        assert (rows_of(table), changes_of(table)) == (rows, changes)
+        assert store.check()
+        again = kvstore.Changes.of([("upsert", {"k": 1, "v": -1, "w": None})], table.schema)
+        table.apply_epoch(again, "w", epoch - 1, "r")
+        assert {b: end for b, (_, end) in table.offsets().items()} == ends["t"]
+        table.apply_epoch(again, "w", epoch, "r")
+        store.create_table("new", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        assert store.check()

@@ -1,0 +1,223 @@
+"""However shipping is interrupted, the replica ends whole; and who was replaced ships no more."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import kvstore
+from kvstore.checkpoint import recovery
+from kvstore.clock import SystemClock
+from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
+from kvstore.files import Files
+from kvstore.replica.client import ObjectStore
+from kvstore.replica.replica import Replica
+from kvstore.replica.shipping import Shipping
+from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_place_that_fails_at_random(tmp_path: Path, seed: int) -> None:
+    """Requests that never came, that were carried out and answered with an error, lists that break off."""
+    random, objects = Random(seed), Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        replica = replica_of(store, Faulty(objects, random))
+        whole = replica_of(store, objects)
+        acknowledged: set[str] = set()
+        failed = 0
+        for step in range(25):
+            table.upsert([{"k": k, "v": step} for k in range(5)])
+            store.flush()
+            try:
+                replica.ship()
+                acknowledged |= set(objects.held)
+            except Unavailable:
+                failed += 1
+            assert acknowledged <= set(objects.held), "an object that was reported is gone"
+            if step % 5 == 4 and objects.names:
+                objects.held[str(random.choice(objects.names))] += b"?"
+                try:
+                    replica.repair()
+                except Unavailable:
+                    failed += 1
+        assert failed > 5
+        whole.repair()
+        whole.ship()
+        assert whole.check()
+        restored(objects, tmp_path / "back")
+        with kvstore.open(tmp_path / "back") as back:
+            assert (rows_of(back.table("t")), changes_of(back.table("t"))) == (rows_of(table), changes_of(table))
+
+
+def test_who_was_replaced_ships_no_more(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "old") as store:
+        replica_of(store, objects).ship()
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    with kvstore.open(tmp_path / "old") as old:
+        store_id = old._core.store_id
+        recovery.recover(tmp_path / "new", store_id, Files(), SystemClock(), write=True)
+        with kvstore.open(tmp_path / "new") as new:
+            new.table("t").upsert([{"k": 2, "v": 2}])
+            new.flush()
+            replica_of(new, objects).ship()
+            held = dict(objects.held)
+            old.table("t").upsert([{"k": 3, "v": 3}])
+            old.flush()
+            with pytest.raises(WriterFenced, match="taken this store's place"):
+                replica_of(old, objects).ship()
+            assert objects.held == held
+            rows = rows_of(new.table("t"))
+            assert replica_of(new, objects).check()
+    restored(objects, tmp_path / "back")
+    with kvstore.open(tmp_path / "back") as back:
+        assert rows_of(back.table("t")) == rows
+
+
+def test_a_replica_of_another_store(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "a") as one, kvstore.open(tmp_path / "b") as other:
+        replica_of(one, objects).ship()
+        held = dict(objects.held)
+        with pytest.raises(WriterFenced, match="of another store"):
+            replica_of(other, objects).ship()
+        assert objects.held == held
+
+
+def test_names_of_replicas(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.add_replica(tmp_path.as_uri() + "/r", "r")
+        with pytest.raises(InvalidRequest, match="replica of that name"):
+            store.add_replica(str(tmp_path / "q"), "r")
+        for wrong in ("memory:///", str(tmp_path), str(tmp_path / "s"), str(tmp_path / "s" / "tables")):
+            with pytest.raises(InvalidRequest, match=r"elsewhere than its store|in memory"):
+                store.add_replica(wrong)
+        with pytest.raises(InvalidRequest, match="can't be at this URL"):
+            store.add_replica("nonsense://x/y")
+        assert list(store.replicas) == ["r"]
+        replica = store.replica("r")
+        store.drop_replica("r")
+        with pytest.raises(InvalidRequest, match="no such replica"):
+            replica.ship()
+        with pytest.raises(InvalidRequest, match="no such replica"):
+            store.replica("r")
+
+
+def ship_for_ever(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path, read_only=True) as store:
+        replica = store.replica("r")
+        pipe.send("ready")
+        while True:
+            replica.ship()
+
+
+def killed(tmp_path: Path, times: int) -> None:
+    random = Random(times)
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        step = 0
+        for _ in range(times):
+            with Child(ship_for_ever, tmp_path / "s") as child:
+                child.hear()
+                for _ in range(random.randrange(1, 12)):
+                    table.upsert([{"k": k, "v": step} for k in range(step % 3, 9)])
+                    step += 1
+                    if random.random() < 0.5:
+                        store.flush()
+                child.kill()
+            assert not replica.check().findings
+        store.flush()
+        replica.ship()
+        assert replica.check()
+        rows, changes = rows_of(table), changes_of(table)
+    kvstore.restore(str(tmp_path / "r"), tmp_path / "back")
+    with kvstore.open(tmp_path / "back") as back:
+        assert (rows_of(back.table("t")), changes_of(back.table("t"))) == (rows, changes)
+
+
+def test_a_shipper_that_is_killed(tmp_path: Path) -> None:
+    killed(tmp_path, 5)
+
+
+@pytest.mark.long
+def test_a_shipper_that_is_killed_a_hundred_times(tmp_path: Path) -> None:
+    killed(tmp_path, 100)
+
+
+def test_a_place_in_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no such directory"):
+        ObjectStore(str(tmp_path / "r ü"))
+    place = ObjectStore(str(tmp_path / "r ü"), create=True)
+    assert list(ObjectStore((tmp_path / "r ü").as_uri()).list()) == []
+    assert place.create("tables/1/a", [b"x", memoryview(b"y")])
+    assert not place.create("tables/1/a", [b"z"])
+    assert bytes(place.get("tables/1/a")) == b"xy"
+    place.replace("tables/1/a", [b"z"])
+    place.replace("b", [b""])
+    assert sorted(place.list()) == [("b", 0), ("tables/1/a", 1)]
+    assert list(place.list("tables/")) == [("tables/1/a", 1)]
+    place.delete("b")
+    place.delete("b")
+    with pytest.raises(FileNotFoundError):
+        place.get("b")
+
+
+def test_in_the_background(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        with store.replicate(0.01) as shipping:
+            store.add_replica(str(tmp_path / "r"), "r")
+            table.upsert([{"k": 1, "v": 1}])
+            store.flush()
+            wait_until(lambda: store.replicas["r"].as_of_ms is not None and not store.replicas["r"].behind["t"])
+            shutil.move(tmp_path / "r", tmp_path / "away")
+            wait_until(lambda: "r" in shipping.failures)
+            assert isinstance(shipping.failures["r"], Unavailable)
+            shutil.move(tmp_path / "away", tmp_path / "r")
+            wait_until(lambda: not shipping.failures)
+            kvstore.follow(str(tmp_path / "r"), tmp_path / "c").close()
+            kvstore.promote(tmp_path / "c")
+            wait_until(lambda: isinstance(shipping.failures.get("r"), WriterFenced))
+            with pytest.raises(WriterFenced, match="write there"):
+                table.upsert([{"k": 2, "v": 2}])
+        for wrong in (0, -1, float("nan"), 1e9):
+            with pytest.raises(InvalidRequest, match="number of seconds"):
+                store.replicate(wrong)
+        shipping = store.replicate(0.01)
+    shipping._thread.join(10)
+    assert not shipping._thread.is_alive()
+
+
+def test_in_the_background_while_the_catalog_cannot_be_read(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        damaged = CorruptData("damaged")
+        answers: list[bool] = []
+
+        def replicas() -> dict[str, Replica]:
+            answers.append(len(answers) in (0, 5))
+            if answers[-1]:
+                return {"r": replica}
+            raise damaged
+
+        with Shipping(replicas, 0.01) as shipping:
+            for rounds in (4, 8):
+                wait_until(lambda: len(answers) >= rounds and not answers[-1])  # noqa: B023
+                assert shipping.failures == {"r": damaged}, "it is told until the catalog can be read again"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

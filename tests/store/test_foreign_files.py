@@ -1,0 +1,179 @@
+"""Files that somebody put where those of a store are: refused by name, or of no account; never followed or waited for.
+
+Each is opened in a process of its own, with ten seconds for it. Who has the directory can do what he likes with it; but
+a store in a directory of others, or one that was unpacked from an archive, must not write elsewhere, nor hang.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+SECONDS_MAX = 10
+OPEN = """
+import signal, sys, traceback
+import kvstore
+from kvstore.errors import StoreError
+for path, mode in zip(sys.argv[1::2], sys.argv[2::2]):
+    signal.alarm(int({seconds}))
+    try:
+        with kvstore.open(path, read_only=mode == "read") as store:
+            table = store.table("t")
+            if mode == "write":
+                table.upsert([{{"k": 7, "v": 7}}])
+                table.snapshot()
+                if "image" in path:
+                    store.checkpoint()
+            rows = {{row["k"]: row["v"] for row in table.scan().read_all().to_pylist()}}
+            changes = sum(map(len, table.changelog("earliest")))
+            is_right = rows == {{k: 99 if k == 1 else 7 if (k, mode) == (7, "write") else 11 for k in range(20)}}
+            if not store.check().ok:
+                print("told")
+            else:
+                print("whole" if is_right and changes >= 461 else f"wrong {{rows}} {{changes}}")
+    except StoreError:
+        print("told")
+    except BaseException as error:
+        traceback.print_exc()
+        print("unnamed", repr(error))
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with every kind of file."""
+    path = tmp_path_factory.mktemp("foreign") / "store"
+    with kvstore.open(path, segment_bytes_max=4000) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        for step in range(12):
+            table.upsert([{"k": k, "v": step} for k in range(20)])
+        table.snapshot()
+        store.checkpoint()
+        table.upsert([{"k": 1, "v": 99}])
+    return path
+
+
+KINDS = (
+    "STORE",
+    "data.mdb",
+    "lock.mdb",
+    "LOCK",
+    "image",
+    ".log",
+    ".index",
+    ".writers",
+    "manifest",
+    "rows",
+    "writers.json",
+)
+
+
+def files_of(store: Path) -> list[Path]:
+    """The newest of each kind, in catalog and bucket, relative to the store."""
+    found: dict[str, Path] = {}
+    for path in sorted(store.rglob("*")):
+        kind = next((kind for kind in KINDS if kind in path.name), None)
+        if path.is_file() and kind is not None:
+            found[f"{path.relative_to(store).parts[0]} {kind} {path.parent.name == 'image'}"] = path.relative_to(store)
+    return list(found.values())
+
+
+def link(path: Path, victim: Path) -> None:
+    path.rename(victim)
+    path.symlink_to(victim)
+
+
+def second_name(path: Path, victim: Path) -> None:
+    os.link(path, victim)
+
+
+def fifo(path: Path, victim: Path) -> None:
+    path.rename(victim)
+    os.mkfifo(path, 0o600)
+
+
+def directory(path: Path, victim: Path) -> None:
+    path.rename(victim)
+    path.mkdir()
+
+
+def link_to_nowhere(path: Path, victim: Path) -> None:
+    shutil.copy(path, victim)
+    path.unlink()
+    path.symlink_to(victim.parent / "nowhere")
+
+
+def device(path: Path, victim: Path) -> None:
+    path.rename(victim)
+    path.symlink_to("/dev/zero")
+
+
+QUICK, OTHERS = (link, fifo), (second_name, directory, link_to_nowhere, device)
+
+
+@pytest.mark.parametrize("put", [*QUICK, *(pytest.param(put, marks=pytest.mark.long) for put in OTHERS)])
+def test_what_is_no_file_of_ours(put: Callable[[Path, Path], None], filled: Path, tmp_path: Path) -> None:
+    """Told by name or by the check, or in nobody's way; and nothing is written to what it leads to."""
+    names = files_of(filled)
+    assert len(names) >= len(KINDS)
+    arguments: list[str] = []
+    before: dict[Path, bytes] = {}
+    for number, name in enumerate(names):
+        for mode in ("read", "write"):
+            store = tmp_path / f"{number}-{name.parent.name}-{mode}"
+            shutil.copytree(filled, store)
+            victim = store.with_suffix(".victim")
+            put(store / name, victim)
+            before[victim] = victim.read_bytes()
+            arguments += [str(store), mode]
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN.format(seconds=SECONDS_MAX), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = dict(
+        zip([f"{name} {mode}" for name in names for mode in ("read", "write")], done.stdout.splitlines(), strict=False)
+    )
+    assert not done.returncode, f"it hangs or ends with {done.returncode} after {told}\n{done.stderr[-2_000:]}"
+    assert not {what: line for what, line in told.items() if line.startswith("unnamed")}, done.stderr[-2_000:]
+    # A lock has nothing but who holds it, and that may be seen under another name.
+    changed = [
+        path.name for path, data in before.items() if path.read_bytes() != data and not data.startswith(b'{"pid"')
+    ]
+    assert not changed
+    wrong = {what: line for what, line in told.items() if line not in ("whole", "told")}
+    assert not wrong
+
+
+def test_whose_files_and_directories_they_are(tmp_path: Path) -> None:
+    """Nobody but their owner may read or enter them, whatever the umask would allow."""
+    make = (
+        "import os, sys, kvstore, pyarrow as pa; os.umask(0)\n"
+        "with kvstore.open(sys.argv[1], segment_bytes_max=4000) as store:\n"
+        "    table = store.create_table('t', pa.schema([pa.field('k', pa.int64(), False)]), 'k', buckets=2)\n"
+        "    for step in range(9): table.upsert([{'k': k} for k in range(50 * step, 50 * step + 50)])\n"
+        "    table.apply_epoch(kvstore.Changes.of([('upsert', {'k': 1})], table.schema), 'w', 0)\n"
+        "    table.snapshot(); store.checkpoint(); store.flush()\n"
+        "    store.add_replica(sys.argv[1] + '-replica', 'r').ship()\n"
+        "kvstore.follow(sys.argv[1] + '-replica', sys.argv[1] + '-copy').close()\n"
+    )
+    path = tmp_path / "store"
+    subprocess.run([sys.executable, "-c", make, path], check=True)
+    for store in (path, tmp_path / "store-copy"):
+        made = [store, *store.rglob("*")]
+        assert len(made) > 20
+        modes = {str(each): oct(each.stat().st_mode & 0o777) for each in made}
+        expected = {str(each): "0o700" if each.is_dir() else "0o600" for each in made}
+        assert modes == expected
