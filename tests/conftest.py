@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import kvstore
+from tests.support import proof, s3
 from tests.support.order import rank_of, scope_of
 
 if TYPE_CHECKING:
@@ -27,7 +30,9 @@ settings.register_profile(
 settings.register_profile("long", settings.get_profile("quick"), max_examples=5_000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+_numbers = count()
 OpenStore = Callable[..., kvstore.Store]
+BEGAN = pytest.StashKey[float]()
 TOLD = "told"
 """The user property of a test that has lines for the end of the output; reports bring it from where the test ran."""
 
@@ -51,24 +56,68 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """See :mod:`tests.support.proof`."""
+    parser.addoption(
+        "--proof", choices=["per-change", "nightly"], help="fail unless the figures of a column are reached"
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[BEGAN] = time.monotonic()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that tried less than it should has not passed."""
+    reporter, column = session.config.pluginmanager.get_plugin("terminalreporter"), session.config.getoption("--proof")
+    if column is None or reporter is None:
+        return
+    reports = _reports(reporter)
+    found = proof.proved(reports)
+    if session.exitstatus == pytest.ExitCode.OK:
+        if proof.lacking(found, column, proof.impossible(reports)):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif column == "nightly":
+            seconds = time.monotonic() - session.config.stash[BEGAN]
+            proof.keep(found, proof.impossible(reports), seconds)
+
+
+def _reports(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    return [each for some in reporter.stats.values() for each in some if isinstance(each, pytest.TestReport)]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write what tests told, by name."""
-    reports = [report for some in terminalreporter.stats.values() for report in some]
+    """Write what tests told, by name, and what was tried."""
+    reports = _reports(terminalreporter)
     told = {
         report.nodeid: [line for name, line in report.user_properties if name == TOLD]
         for report in reports
-        if isinstance(report, pytest.TestReport) and report.when == "call"
+        if report.when == "call"
     }
     for nodeid in sorted(told):
         for line in told[nodeid]:
             terminalreporter.write_line(f"{nodeid.partition('::')[2]}: {line}")
+    column = terminalreporter.config.getoption("--proof")
+    if column is not None:
+        found, not_here = proof.proved(reports), proof.impossible(reports)
+        lines = proof.table(found)
+        lines += [f"not possible here: {figure}: {reason}" for figure, reason in not_here.items()]
+        for line in [*lines, *(f"too little: {line}" for line in proof.lacking(found, column, not_here))]:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)
 def _unhurried(request: pytest.FixtureRequest) -> None:
     """Long tests are no hang: whatever they wait for has a limit of its own."""
-    if request.node.get_closest_marker("long"):
+    if request.node.get_closest_marker("long") or request.node.get_closest_marker("nightly"):
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture
+def proves(request: pytest.FixtureRequest) -> proof.Proves:
+    """Adds to a figure of what was tried; counts if the test passes."""
+    return proof.Proves(request.node.user_properties)
 
 
 @pytest.fixture
@@ -125,3 +174,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.dataSource.register(KvStoreSource)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 of this machine, for all tests of this process."""
+    with s3.serving() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of the test's own, ``s3://…``; the environment says how to come there, also to processes it starts."""
+    for name, value in s3.environment(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    bucket = f"bucket-{next(_numbers)}"
+    s3.create_bucket(s3_endpoint, bucket)
+    return f"s3://{bucket}"

@@ -25,7 +25,7 @@ def test_errors_are_all_exported() -> None:
 
 
 def test_public_methods_of_a_table_say_what_they_raise() -> None:
-    for kind in (kvstore.Table, kvstore.Store, kvstore.Bucket, kvstore.Consumer):
+    for kind in (kvstore.Table, kvstore.Store, kvstore.Bucket, kvstore.Consumer, kvstore.Job):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
             if not name.startswith("_"):
                 assert inspect.getdoc(method), f"{kind.__name__}.{name}"

@@ -59,3 +59,25 @@ def test_errors_that_operations_explain_are_raised() -> None:
     sources = [path.read_text() for room in ("kvstore", "logformat") for path in (ROOT / room).rglob("*.py")]
     for kind, message in explained:
         assert any(re.search(rf"{kind}\(\s*f?\"{re.escape(message)}", source) for source in sources), (kind, message)
+
+
+def test_failures_that_ingestion_explains_are_raised() -> None:
+    page = (ROOT / "docs" / "ingestion.md").read_text()
+    explained = re.findall(r"^\| ([A-Z][^|]+) \|", page.partition("| What is said")[2], re.MULTILINE)
+    assert len(explained) == 5
+    source = "".join(path.read_text() for path in (ROOT / "kvstore" / "ingest").glob("*.py"))
+    for message in explained:
+        assert f'"{message}' in source, message
+
+
+def test_the_example_of_ingestion_runs(tmp_path: Path) -> None:
+    example, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "ingestion.md").read_text(), re.DOTALL)
+    example = example.replace("/data", str(tmp_path))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("path\nx\n")
+    prepared = "import kvstore, pyarrow as pa\n" + (
+        f"kvstore.open('{tmp_path}/store').create_table('files', pa.schema([('path', pa.string())]), 'path')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", prepared + example], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a.csv JobStatistics(file_number=1")

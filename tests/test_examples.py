@@ -10,29 +10,41 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.repositories import eventful_repository
+
 ROOT = Path(__file__).parents[1]
 PLAIN = ["streaming_aggregation.py", "replication.py"]
+OF_GIT = "git_files.py"
 CONNECT = ["connect.py", "pipeline/run.py"]
 """Those that need a package more."""
 
 
-def run(name: str) -> None:
+def run(name: str, *arguments: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, ROOT / "examples" / name, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
 
 
 def test_every_example_is_known() -> None:
     found = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").rglob("*.py")}
-    assert found == {*PLAIN, *CONNECT, "pipeline/transformations/changes.py"}
+    assert found == {*PLAIN, *CONNECT, OF_GIT, "pipeline/transformations/changes.py"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", PLAIN)
 def test_an_example(name: str) -> None:
     run(name)
+
+
+@pytest.mark.long
+def test_a_job_that_is_killed_ends_equal_to_git(tmp_path: Path) -> None:
+    run(OF_GIT, eventful_repository(tmp_path / "repository"))
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import datetime as dt
 import importlib
 import io
 import json
+import os
 import re
 import struct
 from collections import Counter
@@ -19,6 +20,7 @@ from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import lmdb
 import msgspec
@@ -34,7 +36,8 @@ from kvstore.clock import SystemClock
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
-from kvstore.meta.state import CatalogState
+from kvstore.meta.image import items_of
+from kvstore.meta.state import TABLES_SKIPPED, WRITER_EPOCHS_SKIPPED, WRITERS_SKIPPED, CatalogState
 from kvstore.options import StoreOptions
 from kvstore.spark import KvStoreSource
 from kvstore.spark.sink import KvStoreWriter
@@ -47,10 +50,15 @@ from logformat import (
     batch,
     checksum,
     edits,
+    follower_status,
+    following_file,
     image,
     index_state,
     intake,
+    jobs,
     paths,
+    replica_object,
+    replica_told,
     rows,
     schema as schemas,
     segment,
@@ -66,6 +74,7 @@ from logformat.ids import (
     SEQUENCE_MAX,
     BucketId,
     Epoch,
+    JobId,
     Offset,
     SchemaId,
     TableId,
@@ -76,6 +85,7 @@ from logformat.ids import (
 from logformat.keys import ROW, KeyCodec
 from logformat.octets import WORD, Octets
 from logformat.record import RecordCodec
+from logformat.replicas import CATALOG
 from logformat.rows import RowCodec
 from merge_engines import aggregate
 from merge_engines.functions import function as function_module
@@ -174,7 +184,7 @@ def numbers(text: str) -> list[int]:
 
 
 def names_in(cell: str) -> list[str]:
-    return cell.split(", ")
+    return cell.split(", ") if cell else []
 
 
 # Things stored, and what decodes and encodes them
@@ -218,6 +228,33 @@ def decoded_image_record(data: bytes) -> dict[str, Any]:
 
 def image_record_again(data: bytes) -> bytes:
     return image.encode_record(image.decode_record(data))
+
+
+OBJECT = replica_object.ObjectName(CATALOG, "range", 2, 3, Epoch(0))
+STORE_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
+
+
+def decoded_object(data: bytes) -> dict[str, Any]:
+    found = replica_object.decode_object(memoryview(data), OBJECT, STORE_ID)
+    assert [edits.decode(bytes(part)).txid for part in found.parts] == [3]
+    kind, *_ = struct.unpack_from("<H", data, 6)
+    track = {"table_id": found.name.track.table_id, "bucket": found.name.track.bucket}
+    length, body_crc = len(data) - replica_object.HEAD_BYTES, checksum.crc32c(data[replica_object.HEAD_BYTES :])
+    return {
+        "kind": kind,
+        "store_id": STORE_ID.bytes,
+        **track,
+        "start": found.name.start,
+        "end": found.name.end,
+        "leader_epoch": found.name.epoch,
+        "length": length,
+        "body_crc": body_crc,
+    }
+
+
+def object_again(data: bytes) -> bytes:
+    found = replica_object.decode_object(memoryview(data), OBJECT, STORE_ID)
+    return b"".join(replica_object.encode_object(OBJECT, STORE_ID, found.parts))
 
 
 def decoded_segment(data: bytes) -> dict[str, Any]:
@@ -301,6 +338,7 @@ STORED = [
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),
     Stored("Catalog edit", edits._HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
     Stored("Catalog image", image._HEAD, decoded_image_record, image_record_again, "Catalog image"),
+    Stored("Replica object", replica_object._HEAD, decoded_object, object_again, "Replica object"),
 ]
 every_stored = pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.heading)
 
@@ -430,6 +468,7 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
         patterns[file] = re.compile(re.sub("<table>|<bucket>", lambda _: r"\d+", pattern))
     for name, example, _ in table:
         pattern = re.escape(plain(name)).replace("<table>", r"\d+").replace("<bucket>", r"\d+")
+        pattern = pattern.replace("<job>", r"\d+").replace("<number>", r"\d+")
         pattern = pattern.replace("<commit>", rf"\d+-[0-9a-f]{{{digits}}}")
         pattern = pattern.replace("<task>", rf"[0-9a-f]{{{digits}}}-\d+-\d+")
         patterns[plain(name)] = re.compile(re.sub("<base>|<txid>", lambda _: r"\d{20}", pattern))
@@ -438,7 +477,14 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     write_a_store(store)
     leave_a_commit(store)
     leave_a_task(store)
+    with kvstore.open(store) as opened:
+        opened.add_replica(str(tmp_path / "replica")).ship()
+    leave_a_job(store, tmp_path / "in")
     take_an_image(store, 1)
+    copy = store.with_name("copy")
+    kvstore.follow(str(tmp_path / "replica"), copy).close()
+    os.link(copy / paths.FOLLOWING, store / paths.FOLLOWING)
+    Files().publish(paths.wanted_file(store, TableId(1)), b"")  # last: who has the store open takes it away
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
     assert matched == set(patterns)
@@ -457,6 +503,7 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     bucket = paths.bucket_directory(Path(), TableId(7), BucketId(2))
     log, base = bucket / paths.LOG, Offset(100)
     assert examples["STORE"] == Path(paths.STORE_FILE)
+    assert examples["FOLLOWING"] == paths.FOLLOWING
     assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
     assert Path("tables/7/WRITING") == paths.writing_file(Path(), TableId(7))
     assert Path("meta/image/image.00000000000000050000") == paths.image_file(paths.IMAGES, Txid(50_000))
@@ -464,6 +511,9 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert paths.image_txid(paths.UNFINISHED_IMAGE) is None
     assert f"`{paths.IMAGES}/{paths.UNFINISHED_IMAGE}` is an image being written" in FORMAT.text
     assert f"`{paths.IMAGES}/{paths.LOCK_FILE}` is such a file too" in FORMAT.text
+    assert paths.lost_directory(Path(), Txid(5)).parts == (paths.LOST, f"{5:020d}")
+    assert f"`{paths.LOST}/<txid>/` holds what a recovery" in FORMAT.prose
+    assert f"to `{paths.UNFINISHED_JOURNAL}`" in FORMAT.prose
     assert Path("tables/7/WANTED") == paths.wanted_file(Path(), TableId(7))
     assert examples["batches"] == paths.staged_file(Path(), examples["batches"].stem)
     assert paths.staged_commit(examples["batches"].name, TableId(7)) == examples["batches"].stem
@@ -506,7 +556,21 @@ def test_a_setting_is_the_one_in_the_code(setting: str, value: str) -> None:
     assert getattr(StoreOptions(), setting) == amount(value)
 
 
-NOT_LIMITS = {"STORE", "LOCK", "COMMIT", "WANTED", "WRITING", "KVLG", "KVIX", "KVWS"}
+NOT_LIMITS = {
+    "STORE",
+    "FOLLOWING",
+    "LOCK",
+    "COMMIT",
+    "WANTED",
+    "WRITING",
+    "KVLG",
+    "KVIX",
+    "KVWS",
+    "KVRO",
+    "TOLD",
+    "BAD",
+    "MISSING_VERSION",
+}
 
 
 def test_limits_named_in_the_text_are_in_the_table() -> None:
@@ -528,6 +592,10 @@ SAID = [
     (FORMAT, r"2\^31-1 \| a sequence; (\d+) follows", next_sequence(SEQUENCE_MAX)),
     (FORMAT, r"Nth edit of the catalog, from (\d+)", CatalogState().txid + 1),
     (FORMAT, r"a `format` other than (\d+), before", image.FORMAT),
+    (FORMAT, r"go on 2\^(\d+) \(tables\)", TABLES_SKIPPED.bit_length() - 1),
+    (FORMAT, r"\(tables\) and 2\^(\d+) \(writers\)", WRITERS_SKIPPED.bit_length() - 1),
+    (FORMAT, r"epochs of named writers 2\^(\d+)", WRITER_EPOCHS_SKIPPED.bit_length() - 1),
+    (FORMAT, r"`format` \((\d+)\), `store_id`, `leader_epoch`", replica_told.FORMAT),
     (FORMAT, r"`<base>` is a base offset, (\d+) decimal digits", DIGITS),
     (FORMAT, r"segment before it, (-?\d+) if there is none", segment.NO_OFFSET),
     (FORMAT, r"that segment's batches end, (\d+) if there is none", segment.START),
@@ -898,7 +966,7 @@ def write_a_store(path: Path) -> None:
 
 
 def leave_a_commit(path: Path) -> None:
-    """A commit whose process died when all buckets had it, after it had asked for them."""
+    """A commit whose process died when all buckets had it."""
     with kvstore.open(path) as store:
         table = store.create_table("pets", OTHERS, "name", buckets=3)
         changes = kvstore.Changes.of(
@@ -908,7 +976,6 @@ def leave_a_commit(path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Commits, "_end", lambda *_: None)
             table.apply_epoch(changes, "w", 4, "r")
-        Files().publish(paths.wanted_file(path, TableId(table.identity[1])), b"")
 
 
 def take_an_image(path: Path, txid: int) -> Path:
@@ -916,6 +983,54 @@ def take_an_image(path: Path, txid: int) -> Path:
     task = Task(epoch=Epoch(4), store=str(path), store_id=store.store_id, txid=Txid(txid), seconds=60)
     made = worker.run(task, Files(), SystemClock())
     return paths.image_file(path / paths.IMAGES, made.txid)
+
+
+def leave_a_job(path: Path, source: Path) -> int:
+    """A job that has taken a file, and left out a row of it; its id."""
+    source.mkdir()
+    (source / "a.csv").write_text("name,age,ok\nx,1,\ny,old,\n")
+    with kvstore.open(path) as store:
+        job = store.create_job("j", source=source, format="csv", table="people", max_filter_ratio=0.5)
+        job.run()
+        return job.id
+
+
+def test_files_of_a_job_are_what_the_document_says(tmp_path: Path) -> None:
+    write_a_store(tmp_path / "s")
+    directory = paths.job_directory(tmp_path / "s", JobId(leave_a_job(tmp_path / "s", tmp_path / "in")))
+    (line,) = map(json.loads, (directory / paths.TAKEN_FILE).read_text().splitlines())
+    status = (tmp_path / "in" / "a.csv").stat()
+    assert line == {"version": 0, "files": [{"path": "a.csv", "size": status.st_size, "tag": str(status.st_mtime_ns)}]}
+    (left_out,) = map(json.loads, paths.rejected_file(directory, 1).read_text().splitlines())
+    assert list(left_out) == ["file", "row", "reason"]
+    assert (left_out["file"], left_out["row"]) == ("a.csv", 2)
+
+
+def test_a_job_in_an_image_is_what_the_document_says(tmp_path: Path) -> None:
+    write_a_store(tmp_path / "s")
+    leave_a_job(tmp_path / "s", tmp_path / "in")
+    with kvstore.open(tmp_path / "s") as store:
+        state = store._core.catalog()
+    (found,) = (item for item in items_of(state) if isinstance(item, image.Job))
+    job = json.loads(msgspec.json.encode(found))["job"]
+    of_job, of_task, of_history = re.findall(
+        r"`job` is an object with (.*?)\. `task` is null, or has (.*?)\. Each of `history` has (.*?)\.", FORMAT.prose
+    )[0]
+    (totals,) = re.findall(r"`statistics` is what a job has done altogether: (.*?)\. They are totals", FORMAT.prose)
+    (counts,) = re.findall(r"`counts` has (.*?) of the task", FORMAT.prose)
+    (options,) = re.findall(r"`options` of a job has (.*?), the share of rows", FORMAT.prose)
+    assert list(job) == quoted(of_job)
+    assert list(job["history"][0]) == quoted(of_history)
+    assert list(job["options"]) == quoted(options)
+    assert set(job["history"][0]["counts"]) == set(quoted(counts))
+    assert set(job["statistics"]) == {*quoted(counts), *quoted(totals)} - {"counts"}
+    assert [field.name for field in msgspec.structs.fields(jobs.OpenTask)] == quoted(
+        of_task.replace("`counts` (null before `ReadTask`)", "`counts`")
+    )
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
 
 
 def leave_a_task(path: Path) -> list[tuple[int, pa.RecordBatch]]:
@@ -1002,6 +1117,7 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.table("people").apply_epoch(kvstore.Changes.of([("delete", {"name": "n1"})], OTHERS), "w", 4, "r")
         store.consumer("c").commit("people", {0: 3})
+        store._core._journal.append(lambda _: edits.AddReplica(name="r", url="file:///backup"))
         state = store._core.catalog()
     path = take_an_image(tmp_path / "s", state.txid)
     data, position, found = path.read_bytes(), 0, []
@@ -1021,10 +1137,10 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
     counted = Counter(record["kind"] for _, record in found[1:-1])
     assert head["counts"] == {kind: counted[kind] for kind in kinds if kind not in ("head", "foot")}
     order = list(dict.fromkeys(record["kind"] for _, record in found))
-    assert order == [kind for kind in kinds if kind not in ("former", "commit")]
+    assert order == [kind for kind in kinds if kind not in ("former", "commit", "job")]
     assert found[1][1]["name"] == "people"
     assert schemas.from_json(found[2][1]["columns"]) == OTHERS.remove(0).insert(0, pa.field("name", pa.string(), False))
-    assert msgspec.json.decode(json.dumps(found[-2][1]), type=image.Consumer).offsets == [3]
+    assert msgspec.json.decode(json.dumps(found[-3][1]), type=image.Consumer).offsets == [3]
     structs = {kind.__name__.lower(): kind for kind in (image.Head, *image.ITEMS, image.Foot)}
     assert kinds == {name: [field.name for field in msgspec.structs.fields(kind)] for name, kind in structs.items()}
 
@@ -1197,3 +1313,37 @@ def test_a_type_reads_back_with_the_values_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("document", [FORMAT, TYPES], ids=["format.md", "types.md"])
 def test_lines_are_not_too_long(document: Document) -> None:
     assert [line for line in document.text.splitlines() if len(line) > 120] == []
+
+
+def test_names_of_objects() -> None:
+    table = FORMAT.tables("Replica")[0]
+    kinds = []
+    for name, example, _ in table:
+        written = re.sub(r"<(\d+)>", lambda found: f"{int(found[1]):020d}", plain(example))
+        parsed = replica_object.parse_name(written)
+        if parsed is not None:
+            assert str(parsed) == written
+            assert plain(name).endswith(f".<epoch>.{parsed.kind}")
+            kinds.append(parsed.kind)
+        elif written.startswith(follower_status.PREFIX):
+            assert follower_status.object_name("<name>") == written
+        elif written.startswith("task/"):
+            names = (follower_status.task_name, follower_status.answer_name, follower_status.image_name)
+            assert name.split(", ") == [f"`{of('<name>')}`" for of in names]
+        elif "/" in written:
+            assert written == replica_object.leader_name(Epoch(0))
+            assert replica_object.leader_epoch(written) == 0
+    assert kinds == ["range", "snapshot"]
+    assert {plain(name) for name, *_ in table if "<" not in name} == {paths.STORE_FILE, replica_told.NAME}
+    assert f"`{paths.SHIPPING}`" in FORMAT.prose
+    told = re.findall(r"`(\w+)`", re.findall(r"`crc32c` last: (.*?), as in TellReplica", FORMAT.prose)[0])
+    assert told == [field.name for field in msgspec.structs.fields(replica_told.Told)]
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"), [("FOLLOWING", following_file.FollowingFile), ("Follower", follower_status.FollowerStatus)]
+)
+def test_fields_of_who_follows(section: str, kind: type[msgspec.Struct]) -> None:
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    named = re.findall(r"`(\w+)`", FORMAT.sections[section].partition("`format` ")[2])
+    assert [name for name in ["format", *named] if name in fields][: len(fields)] == fields

@@ -12,12 +12,15 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from kvstore.environment import Environment
 from kvstore.files import Files
 from kvstore.index.index import Index
+from kvstore.ingest.runner import Runner
 from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.image import TXID_MAX
 from kvstore.meta.journal import Journal
+from kvstore.replica.shipper import Shipper
 from kvstore.table import apply
 from kvstore.table.apply import Applied, WritePath
 from kvstore.table.request import Request, group
@@ -28,7 +31,7 @@ from logformat.change import ChangeType
 from logformat.changes import Changes
 from logformat.checksum import crc32c
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Txid
-from logformat.paths import UNFINISHED_IMAGE
+from logformat.paths import STAGING, UNFINISHED_IMAGE
 
 Patches = list[Any]
 
@@ -157,6 +160,46 @@ def _segments_go_with_the_newest_image() -> Patches:
     return [patch.object(Journal, "drop_before", all)]
 
 
+def _journal_is_not_flushed_before_an_image() -> Patches:
+    return [patch.object(Journal, "flush")]
+
+
+def _journal_is_not_synced() -> Patches:
+    return [patch.object(Environment, "sync")]
+
+
+def _staged_rows_are_not_synced() -> Patches:
+    sync = Files.sync
+
+    def unless_staged(self: Files, descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent.name != STAGING:
+            sync(self, descriptor)
+
+    return [patch.object(Files, "sync", unless_staged)]
+
+
+def _objects_are_told_of_and_not_shipped() -> Patches:
+    return [patch.object(Shipper, "_create")]
+
+
+def _task_that_was_applied_is_applied_again() -> Patches:
+    return [patch.object(Runner, "_is_applied", return_value=False)]
+
+
+JOURNAL_BUGS: dict[str, Callable[[], Patches]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (_journal_is_not_flushed_before_an_image, _journal_is_not_synced)
+}
+"""Found where edits need not be durable at once."""
+WHOLE_BUGS: dict[str, Callable[[], Patches]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (
+        _staged_rows_are_not_synced,
+        _objects_are_told_of_and_not_shipped,
+        _task_that_was_applied_is_applied_again,
+    )
+}
+"""Found where a whole store is looked at."""
 CATALOG_BUGS: dict[str, Callable[[], Patches]] = {
     function.__name__.removeprefix("_"): function
     for function in (_image_is_not_synced, _images_are_not_synced_by_name, _segments_go_with_the_newest_image)
@@ -183,6 +226,6 @@ BUGS: dict[str, Callable[[], Patches]] = {
 def planted(bug: str | None) -> Iterator[None]:
     """Have a bug, or none."""
     with ExitStack() as stack:
-        for each in (BUGS | CATALOG_BUGS)[bug]() if bug is not None else ():
+        for each in (BUGS | CATALOG_BUGS | JOURNAL_BUGS | WHOLE_BUGS)[bug]() if bug is not None else ():
             stack.enter_context(each)
         yield

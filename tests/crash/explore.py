@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from tests.crash.history import History, Marks, Window
+from tests.crash.history import Marks, Window
 from tests.crash.judges import Judges
+from tests.crash.oracles import AnyScript, oracle_of
 from tests.crash.places import fill, materialised
 from tests.crash.recorder import Order, Recorder
 from tests.crash.states import ROT, State, states_of
@@ -19,7 +20,8 @@ from tests.crash.syscalls import Call
 from tests.crash.trace import UNDISTURBED, Plan, Trace
 from tests.crash.verdict import Finding, judge
 from tests.crash.vfs import MODES, UNSEEN, Contents, Disk
-from tests.crash.workload import MARKS, Script
+from tests.crash.workload import MARKS
+from tests.support.proof import Proves
 
 AGAIN_EVERY = 20
 """The recovery of one state in so many is crashed too."""
@@ -27,9 +29,13 @@ AGAIN_SHARE = 0.1
 """And of the calls of that recovery this share."""
 THOROUGH_EVERY = 4
 """One state in so many is asked everything."""
+AGAIN = "again "
+"""Kinds of states begin so that a crash of a recovery left."""
 WAITING_MAX = 300
 SECONDS_MAX = 60
 """A state that takes longer is a hang."""
+KILLED = ("kill", "kill -9")
+"""Kinds of states in which all is there that was written."""
 KEEP = "KVSTORE_CRASH_KEEP"
 """Environment variable with a directory: bad states are kept there, to be looked at."""
 
@@ -59,6 +65,8 @@ class Report:
     Attributes:
         built: States by mode and kind, repeated ones included.
         distinct: Different contents that were opened, by mode and kind of the first time.
+        retries: Batches that were sent again in them.
+        mended: States with a replica that had holes, and was repaired.
         bad: What was found.
     """
 
@@ -66,22 +74,37 @@ class Report:
     distinct: Counter[tuple[str, str]] = field(default_factory=Counter)
     bad: list[BadState] = field(default_factory=list)
     calls: int = 0
+    retries: int = 0
+    mended: int = 0
 
     @property
     def states(self) -> int:
         return self.distinct.total()
+
+    @property
+    def again(self) -> int:
+        return sum(count for (_, kind), count in self.distinct.items() if kind.startswith(AGAIN))
+
+    def prove(self, proves: Proves) -> None:
+        """Add to the figures."""
+        proves("crash states", self.states)
+        proves("double-crash states", self.again)
+        proves("retries after a crash", self.retries)
 
     def add(self, other: Report) -> None:
         self.built += other.built
         self.distinct += other.distinct
         self.bad += other.bad
         self.calls += other.calls
+        self.retries += other.retries
+        self.mended += other.mended
 
     def lines(self) -> list[str]:
         counts = ", ".join(f"{mode} {kind} {count}" for (mode, kind), count in sorted(self.distinct.items()))
         badness = Counter(state.badness for state in self.bad)
         return [
-            f"{self.calls} calls, {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad",
+            f"{self.calls} calls, {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad,"
+            f" {self.again} after a second crash, {self.retries} retries, {self.mended} replicas mended",
             f"distinct: {counts}",
             f"bad: {dict(badness)}",
         ]
@@ -94,7 +117,9 @@ class Limits:
     Attributes:
         draws: Random states of each mode after each call.
         bad_max: Stop at so many bad states.
-        share: Look only after this share of the calls.
+        share: Look only after this share of the calls, drawn,
+        looks: or after so many of them, evenly spread,
+        since: and only once so many steps were begun.
     """
 
     draws: int = 2
@@ -102,6 +127,14 @@ class Limits:
     seed: int = 0
     modes: tuple[str, ...] = ("kill", *MODES)
     share: float = 1.0
+    looks: int | None = None
+    since: int = 0
+
+    def chooses(self, number: int, count: int, random: Random) -> bool:
+        """Whether to look after a call, of so many."""
+        if self.looks is not None:
+            return not number % max(1, count // self.looks)
+        return random.random() < self.share
 
 
 class Explorer:
@@ -114,9 +147,10 @@ class Explorer:
     """
 
     def __init__(
-        self, script: Script, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
+        self, script: AnyScript, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
     ) -> None:
-        self.history = History(script)
+        self.oracle = oracle_of(script)
+        self.history = self.oracle.history(script)
         self.report = Report()
         self._work = work
         self._recorder = recorder
@@ -132,7 +166,7 @@ class Explorer:
         for number, call in enumerate(calls):
             disk.run(call)
             marks.run(call, disk)
-            if random.random() >= limits.share:
+            if not limits.chooses(number, len(calls), random) or marks.window.started < limits.since:
                 continue
             for state in states_of(disk, random, draws=limits.draws):
                 if (state.mode or "kill") not in limits.modes:
@@ -169,6 +203,11 @@ class Explorer:
         state, window, key, call = self._waiting.popleft()
         finding = self._findings[key].result(SECONDS_MAX)
         found = judge(finding, window, self.history)
+        if state.contents:
+            self.report.retries += finding.retries
+            self.report.mended += finding.mended
+        if found is None and finding.mended and state.kind in KILLED:
+            found = "LOST", "the replica has holes, and only a process was killed"
         if found is not None and not (state.kind == ROT and finding.noticed):
             bad = BadState(*found, state.mode, state.kind, call, window, state.contents)
             self.report.bad.append(bad)
@@ -180,13 +219,13 @@ class Explorer:
         assert self._recorder is not None
         contents = without_noise(state.contents)
         with materialised(contents, self._work) as directory:
-            trace = self._recorder.run(Order("recover", directory, self.history.script))
+            trace = self._recorder.run(Order(self.oracle.recover, directory, self.history.script))
             disk = Disk.holding(str(directory), contents)
         for call in trace.calls:
             disk.run(call)
             if random.random() < AGAIN_SHARE:
                 for again in states_of(disk, random, draws=1):
-                    self.see(replace(again, kind=f"again {again.kind}"), window, number)
+                    self.see(replace(again, kind=AGAIN + again.kind), window, number)
 
 
 def without_noise(contents: Contents) -> Contents:
@@ -199,11 +238,11 @@ def without_noise(contents: Contents) -> Contents:
 
 
 def record(
-    recorder: Recorder, script: Script, work: Path, *, plan: Plan = UNDISTURBED, bug: str | None = None
+    recorder: Recorder, script: AnyScript, work: Path, *, plan: Plan = UNDISTURBED, bug: str | None = None
 ) -> tuple[Path, Trace]:
     """Run a script in a new directory and record it; what the model says of the disk must be what is there."""
     directory = Path(tempfile.mkdtemp(dir=work))
-    trace = recorder.run(Order("run", directory, script, plan, bug))
+    trace = recorder.run(Order(oracle_of(script).run, directory, script, plan, bug))
     if plan.kill_at is None:
         disk = Disk(str(directory))
         for call in trace.calls:

@@ -22,11 +22,16 @@ class Change:
 
     Attributes:
         thorough: Go on after damage was told: check, write, open again.
+        content: What the file holds instead, before any bit is changed; None for what it held.
+        is_read: Whether somebody reads before anybody writes. An index as it was once is no damage: who reads only sees
+            what was there then, and who writes brings it on.
     """
 
     file: str
     bits: tuple[int, ...]
     thorough: bool = True
+    content: bytes | None = None
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Judge:
             self._make()
             self._truth = {step.__name__: step(self._directory) for step in _STEPS}
             self._written = True
-        data = bytearray(self._contents[change.file] or b"")
+        data = bytearray((self._contents[change.file] or b"") if change.content is None else change.content)
         for bit in change.bits:
             data[bit // 8] ^= 1 << bit % 8
         if self._written:
@@ -78,7 +83,8 @@ class Judge:
 
     def _ask(self, change: Change) -> Outcome:
         verdict: Verdict = "harmless"
-        for step in _STEPS if change.thorough else _STEPS[:2]:
+        steps = _STEPS if change.thorough else _STEPS[:2]
+        for step in steps if change.is_read else steps[1:]:
             if verdict != "harmless" and not change.thorough:
                 break
             self._written = self._written or step is not read
@@ -112,4 +118,5 @@ def _overwrite(path: Path, data: bytes | bytearray) -> None:
     """Change a file as rot would: it is the same file."""
     descriptor = os.open(path, os.O_WRONLY)
     os.write(descriptor, data)
+    os.ftruncate(descriptor, len(data))
     os.close(descriptor)

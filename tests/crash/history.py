@@ -29,7 +29,7 @@ class Window:
     confirmed: int = 0
     started: int = 0
 
-    def holds(self, done: int) -> bool:
+    def holds(self, done: float) -> bool:
         return self.confirmed <= done <= self.started
 
 
@@ -90,7 +90,7 @@ class Marks:
 def copy_of(model: Model) -> Model:
     """A model that may be changed without changing the other."""
     sent = {writer: batches[-WINDOW - 1 :] for writer, batches in model.sent.items()}
-    return Model(model.key, dict(model.rows), list(model.log), model.end, sent)
+    return Model(model.key, dict(model.rows), list(model.log), model.end, sent, model.rules)
 
 
 def rows_of(rows: dict[tuple[Any, ...], Row]) -> pa.RecordBatch:

@@ -10,21 +10,22 @@ import multiprocessing
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from tests.crash.bugs import planted
-from tests.crash.history import History
+from tests.crash.oracles import AnyHistory, AnyScript, Oracle, oracle_of
 from tests.crash.places import materialised
-from tests.crash.verdict import Finding, examine
+from tests.crash.verdict import Finding
 from tests.crash.vfs import Contents
-from tests.crash.workload import STORE, Script
 
 PROCESSES_MAX = 2
+Answer = TypeVar("Answer")
 
 
 class Judges:
@@ -40,7 +41,11 @@ class Judges:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def court(self, script: Script, work: Path, bug: str | None = None) -> Court:
+    def submit(self, function: Callable[..., Answer], *arguments: object) -> Future[Answer]:
+        """Have one of them call a function."""
+        return self._pool.submit(function, *arguments)
+
+    def court(self, script: AnyScript, work: Path, bug: str | None = None) -> Court:
         """Where states of one script are judged."""
         return Court(self._pool, pickle.dumps(script), work, bug)
 
@@ -60,9 +65,10 @@ class Court:
 
 
 def _examine(script: bytes, contents: Contents, work: Path, bug: str | None, *, thorough: bool) -> Finding:
+    oracle, history = _known(script)
     before = _in_use()
     with materialised(contents, work) as directory, planted(bug):
-        finding = examine(directory / STORE, _history(script), thorough=thorough)
+        finding = oracle.examine(directory, history, thorough=thorough)
     after = _in_use()
     if not finding.problem and after > before:
         gc.collect()
@@ -77,5 +83,8 @@ def _in_use() -> int:
 
 
 @lru_cache(maxsize=4)
-def _history(script: bytes) -> History:
-    return History(pickle.loads(script))
+def _known(script: bytes) -> tuple[Oracle, AnyHistory]:
+    read = pickle.loads(script)
+    oracle = oracle_of(read)
+    oracle.prepare()
+    return oracle, oracle.history(read)

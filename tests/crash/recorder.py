@@ -11,15 +11,23 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from tests.crash import whole_store
 from tests.crash.bugs import planted
+from tests.crash.oracles import AnyScript
 from tests.crash.trace import UNDISTURBED, Plan, Trace, TracingRefused, follow, stop_to_be_traced
-from tests.crash.workload import JOBS, Script
+from tests.crash.workload import JOBS as TABLE_JOBS
 
+JOBS: dict[str, Callable[[Path, Any], int]] = {
+    **TABLE_JOBS,
+    "run whole": whole_store.run,
+    "recover whole": whole_store.recover,
+}
 FAILED = 70
 """Exit status of a job that ended on an error."""
 SECONDS_MAX = 60
@@ -31,7 +39,7 @@ class Order:
     """A job to be run.
 
     Attributes:
-        job: See ``workload.JOBS``.
+        job: See ``JOBS``.
         directory: Where; calls on what is below are recorded.
         bug: Planted in the process; see ``bugs.BUGS``.
         traced: Otherwise the job only runs, and the trace is empty.
@@ -39,7 +47,7 @@ class Order:
 
     job: str
     directory: Path
-    script: Script
+    script: AnyScript
     plan: Plan = UNDISTURBED
     bug: str | None = None
     traced: bool = True

@@ -53,8 +53,8 @@ MORE = kvstore.Changes.of([_put(3, -1, "after"), _put(99, -1, None), _delete(1)]
 NEXT = len(BATCHES)
 
 
-def build(path: Path) -> None:
-    """Write the store and close it."""
+def build(path: Path, after: Callable[[], None] = lambda: None) -> None:
+    """Write the store and close it; calls ``after`` each time that what was written is committed."""
     with patch("kvstore.store.uuid4", return_value=STORE_ID), Store(path, OPTIONS, clock=SetClock()) as store:
         table = store.create_table(TABLE, SCHEMA, primary_key="k")
         writer = store.new_writer_id()
@@ -62,6 +62,7 @@ def build(path: Path) -> None:
             table.bucket(0).apply(kvstore.Changes.of(operations, SCHEMA), writer, sequence)
             if sequence in FLUSHED_AFTER:
                 store.flush()
+                after()
             if sequence == SNAPSHOT_AFTER:
                 table.snapshot()
 

@@ -23,6 +23,7 @@ from tests.crash.flips import BAD, Change, Outcome
 from tests.crash.lmdb_regions import regions_of
 from tests.crash.small_store import build
 from tests.crash.vfs import Contents
+from tests.support.proof import Proves
 
 REASONS = {
     "sparse index": "a hint: an entry that fails its checksum is left out, and then the log is walked from its start",
@@ -149,7 +150,8 @@ def test_noise_in_what_nothing_looks_at(patterns: int, contents: Contents, flipp
 
 
 @pytest.mark.long
-def test_every_bit(contents: Contents, flipper: Flipper, tell: Tell) -> None:
+def test_every_bit(contents: Contents, flipper: Flipper, tell: Tell, proves: Proves) -> None:
     changes = single_bits(contents)
     counts = held(contents, flipper.judge(changes), tell)
     assert counts.total() == len(changes)
+    proves("bits flipped", len(changes))

@@ -17,8 +17,11 @@ from tests.crash.recorder import Order, Recorder
 from tests.crash.states import states_of
 from tests.crash.vfs import Disk
 from tests.crash.workload import STORE, Script
+from tests.support.proof import Proves
 
 STATES_MIN = {0: 50, 1: 80, 3: 80}
+NIGHTLY_STATES_MIN = 35_000
+NIGHTLY_DRAWS = 40
 GO_ON_EVERY = 5
 """One state in so many is written on."""
 
@@ -36,22 +39,24 @@ class Seen:
     found: set[tuple[int, int]] = field(default_factory=set)
 
 
-def explored(work: Path, recorder: Recorder, earlier: int, bug: str | None = None) -> Seen:
+def explored(
+    work: Path, recorder: Recorder, earlier: int, bug: str | None = None, *, seed: int = 3, draws: int = 6
+) -> Seen:
     """A checkpoint, after as many that came to their end, cut off after each of its calls."""
     (directory := work / "run").mkdir()
-    before = Catalog(directory / STORE, seed=3)
+    before = Catalog(directory / STORE, seed=seed)
     for _ in range(earlier):
         before.append(17)
         before.controller().checkpoint()
     before.append(17)
     before.journal.close()
-    disk, random = Disk.holding(str(directory), on_disk(directory)), Random(5)
+    disk, random = Disk.holding(str(directory), on_disk(directory)), Random(seed)
     trace = recorder.run(Order("checkpoint", directory, Script(()), bug=bug))
     assert trace.status == 0
     seen = Seen(len(trace.calls))
     for call in trace.calls:
         disk.run(call)
-        for state in states_of(disk, random, draws=6):
+        for state in states_of(disk, random, draws=draws):
             contents = without_noise(state.contents)
             key = hash(frozenset(contents.items()))
             if key in seen.states:
@@ -69,15 +74,28 @@ def explored(work: Path, recorder: Recorder, earlier: int, bug: str | None = Non
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 3])
-def test_power_loss(work: Path, recorder: Recorder, tell: Tell, earlier: int) -> None:
+def test_power_loss(work: Path, recorder: Recorder, tell: Tell, proves: Proves, earlier: int) -> None:
     seen = explored(work, recorder, earlier)
     tell(f"{seen.calls} calls, {len(seen.states)} states; images and first edit: {sorted(seen.found)}")
     assert len(seen.states) >= STATES_MIN[earlier]
     assert len({images for images, _ in seen.found}) == 2
     assert len({first for _, first in seen.found}) == (2 if earlier else 1)
+    proves("crash states", len(seen.states))
+
+
+@pytest.mark.nightly
+def test_power_loss_for_a_night(work: Path, recorder: Recorder, tell: Tell, proves: Proves) -> None:
+    states, seed = 0, 100
+    while states < NIGHTLY_STATES_MIN:
+        (place := work / str(seed)).mkdir()
+        states += len(explored(place, recorder, seed % 4, seed=seed, draws=NIGHTLY_DRAWS).states)
+        seed += 1
+    tell(f"{seed - 100} catalogs, {states} states")
+    proves("crash states", states)
 
 
 @pytest.mark.parametrize("bug", CATALOG_BUGS)
-def test_a_planted_bug_is_found(work: Path, recorder: Recorder, bug: str) -> None:
+def test_a_planted_bug_is_found(work: Path, recorder: Recorder, proves: Proves, bug: str) -> None:
     with pytest.raises(AssertionError, match=r"is not right|are gone"):
         explored(work, recorder, 1, bug)
+    proves("planted bugs", 1)

@@ -28,6 +28,7 @@ from kvstore.table.handover import CommitLock
 from kvstore.table.staging import Staging
 from tests.crash.places import workplace
 from tests.support.processes import Child, Pipe
+from tests.support.proof import Proves
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -155,12 +156,13 @@ def judge(path: Path, *, takes_place: bool, written: int | None = None) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("child_lives", [False, True], ids=["", "its child lives"])
-def test_killed_with_the_buckets_its_own(path: Path, step: str, child_lives: bool) -> None:
+def test_killed_with_the_buckets_its_own(path: Path, proves: Proves, step: str, child_lives: bool) -> None:
     with Child(commit_own, path, step, child_lives) as child:
         assert child.hear() == "ready"
         child.say("go")
         assert child.join() == -signal.SIGKILL
         judge(path, takes_place=STEPS[step][1])
+    proves("kill -9 points", 1)
 
 
 def commit_own(pipe: Pipe, path: Path, step: str, child_lives: bool) -> None:
@@ -172,7 +174,7 @@ def commit_others(pipe: Pipe, path: Path, step: str | None) -> None:
 
 
 @pytest.mark.parametrize("step", {k: v for k, v in (STEPS | ASKING).items() if k != "while it asks"})
-def test_killed_with_the_buckets_of_a_live_process(path: Path, step: str) -> None:
+def test_killed_with_the_buckets_of_a_live_process(path: Path, proves: Proves, step: str) -> None:
     """That one gets them back, goes on writing, and has all of the commit or nothing."""
     with Child(commit_others, path, step) as child:
         assert child.hear() == "ready"
@@ -188,11 +190,12 @@ def test_killed_with_the_buckets_of_a_live_process(path: Path, step: str) -> Non
             holder.join()
         takes_place = (STEPS | ASKING)[step][1]
         judge(path, takes_place=takes_place, written=written)
+    proves("kill -9 points", 1)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("child_lives", [False, True], ids=["", "its child lives"])
-def test_killed_with_the_buckets_of_a_dead_process(path: Path, step: str, child_lives: bool) -> None:
+def test_killed_with_the_buckets_of_a_dead_process(path: Path, proves: Proves, step: str, child_lives: bool) -> None:
     with ExitStack() as stack:
         child = stack.enter_context(Child(commit_others, path, step))
         assert child.hear() == "ready"
@@ -202,13 +205,14 @@ def test_killed_with_the_buckets_of_a_dead_process(path: Path, step: str, child_
         child.say("go")
         assert child.join() == -signal.SIGKILL
         judge(path, takes_place=STEPS[step][1])
+    proves("kill -9 points", 1)
 
 
 def write_with_child(pipe: Pipe, path: Path, child_lives: bool) -> None:
     write(pipe, path, child_lives=child_lives)
 
 
-def test_the_holder_is_killed_while_it_is_asked(path: Path) -> None:
+def test_the_holder_is_killed_while_it_is_asked(path: Path, proves: Proves) -> None:
     with Child(commit_others, path, None) as child:
         assert child.hear() == "ready"
         with Child(die_when_wanted, path) as holder:
@@ -218,6 +222,7 @@ def test_the_holder_is_killed_while_it_is_asked(path: Path) -> None:
             assert holder.join() == -signal.SIGKILL
         child.join()
         judge(path, takes_place=True)
+    proves("kill -9 points", 1)
 
 
 def die_when_wanted(pipe: Pipe, path: Path) -> None:

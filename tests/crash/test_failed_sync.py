@@ -14,13 +14,22 @@ from tests.crash.judges import Judges
 from tests.crash.recorder import Recorder
 from tests.crash.trace import Plan
 from tests.crash.workload import REFUSED, script
+from tests.support.proof import Proves
 
-QUICK_SYNCS = 7
+QUICK_SYNCS = 5
 FOR_EVER = 10_000
 LENGTHS = (1, 2, FOR_EVER)
 
 
-def fail(syncs_max: int | None, limits: Limits, work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def fail(
+    syncs_max: int | None,
+    limits: Limits,
+    work: Path,
+    recorder: Recorder,
+    judges: Judges,
+    tell: Tell,
+    proves: Proves,
+) -> None:
     plan = script(21, 6, numbered=True, retries=3)
     _, whole = record(recorder, plan, work)
     count = sum(call.kind == "sync" for call in whole.calls)
@@ -41,12 +50,14 @@ def fail(syncs_max: int | None, limits: Limits, work: Path, recorder: Recorder, 
     tell(f"{ended.total()} runs: {dict(ended)}", *explorer.report.lines())
     assert explorer.report.states >= 8 * ended.total()
     assert ended["refused"]
+    explorer.report.prove(proves)
+    proves("EIO and ENOSPC points", ended.total())
 
 
-def test_failed_sync(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
-    fail(QUICK_SYNCS, Limits(draws=1, share=0.03), work, recorder, judges, tell)
+def test_failed_sync(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
+    fail(QUICK_SYNCS, Limits(draws=1, share=0.03), work, recorder, judges, tell, proves)
 
 
 @pytest.mark.long
-def test_every_sync_fails(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
-    fail(None, Limits(draws=1, share=0.08), work, recorder, judges, tell)
+def test_every_sync_fails(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
+    fail(None, Limits(draws=1, share=0.08), work, recorder, judges, tell, proves)

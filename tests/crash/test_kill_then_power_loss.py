@@ -20,6 +20,7 @@ from tests.crash.recorder import Order, Recorder
 from tests.crash.syscalls import Call
 from tests.crash.trace import Plan
 from tests.crash.workload import MARKS, Script, script
+from tests.support.proof import Proves
 
 QUICK_POINTS = 10
 TRIES = 3
@@ -42,7 +43,14 @@ def points_of(calls: list[Call], points_max: int) -> list[int]:
 
 
 def cut_after(
-    points: Iterable[int], plan: Script, limits: Limits, work: Path, recorder: Recorder, judges: Judges, tell: Tell
+    points: Iterable[int],
+    plan: Script,
+    limits: Limits,
+    work: Path,
+    recorder: Recorder,
+    judges: Judges,
+    tell: Tell,
+    proves: Proves,
 ) -> None:
     explorer = Explorer(plan, work, judges)
     killed = 0
@@ -63,17 +71,21 @@ def cut_after(
     tell(f"{killed} kills", *explorer.report.lines())
     assert killed >= 10
     assert explorer.report.states >= 10 * killed
+    explorer.report.prove(proves)
+    proves("kill -9 points", killed)
 
 
-def test_kill_then_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def test_kill_then_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
     plan = script(31, 6, numbered=True)
     _, whole = record(recorder, plan, work)
     points = points_of(whole.calls, QUICK_POINTS)
-    cut_after(points, plan, Limits(draws=1, share=0.03), work, recorder, judges, tell)
+    cut_after(points, plan, Limits(draws=1, share=0.03), work, recorder, judges, tell, proves)
 
 
 @pytest.mark.long
-def test_kill_anywhere_then_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def test_kill_anywhere_then_power_loss(
+    work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
+) -> None:
     plan = script(31, 10, numbered=True)
     _, whole = record(recorder, plan, work)
-    cut_after(range(len(whole.calls)), plan, Limits(draws=1, share=0.05), work, recorder, judges, tell)
+    cut_after(range(len(whole.calls)), plan, Limits(draws=1, share=0.05), work, recorder, judges, tell, proves)

@@ -103,8 +103,20 @@ def test_a_synchronous_write_makes_its_own_bytes_durable_and_no_others() -> None
     assert states(disk, "ext4", "bytes")[0].contents == {"a": b"abba"}
 
 
+def test_a_link_is_a_second_name_of_the_same_bytes() -> None:
+    linked = Call("linkat", "link", AT_FDCWD, f"{ROOT}/a", AT_FDCWD, f"{ROOT}/b")
+    disk = disk_after(*NAMED, written(3, 0, b"1"), linked)
+    assert disk.seen() == {"a": b"1", "b": b"1"}
+    assert states(disk, "strict", "durable")[0].contents == {"a": b""}
+    disk.run(synced(3))
+    disk.run(Call("unlink", "remove", AT_FDCWD, f"{ROOT}/a"))
+    disk.run(synced(4))
+    assert states(disk, "strict", "durable")[0].contents == {"b": b"1"}
+
+
 def test_what_is_not_modelled_is_refused() -> None:
-    for call in (Call("sendfile", "other", 3), Call("mmap", "map", 3), Call("linkat", "link", 3)):
+    exchanged = Call("renameat2", "rename", AT_FDCWD, f"{ROOT}/a", AT_FDCWD, f"{ROOT}/b", flags=2)
+    for call in (Call("sendfile", "other", 3), Call("mmap", "map", 3), exchanged):
         with pytest.raises(NotModelled):
             disk_after(opened("a", 3), call)
 

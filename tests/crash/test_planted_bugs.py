@@ -25,6 +25,7 @@ from tests.crash.states import State
 from tests.crash.test_short_writes import ROLLING, rolling
 from tests.crash.vfs import Disk
 from tests.crash.workload import Script, script
+from tests.support.proof import Proves
 
 Hunt = Callable[[str, Path, Recorder, Judges], list[BadState]]
 
@@ -85,13 +86,28 @@ HUNTS: dict[str, Hunt] = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_is_found(bug: str, work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def find(bug: str, work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
     bad = HUNTS[bug](bug, work, recorder, judges)
     assert bad, f"{bug} was not found"
     # The bug, not a plant that fits the code no more.
     assert not re.search(r": (Attribute|Type|Name|Import)Error", str(bad[0])), str(bad[0])
     tell(str(bad[0])[:200])
+    proves("planted bugs", 1)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_found(
+    bug: str, work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
+) -> None:
+    find(bug, work, recorder, judges, tell, proves)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_found_every_night(
+    bug: str, work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
+) -> None:
+    find(bug, work, recorder, judges, tell, proves)
 
 
 def test_every_hunt_is_for_a_bug() -> None:

@@ -21,6 +21,7 @@ from tests.crash.recorder import Order, Recorder
 from tests.crash.states import State
 from tests.crash.vfs import Contents, Disk
 from tests.crash.workload import MARKS, STORE, Script, Step, script
+from tests.support.proof import Proves
 
 ROLLING = 11
 """The step that rolls; the settings below see to it, and a test that they do."""
@@ -53,7 +54,9 @@ def boundaries(contents: Contents) -> list[int]:
     return sorted({0, 1, SPARSE_INDEX_BYTES, HEAD_BYTES, 512, 4096, 8192, full - 64, *sizes, *range(64, 1100, 96)})
 
 
-def squeeze_at(limits: Iterable[int], work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def squeeze_at(
+    limits: Iterable[int], work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
+) -> None:
     plan = rolling()
     explorer = Explorer(plan, work, judges)
     done = len(plan.steps)
@@ -68,6 +71,7 @@ def squeeze_at(limits: Iterable[int], work: Path, recorder: Recorder, judges: Ju
     tell(f"{count} limits; segments left: {dict(segments)}", *explorer.report.lines())
     assert not explorer.report.bad, "\n".join(map(str, explorer.report.bad[:5]))
     assert count >= 60
+    proves("partial-write bytes", count)
 
 
 def test_the_step_that_is_squeezed_rolls(work: Path, recorder: Recorder) -> None:
@@ -83,15 +87,15 @@ def test_the_step_that_is_squeezed_rolls(work: Path, recorder: Recorder) -> None
     assert created == [Window(1, 2), Window(ROLLING, ROLLING + 1)]
 
 
-def test_short_writes(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def test_short_writes(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
     free = run(None, rolling(), work, recorder)
     assert sum(name.endswith(".log") for name in free) == 2
     limits = {max(0, size + by) for size in boundaries(free) for by in (-1, 0, 1)}
-    squeeze_at(sorted(limits), work, recorder, judges, tell)
+    squeeze_at(sorted(limits), work, recorder, judges, tell, proves)
 
 
 @pytest.mark.long
-def test_short_writes_at_every_byte(work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> None:
+def test_short_writes_at_every_byte(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
     free = run(None, rolling(), work, recorder)
     largest = max(len(data) for name, data in free.items() if name.startswith(LOG) and data is not None)
-    squeeze_at(range(largest + 2), work, recorder, judges, tell)
+    squeeze_at(range(largest + 2), work, recorder, judges, tell, proves)

@@ -22,6 +22,8 @@ _TRACESYSGOOD, _TRACECLONE, _EXITKILL = 1, 8, 1 << 20
 _ENTRY, _EXIT = 1, 2
 _WALL = 0x40000000
 _NT_PRSTATUS = 1
+_NT_ARM_SYSTEM_CALL = 0x404
+_NUMBER_REGISTER = {"x86_64": (_NT_PRSTATUS, 15), "aarch64": (_NT_ARM_SYSTEM_CALL, 0), "riscv64": (_NT_PRSTATUS, 17)}
 _RESULT_REGISTER = {"x86_64": 10, "aarch64": 0, "riscv64": 10}
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 _INFO = struct.Struct("=B3xIQQ")
@@ -38,6 +40,20 @@ class TracingRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Failing:
+    """Calls that change the disk, or names on it, and fail undone.
+
+    Attributes:
+        first, length: Of those calls, counted from 0 in the order they begin.
+        code: What they fail with; an errno.
+    """
+
+    first: int
+    length: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is done to the process.
 
@@ -46,11 +62,15 @@ class Plan:
         kill_in_commit: It is killed when its nth commit of LMDB (from 0) has written the page that makes it the last
             one, before it comes to tell readers so.
         fail_sync: Syncs (from 0) that fail with EIO although the kernel did its work, as after a lost page.
+        failing: Calls that the kernel is kept from; None lets all pass.
+        spared: Name of a file on which none fails: the tests' own.
     """
 
     kill_at: int | None = None
     kill_in_commit: int | None = None
     fail_sync: frozenset[int] = frozenset()
+    failing: Failing | None = None
+    spared: str = "marks"
 
 
 UNDISTURBED = Plan()
@@ -114,8 +134,9 @@ class _Follower:
         self._trace = Trace()
         self._descriptors: set[int] = set()
         self._begun: dict[int, Call] = {}
-        self._calls = self._syncs = self._commits = 0
-        self._failing: set[int] = set()
+        self._calls = self._syncs = self._commits = self._changes = 0
+        self._failing: dict[int, int] = {}
+        self._spared: set[int] = set()
         self._info = ctypes.create_string_buffer(128)
 
     def run(self) -> Trace:
@@ -152,18 +173,27 @@ class _Follower:
             self._calls += 1
             if call.kind == "sync":
                 if self._syncs in self._plan.fail_sync:
-                    self._failing.add(thread)
+                    self._failing[thread] = errno.EIO
                 self._syncs += 1
+            if call.kind == "close":
+                # Before it returns another thread may get the number anew.
+                self._ended(call.returned(0))
+                return True
+            if changes_disk(call) and not self._is_spared(call):
+                failing = self._plan.failing
+                if failing is not None and 0 <= self._changes - failing.first < failing.length:
+                    self._failing[thread] = failing.code
+                    _skip(thread)
+                self._changes += 1
             self._begun[thread] = call
         elif operation == _EXIT and thread in self._begun:
             (result,) = struct.unpack_from("=q", self._info.raw, _INFO.size)
             if thread in self._failing:
-                self._failing.remove(thread)
-                result = -errno.EIO
+                result = -self._failing.pop(thread)
                 _return(thread, result)
             call = self._begun.pop(thread).returned(result)
             self._ended(call)
-            if _commits(call):
+            if commits(call):
                 if self._commits == self._plan.kill_in_commit:
                     os.kill(self._pid, signal.SIGKILL)
                     return False
@@ -180,26 +210,49 @@ class _Follower:
             return (path + "/").startswith(self._inside)
         return descriptor != AT_FDCWD and descriptor in self._descriptors
 
+    def _is_spared(self, call: Call) -> bool:
+        return call.fd in self._spared or call.path.endswith("/" + self._plan.spared)
+
     def _ended(self, call: Call) -> None:
         self._trace.calls.append(call)
         if call.kind in ("open", "dup") and call.result >= 0:
             self._descriptors.add(call.result)
+            if self._is_spared(call):
+                self._spared.add(call.result)
         elif call.kind == "close":
             self._descriptors.discard(call.fd)
+            self._spared.discard(call.fd)
 
 
-def _commits(call: Call) -> bool:
+_CHANGES = ("write", "truncate", "rename", "link", "make", "remove", "sync")
+
+
+def changes_disk(call: Call) -> bool:
+    """Whether a disk may refuse a call."""
+    return call.kind in _CHANGES or (call.kind == "open" and bool(call.flags & os.O_CREAT))
+
+
+def commits(call: Call) -> bool:
     """Whether it is the last write of a commit of LMDB: a part of one of the first two pages."""
     return call.name == "pwrite64" and 0 < call.number < 2 * _LMDB_PAGE_BYTES and len(call.data) < _LMDB_PAGE_BYTES
 
 
 def _return(thread: int, result: int) -> None:
     """Have the call that just ended return something else."""
+    _set_register(thread, _NT_PRSTATUS, _RESULT_REGISTER[platform.machine()], result)
+
+
+def _skip(thread: int) -> None:
+    """Have the call that just began not take place: the kernel knows none of its number."""
+    _set_register(thread, *_NUMBER_REGISTER[platform.machine()], -1)
+
+
+def _set_register(thread: int, registers_of: int, place: int, value: int) -> None:
     registers = (ctypes.c_uint64 * 64)()
     vector = (ctypes.c_void_p * 2)(ctypes.addressof(registers), ctypes.sizeof(registers))
-    _ptrace(_GETREGSET, thread, _NT_PRSTATUS, ctypes.addressof(vector))
-    registers[_RESULT_REGISTER[platform.machine()]] = result & (2**64 - 1)
-    _ptrace(_SETREGSET, thread, _NT_PRSTATUS, ctypes.addressof(vector))
+    _ptrace(_GETREGSET, thread, registers_of, ctypes.addressof(vector))
+    registers[place] = value & (2**64 - 1)
+    _ptrace(_SETREGSET, thread, registers_of, ctypes.addressof(vector))
 
 
 def _ptrace(request: int, pid: int = 0, address: int = 0, data: int = 0) -> int:

@@ -43,13 +43,17 @@ class Finding:
         problem: What is wrong whatever was confirmed; empty if nothing is.
         badness: The kind of that problem.
         noticed: The store, or its check, said that it is damaged.
+        retries: Batches that were sent again.
+        mended: The replica had holes, and was repaired.
     """
 
-    fits: frozenset[int] = frozenset()
+    fits: frozenset[float] = frozenset()
     end: int = -1
     problem: str = ""
     badness: Badness = "MIXED"
     noticed: bool = False
+    retries: int = 0
+    mended: bool = False
 
 
 class Wrong(Exception):
@@ -76,8 +80,8 @@ def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
 def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
     settings: dict[str, Any] = {**history.script.settings, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
     had_store = (path / "STORE").exists()
-    fits: frozenset[int] = frozenset()
-    end = -1
+    fits: frozenset[float] = frozenset()
+    end, retries = -1, 0
     try:
         with kvstore.open(path, durability=history.script.durability, **settings) as store:
             if TABLE not in store.list_tables():
@@ -94,7 +98,7 @@ def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
                 fits = frozenset(moment.done for moment in fitting)
                 assert fitting[-1].model is not None
                 model = copy_of(fitting[-1].model)
-            _go_on(store.table(TABLE), model, thorough=thorough)
+            retries = _go_on(store.table(TABLE), model, thorough=thorough)
             findings = store.check().findings
             if findings:
                 return Finding(fits, end, f"check finds {findings}", noticed=True)
@@ -121,7 +125,7 @@ def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
         return Finding(fits, end, f"{type(error).__name__}: {error}", "UNREADABLE", noticed=True)
     except Exception as error:  # whatever it is, the user would get it
         return Finding(fits, end, f"{type(error).__name__}: {error}", "UNREADABLE")
-    return Finding(fits, end)
+    return Finding(fits, end, retries=retries)
 
 
 def judge(finding: Finding, window: Window, history: History) -> tuple[Badness, str] | None:
@@ -157,11 +161,14 @@ def _compare(table: kvstore.Table, history: History) -> list[Moment]:
     return fitting
 
 
-def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> None:
+def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> int:
+    """Write to the table; returns how many batches were sent again."""
+    retries = 1
     for writer, sent in model.sent.items():
         remembered = [sequence for sequence, _ in sent[-WINDOW:]]
         for sequence in remembered if thorough else remembered[-1:]:
             _equals_answer(table, NOTHING, model, writer, sequence)
+            retries += 1
         if thorough:
             _is_refused(table, writer, model.next_sequence(writer) + 1)
         if thorough and len(sent) > WINDOW:
@@ -172,6 +179,7 @@ def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> None:
     _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
     row = table.get(99)
     _is_true(lambda: row == MORE[1][1], lambda: f"a row just written is {row}")
+    return retries
 
 
 def _equals_answer(table: kvstore.Table, changes: kvstore.Changes, model: Model, writer: int, sequence: int) -> None:

@@ -245,7 +245,9 @@ class Disk:
             raise NotModelled(f"{path} is written through a memory map")
 
     def _run_link(self, call: Call) -> None:
-        raise NotModelled(str(call))
+        old, old_name = self._place(call.fd, call.path)
+        new, new_name = self._place(call.other_fd, call.other_path)
+        self._rename((new, new_name, old.names[old_name]))
 
     def _run_other(self, call: Call) -> None:
         raise NotModelled(str(call))

@@ -13,16 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 import kvstore
 from kvstore.errors import LogFailed, StoreError
-from kvstore.options import Durability
+from kvstore.files import Files
+from kvstore.meta.journal import Journal
+from kvstore.options import Durability, JournalSync
+from logformat.edits import AllocateWriter, SetConsumer
+from logformat.ids import Offset, TableId
 from tests.checkpoint import catalogs
+from tests.support.clocks import SetClock
 from tests.support.model import WINDOW, Operation
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -152,7 +158,7 @@ def run(directory: Path, script: Script) -> int:
                 else None
             )
             try:
-                with _squeezed(limit):
+                with squeezed(limit):
                     worker.do(step)
                 break
             except (StoreError, OSError) as error:
@@ -168,7 +174,8 @@ def run(directory: Path, script: Script) -> int:
 
 
 @contextmanager
-def _squeezed(bytes_max: int | None) -> Iterator[None]:
+def squeezed(bytes_max: int | None) -> Iterator[None]:
+    """No file goes beyond a size: a write that would is short, and the next fails with EFBIG."""
     if bytes_max is None:
         yield
         return
@@ -256,9 +263,38 @@ def checkpoint(directory: Path, _: Script) -> int:
     return 0
 
 
+def catalog_edits(sync: JournalSync, directory: Path, _: Script) -> int:
+    """Add edits to a catalog, some of which need not be durable at once; a mark says up to which all must be."""
+    files, clock = Files(), SetClock()
+    journal = Journal(directory / STORE, files, clock, catalogs.STORE, sync=sync, wait_ms=2**31 - 1)
+    controller = catalogs.controller(directory / STORE, journal, files, clock)
+    marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    place = 0
+
+    def go_on() -> None:
+        nonlocal place
+        place += 1
+        edit = SetConsumer(table_id=TableId(1), name="c", offsets=[Offset(place)])
+        journal.append(lambda _: edit, may_wait=place > 1)
+
+    for _ in range(2):
+        go_on()
+        go_on()
+        state = journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
+        os.write(marks, b"%d\n" % state.txid)
+        go_on()
+        with journal.still() as state:
+            os.write(marks, b"%d\n" % state.txid)
+        go_on()
+        os.write(marks, b"%d\n" % controller.checkpoint().txid)
+    journal.close()
+    return 0
+
+
 JOBS: dict[str, Callable[[Path, Script], int]] = {
     "run": run,
     "recover": recover,
     "epochs": epochs,
     "checkpoint": checkpoint,
+    **{sync: partial(catalog_edits, sync) for sync in get_args(JournalSync)},
 }

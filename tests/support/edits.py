@@ -10,25 +10,43 @@ import pyarrow as pa
 from kvstore.meta.state import CatalogState
 from logformat import schema as schemas
 from logformat.edits import (
+    AddReplica,
     AddSchema,
     AllocateWriter,
+    AlterJob,
     BeginCommit,
+    BeginTask,
+    CreateJob,
     CreateTable,
     DropConsumer,
+    DropJob,
+    DropReplica,
     DropTable,
     DropWriter,
     EndCommit,
+    EndTask,
+    FailTask,
+    FindReplica,
     OpenWriter,
+    PauseJob,
     Payload,
+    ReadTask,
+    ReportReplica,
+    ResumeJob,
     SetConsumer,
     TableOptions,
+    TellReplica,
 )
-from logformat.ids import Epoch, Offset, SchemaId, Sequence, TableId
+from logformat.ids import BucketId, Epoch, JobId, Offset, SchemaId, Sequence, TableId
+from logformat.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
+from logformat.replicas import CATALOG, Finding, Shipped, Track
 
 _NAMES = ("a", "b", "ü")
 _KINDS = (
     *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, OpenWriter, DropWriter, BeginCommit, BeginCommit),
     *(EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
+    *(AddReplica, DropReplica, ReportReplica, TellReplica, TellReplica, FindReplica),
+    *(CreateJob, BeginTask, BeginTask, ReadTask, EndTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
 )
 TABLES_MAX = 6
 
@@ -85,13 +103,13 @@ def payload(random: Random, state: CatalogState) -> Payload:
     if kind is BeginCommit:
         return BeginCommit(
             table_id=id,
-            commit_id=f"{id}-{random.randrange(4)}",
+            commit_id=f"{id}-{random.randrange(4):032x}",
             writer_id=writer,
             writer_epoch=Epoch(0),
             sequence=Sequence(random.randrange(9)),
         )
     if kind is EndCommit:
-        return EndCommit(table_id=id, commit_id=f"{id}-{random.randrange(4)}")
+        return EndCommit(table_id=id, commit_id=f"{id}-{random.randrange(4):032x}")
     if kind is SetConsumer:
         return SetConsumer(
             table_id=id,
@@ -99,7 +117,49 @@ def payload(random: Random, state: CatalogState) -> Payload:
             offsets=[Offset(random.randrange(9))],
             until_ms=random.choice((None, 1_000_000 + random.randrange(600))),
         )
-    return DropConsumer(table_id=id, name=name)
+    if kind is DropConsumer:
+        return DropConsumer(table_id=id, name=name)
+    if issubclass(kind, AddReplica | DropReplica | ReportReplica | TellReplica | FindReplica):
+        return _about_a_replica(random, kind, id, name)
+    return _about_a_job(random, state, kind, id, name)
+
+
+def _about_a_replica(random: Random, kind: type[Payload], id: TableId, name: str) -> Payload:
+    if kind is AddReplica:
+        return AddReplica(name=name, url="memory:///")
+    if kind is DropReplica:
+        return DropReplica(name=name)
+    track = random.choice((CATALOG, Track(id, BucketId(random.randrange(2)))))
+    start, end = sorted(random.sample(range(99), 2))
+    shipped = [Shipped(track=track, start=start, end=end, snapshots=[start])]
+    if kind is ReportReplica:
+        return ReportReplica(name=name, shipped=shipped)
+    if kind is TellReplica:
+        return TellReplica(name=name, as_of_ms=random.randrange(99), shipped=shipped)
+    finding = Finding(kind=random.choice(("BAD", "MISSING_VERSION")), track=track, start=start, end=end)
+    return FindReplica(name=name, checked_ms=start, findings=random.choice(([], [finding])))
+
+
+def _about_a_job(random: Random, state: CatalogState, kind: type[Payload], id: TableId, name: str) -> Payload:
+    """Numbers are mostly those that fit the job as it stands."""
+    if kind is CreateJob:
+        return CreateJob(table_id=id, name=name, source="/in", format="csv", options=JobOptions(max_files=3))
+    jobs = state.jobs.get(id, {})
+    job_id = random.choice(sorted(jobs)) if jobs and random.random() < 0.9 else JobId(random.randrange(99))
+    job = jobs.get(job_id)
+    task = (job.statistics.succeeded_tasks if job else 0) + random.choice((1, 1, 1, 2))
+    version = (job.version if job else 0) + random.choice((0, 0, 1))
+    statistics = JobStatistics(succeeded_tasks=task, filtered_rows=random.randrange(9))
+    about = {"table_id": id, "job_id": job_id}
+    made: dict[type[Payload], dict[str, Any]] = {
+        BeginTask: {"task": task, "version": version, "files": [SourceFile(path=name, size=3, tag="t")]},
+        ReadTask: {"task": task, "counts": TaskCounts(filtered_rows=random.randrange(9))},
+        EndTask: {"task": task, "version": version, "offset": name, "statistics": statistics},
+        FailTask: {"task": task, "reason": "r", "statistics": statistics, "resume_ms": random.choice((None, 5))},
+        PauseJob: {"reason": "r"},
+        AlterJob: {"version": version, "offset": random.choice((None, name)), "options": JobOptions()},
+    }
+    return kind(**about, **made.get(kind, {}))
 
 
 _ENGINES: tuple[str | dict[str, Any], ...] = ("last_row", "first_row", {"versioned": "c1"})

@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator
 from itertools import count
 from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -48,10 +49,14 @@ class Filler:
             return {self.of(arguments[0]): self.of(arguments[1]) for _ in range(1 if arguments[0] is TableId else 3)}
         if kind is int:
             return next(self._numbers)
+        if kind is float:
+            return next(self._numbers) / 8
         if kind is str:
             return f"é{next(self._numbers)}"
         if kind is bool:
             return True
+        if kind is UUID:
+            return UUID(int=next(self._numbers))
         if kind is Any:
             return next(self._numbers)
         if kind is pa.Schema:

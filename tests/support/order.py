@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-ROOMS = ("spark", "crash", "table", "writer", "cli", "store", "logformat")
+ROOMS = ("spark", "crash", "proof", "table", "writer", "cli", "store", "logformat")
 """What takes longest begins first, so that workers end together."""
 SPARK = ("tests/spark/", "tests/cli/test_demo.py")
-SINGLE = "tests/crash/"
+SINGLE = ("tests/crash/", "tests/fuzz/", "tests/proof/")
 
 
 def scope_of(nodeid: str) -> str:

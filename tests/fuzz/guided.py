@@ -1,0 +1,79 @@
+"""Runs one target with atheris, which sees what of the code an input reaches: ``python -m tests.fuzz.guided TARGET …``.
+
+What follows the target are options of libFuzzer. The process ends with 0 after its time, and with something else, the
+input in a file, after an error that is not allowed, ten seconds of one run, or 512 MB of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+SECONDS_MAX = 10
+MEGABYTES_MAX = 512
+ROOT = Path(__file__).parents[2]
+_RUNS = re.compile(r"stat::number_of_executed_units: +(\d+)")
+
+
+def tried(directory: Path, name: str, *, seconds: int) -> int:
+    """Run a target for so long; how often it ran.
+
+    Raises:
+        AssertionError: An input was bad; it is told in hexadecimal digits.
+    """
+    for inner in ("corpus", "found"):
+        (directory / inner).mkdir(parents=True)
+    options = [
+        *(f"-max_total_time={seconds}", f"-timeout={SECONDS_MAX}", f"-rss_limit_mb={MEGABYTES_MAX}"),
+        *("-print_final_stats=1", "-max_len=8192", f"-artifact_prefix={directory}/found/", directory / "corpus"),
+    ]
+    command = [sys.executable, "-m", "tests.fuzz.guided", name, *options]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(directory)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    bad = [
+        f"tests/fuzz/corpus/{name}/{path.name}\n{path.read_bytes().hex()}" for path in (directory / "found").iterdir()
+    ]
+    assert not done.returncode, "\n".join([*bad, said[-6_000:]])
+    assert not bad, "\n".join(bad)
+    runs = _RUNS.search(said)
+    assert runs is not None, said[-6_000:]
+    return int(runs[1])
+
+
+def main() -> None:
+    """Begin, and never come back."""
+    try:
+        import atheris
+    except ImportError:
+        sys.exit("atheris is not installed: `make proof` does, from requirements-proof.lock.")
+    with atheris.instrument_imports(include=["kvstore", "logformat"]):
+        from tests.fuzz.targets import ALLOWED, TARGETS
+
+    name, *options = sys.argv[1:]
+    target = TARGETS[name]
+    corpus = Path(options[-1])
+    for number, data in enumerate(target.inputs(name)):
+        (corpus / f"seed-{number}").write_bytes(data)
+
+    def once(data: bytes) -> None:
+        with suppress(*ALLOWED):
+            target.run(data)
+
+    atheris.Setup([sys.argv[0], *options], once)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Runs targets in a process of its own: ``python -m tests.fuzz.runner INPUT SEED SECONDS TARGET=RUNS …``.
+
+What is tried stands in the file INPUT before it is tried, so that whoever waits for a process that ended, or was ended,
+knows of what. A run that takes longer than so many seconds, or has the process take more than ``BYTES_MAX``, is bad.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+from tests.fuzz.mutate import mutated
+from tests.fuzz.planted import INPUT, PLANTED
+
+SECONDS_MAX = 10
+BYTES_MAX = 512 << 20
+INPUT_BYTES = 1 << 20
+_HEAD = 64
+ROOT = Path(__file__).parents[2]
+
+
+class Held:
+    """The input that is being tried, in a file: name of the target, length, bytes."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(_HEAD + INPUT_BYTES))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _HEAD + INPUT_BYTES)
+
+    def put(self, target: bytes, data: bytes) -> None:
+        """Before it is tried."""
+        self._map[:_HEAD] = target.ljust(_HEAD - 8) + len(data).to_bytes(8, "little")
+        self._map[_HEAD : _HEAD + len(data)] = data
+
+    def told(self) -> str:
+        """What was tried last, in words."""
+        name = self._map[: _HEAD - 8].strip(b" \0").decode()
+        length = int.from_bytes(self._map[_HEAD - 8 : _HEAD], "little")
+        data = bytes(self._map[_HEAD : _HEAD + length])
+        return f"{name} of {length} bytes: keep them as tests/fuzz/corpus/{name}/<what it is>\n{data.hex()}"
+
+
+def run(held: Held, name: str, runs: int, seed: int, seconds: int) -> None:
+    """Try seeds, the corpus, and what is made of them.
+
+    Raises:
+        BaseException: What a target raised, and should not have.
+    """
+    target, inputs, allowed = _found(name)
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    for data in _inputs(inputs, runs, Random(f"{seed} {name}")):
+        held.put(name.encode(), data)
+        signal.alarm(seconds)
+        with suppress(*allowed):
+            target(data)
+        taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - began
+        assert taken <= BYTES_MAX, f"{taken} bytes were taken"
+    signal.alarm(0)
+
+
+def _found(name: str) -> tuple[Callable[[bytes], None], list[bytes], tuple[type[Exception], ...]]:
+    """A target, what it begins with, and what it may raise."""
+    if name in PLANTED:
+        return PLANTED[name], [INPUT], ()
+    # Those take a while to be imported.
+    from tests.fuzz.targets import ALLOWED, TARGETS
+
+    return TARGETS[name].run, TARGETS[name].inputs(name), ALLOWED
+
+
+def _inputs(seeds: list[bytes], runs: int, random: Random) -> Iterator[bytes]:
+    yield from seeds[:runs]
+    for _ in range(runs - len(seeds)):
+        yield mutated(random, seeds)
+
+
+def tried(path: Path, budgets: dict[str, int], *, seed: int, seconds: int = SECONDS_MAX) -> None:
+    """Run targets in another process.
+
+    Raises:
+        AssertionError: One was bad; its input is told in hexadecimal digits.
+    """
+    orders = [f"{name}={runs}" for name, runs in budgets.items()]
+    command = [sys.executable, "-m", "tests.fuzz.runner", path, str(seed), str(seconds), *orders]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"TMPDIR": str(path.parent)}, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, "\n".join(
+        [f"{_end(done.returncode)} after {Held(path).told()}", done.stdout[-2_000:], done.stderr[-6_000:]]
+    )
+
+
+def _end(status: int) -> str:
+    return "it hangs" if status == -signal.SIGALRM else f"it ended with {status}"
+
+
+def main() -> None:
+    """Run what is told; ends with 1 and a traceback at the first that is bad."""
+    path, seed, seconds, *orders = sys.argv[1:]
+    held = Held(Path(path))
+    for order in orders:
+        name, _, runs = order.partition("=")
+        try:
+            run(held, name, int(runs), int(seed), int(seconds))
+        except BaseException:
+            traceback.print_exc()
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""All targets by name: each a function of bytes, and bytes to begin with.
+
+A target ends well, or with an error that tells its caller what to do; any other one is a bug, and so is a process that
+ends, takes memory, or does not come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.errors import CorruptData, InvalidRequest
+from tests.fuzz import catalog_targets, log_targets, replica_targets, request_targets, segment_targets
+
+ALLOWED = (CorruptData, InvalidRequest)
+"""UnsupportedVersion is a CorruptData."""
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is fuzzed.
+
+    Attributes:
+        share: Of the runs, for one that is as fast as most; slow ones get fewer.
+        seconds: Of a nightly run.
+    """
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+    share: float
+    seconds: int
+
+    def inputs(self, name: str) -> list[bytes]:
+        """Seeds, and what was trouble once."""
+        return [*self.seeds(), *(path.read_bytes() for path in sorted((CORPUS / name).glob("*")))]
+
+
+TARGETS = {
+    "batch_header": Target(log_targets.batch_header, log_targets.header_seeds, 4, 60),
+    "batch": Target(log_targets.batch, log_targets.batch_seeds, 1, 100),
+    "record": Target(log_targets.record, log_targets.record_seeds, 1, 60),
+    "small_records": Target(log_targets.small_records, log_targets.small_records_seeds, 3, 40),
+    "writers": Target(log_targets.writers, log_targets.writers_seeds, 3, 60),
+    "edits_in_order": Target(catalog_targets.edits_in_order, catalog_targets.edits_seeds, 0.5, 80),
+    "catalog_image": Target(catalog_targets.catalog_image, catalog_targets.image_seeds, 0.5, 80),
+    "small_files": Target(catalog_targets.small_files, catalog_targets.small_files_seeds, 3, 60),
+    "object_name": Target(replica_targets.object_name, replica_targets.object_name_seeds, 4, 40),
+    "replica_object": Target(replica_targets.replica_object, replica_targets.replica_object_seeds, 1, 80),
+    "listing": Target(replica_targets.listing, replica_targets.listing_seeds, 0.5, 60),
+    "snapshot_rows": Target(replica_targets.snapshot_rows, replica_targets.snapshot_rows_seeds, 0.1, 40),
+    "spark_options": Target(request_targets.spark_options, request_targets.spark_options_seeds, 3, 40),
+    "names": Target(request_targets.names, request_targets.names_seeds, 4, 20),
+    "file_names": Target(request_targets.file_names, request_targets.file_names_seeds, 3, 20),
+    "log_segment": Target(segment_targets.log_segment, segment_targets.log_segment_seeds, 0.3, 60),
+    "rebuild": Target(segment_targets.rebuild, segment_targets.rebuild_seeds, 0.003, 40),
+}

@@ -1,0 +1,66 @@
+"""Bytes that anybody may have made: every reader ends well, or says in kvstore's own words what is wrong.
+
+Checksums are made right in most of what is tried, for they would keep the rest from being read at all. *Quick* and
+*long* try seeds, the corpus of what was trouble once, and what chance makes of them; *nightly* has atheris look for
+inputs that lead further.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import guided, runner
+from tests.fuzz.planted import INPUT, PLANTED
+from tests.fuzz.targets import ALLOWED, CORPUS, TARGETS
+from tests.support.proof import Proves
+
+QUICK, LONG = 200, 4_200
+"""Runs of a target whose share is 1; seeds and corpus are run whatever the share."""
+
+
+def budgets(runs: int) -> dict[str, int]:
+    """Runs by target: all seeds and what was trouble once, and its share of what chance makes of them."""
+    return {name: len(each.inputs(name)) + int(runs * each.share) for name, each in TARGETS.items()}
+
+
+def test_seeds_reach_what_is_behind_the_checksums() -> None:
+    """Each target ends well for one of its seeds at least: else nothing but refusals would be tried."""
+    for name, target in TARGETS.items():
+        assert any(_ends_well(target.run, seed) for seed in target.seeds()), name
+    assert {path.name for path in CORPUS.iterdir() if path.is_dir()} <= TARGETS.keys()
+
+
+def _ends_well(run: Callable[[bytes], None], seed: bytes) -> bool:
+    try:
+        run(seed)
+    except ALLOWED:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_what_is_bad_is_found_with_its_input(bug: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=rf"{bug}(?s:.*){INPUT.hex()}"):
+        runner.tried(tmp_path / "input", {bug: 1}, seed=1, seconds=1)
+
+
+def test_some_runs(tmp_path: Path) -> None:
+    runner.tried(tmp_path / "input", budgets(QUICK), seed=1)
+
+
+@pytest.mark.long
+def test_many_runs(tmp_path: Path, proves: Proves) -> None:
+    chosen = budgets(LONG)
+    seed = secrets.randbits(32)
+    runner.tried(tmp_path / "input", chosen, seed=seed)
+    proves("fuzz runs", sum(chosen.values()))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TARGETS)
+def test_guided_runs(name: str, tmp_path: Path, proves: Proves) -> None:
+    proves("fuzz runs", guided.tried(tmp_path, name, seconds=TARGETS[name].seconds))

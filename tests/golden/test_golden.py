@@ -1,0 +1,77 @@
+"""A store that an earlier version wrote opens, is what it was, and goes on."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from tests.golden.description import described
+from tests.golden.write import KEYED
+
+FORMATS = sorted(path for path in Path(__file__).parent.iterdir() if path.name.startswith("format-"))
+
+
+@pytest.fixture(params=FORMATS, ids=lambda path: path.name)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory with ``store`` and ``replica``, and what is expected of them."""
+    for name in ("store", "replica"):
+        with tarfile.open(request.param / f"{name}.tar.xz") as archive:
+            archive.extractall(tmp_path, filter="data")
+    (tmp_path / "expected.json").write_bytes((request.param / "expected.json").read_bytes())
+    return tmp_path
+
+
+def expected(golden: Path) -> object:
+    return json.loads((golden / "expected.json").read_bytes())
+
+
+def test_there_is_one() -> None:
+    assert [path.name for path in FORMATS][:1] == ["format-1"]
+
+
+def test_it_is_what_it_was(golden: Path) -> None:
+    with kvstore.open(golden / "store", read_only=True) as store:
+        assert json.loads(json.dumps(described(store))) == expected(golden)
+        assert store.check()
+    with kvstore.open(golden / "store") as store:
+        assert json.loads(json.dumps(described(store))) == expected(golden)
+        assert store.check()
+
+
+def test_it_goes_on(golden: Path) -> None:
+    with kvstore.open(golden / "store") as store:
+        table = store.table("epochs")
+        before = table.offsets()
+        again = kvstore.Changes.of([("upsert", {"k": 0, "v": 0})], KEYED)
+        table.apply_epoch(again, "epochs", 2, "run")
+        assert table.offsets() == before, "what was applied is known"
+        table.apply_epoch(again, "epochs", 3, "run")
+        assert table.get(0) == {"k": 0, "v": 0}
+        assert [row["k"] for row in store.table("ids").scan().read_all().to_pylist()] == [1, 2]
+        store.table("ids").upsert([{"v": 99}])
+        assert store.table("ids").lookup([99]).to_pylist()[0]["k"] > 2
+        store.add_columns("wal", [pa.field("w", pa.string())])
+        store.create_table("new", KEYED, "k").upsert([{"k": 1, "v": 1}])
+        store.checkpoint()
+        assert store.check()
+    with kvstore.open(golden / "store") as store:
+        assert store.table("new").get(1) == {"k": 1, "v": 1}
+        assert store.check()
+
+
+def test_its_replica_is_restored_and_followed(golden: Path) -> None:
+    tables = expected(golden)["tables"]  # type: ignore[index]
+    kvstore.restore(str(golden / "replica"), golden / "restored")
+    kvstore.follow(str(golden / "replica"), golden / "copy").close()
+    for name in ("restored", "copy"):
+        with kvstore.open(golden / name, read_only=True) as store:
+            found = json.loads(json.dumps(described(store)))["tables"]
+            for table in tables:
+                assert found[table]["rows"] == tables[table]["rows"]
+                assert found[table]["writers"] == tables[table]["writers"]
+            assert store.check()

@@ -1,0 +1,204 @@
+"""Stops a thread between two steps of what the store does, wherever that thread was begun.
+
+* Steps are calls of the store's own seams: files, log, index, catalog, upkeep. They are patched by tests only; the
+  product has no switch.
+* Only what is done while the barrier is armed counts, and it is armed for one thing at a time: so its n-th step is the
+  same each time.
+* Whether somebody waits for the one who is held is seen by what threads do, not by a clock: nobody runs, and the
+  thread stands where it stood. Being wrong about it makes another order of events, never another verdict.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from kvstore.checkpoint import worker
+from kvstore.environment import Environment
+from kvstore.files import Files
+from kvstore.index.index import Index
+from kvstore.log import retention
+from kvstore.log.log import Log
+from kvstore.log.segments import LogFiles
+from kvstore.meta.journal import Journal
+from kvstore.table import snapshot
+from kvstore.table.apply import WritePath
+from kvstore.table.commits import Commits
+from kvstore.table.handover import CommitLock
+from kvstore.table.staging import Staging
+from kvstore.table.tablet import Tablet
+from kvstore.table.upkeep import Upkeep
+
+SEAMS: list[tuple[Any, str]] = [
+    *((Files, name) for name in ("write", "sync", "truncate", "rename", "remove", "remove_tree", "make_directory")),
+    *((Files, name) for name in ("create", "sync_directory")),
+    *((Log, name) for name in ("append", "sync", "roll")),
+    *((LogFiles, name) for name in ("bases", "segment")),
+    *((Index, name) for name in ("begin", "commit", "replace", "abort", "committed_state")),
+    *((Environment, name) for name in ("begin_write", "sync", "show_last_commit", "drop_database")),
+    *((WritePath, name) for name in ("apply_all", "commit", "restore")),
+    *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),
+    *((Tablet, name) for name in ("submit", "flush", "write", "stop_writing", "value")),
+    *((Commits, name) for name in ("settle", "_end")),
+    *((Staging, name) for name in ("write", "remove")),
+    *((snapshot, name) for name in ("newest_valid", "_read_back", "_remove")),
+    (retention, "remove_before"),
+    (worker, "run"),
+]
+CONTEXTS: list[tuple[Any, str]] = [
+    (Environment, "read"),
+    (Tablet, "latest"),
+    (Tablet, "snapshot"),
+    (Upkeep, "_view"),
+    (Journal, "still"),
+    (Commits, "turn"),
+    (CommitLock, "held"),
+    (CommitLock, "wanting"),
+]
+"""Context managers: a step before they are entered, one inside and one before they are left."""
+AFTER = {"Log.append", "Log.sync", "Index.commit", "Journal.append", "Files.rename", "WritePath.apply_all"}
+"""Steps that have another behind them: what was done is not told to anybody yet."""
+HANG_SECONDS = 90
+"""Nothing takes that long; who waits for longer waits for ever."""
+_SAMPLE_SECONDS = 0.002
+_SAMPLES = 4
+_PATIENCE_SECONDS = 0.4
+
+
+class Hang(AssertionError):
+    """Somebody waits for ever; the message has the stacks of all threads."""
+
+
+class Barrier:
+    """See above; :meth:`installed` puts it in place."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._armed = self._held = self._open = False
+        self._at: int | None = None
+        self.seen: list[str] = []
+
+    def arm(self, at: int | None) -> None:
+        """Count steps from now on, and hold whoever comes to the step ``at``; None holds nobody."""
+        with self._change:
+            self._armed, self._held, self._open, self._at, self.seen = True, False, False, at, []
+
+    def disarm(self) -> None:
+        """Count no more."""
+        with self._change:
+            self._armed = False
+
+    def step(self, name: str) -> None:
+        """A thread comes to a step."""
+        with self._change:
+            if not self._armed:
+                return
+            self.seen.append(name)
+            if len(self.seen) - 1 != self._at:
+                return
+            self._armed, self._held = False, True
+            self._change.notify_all()
+            self._change.wait_for(lambda: self._open)
+
+    @property
+    def held(self) -> bool:
+        return self._held
+
+    def release(self) -> None:
+        """Let go whoever is held."""
+        with self._change:
+            self._open = True
+            self._change.notify_all()
+
+    def wait_until(self, is_over: Callable[[], bool]) -> None:
+        """Return once a thread is held, or ``is_over``."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while not self._held and not is_over():
+            with self._change:
+                self._change.wait(_SAMPLE_SECONDS)
+            if time.monotonic() > deadline:
+                raise Hang(stacks())
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Every seam is a step."""
+        with ExitStack() as stack:
+            for owner, name in SEAMS:
+                stack.enter_context(patch.object(owner, name, self._around(owner, name)))
+            for owner, name in CONTEXTS:
+                stack.enter_context(patch.object(owner, name, self._around_context(owner, name)))
+            yield
+
+    def _around(self, owner: Any, name: str) -> Callable[..., Any]:
+        original, step = getattr(owner, name), f"{owner.__name__.rpartition('.')[2]}.{name}"
+
+        def call(*args: Any, **given: Any) -> Any:
+            self.step(step)
+            answer = original(*args, **given)
+            if step in AFTER:
+                self.step(f"after {step}")
+            return answer
+
+        return call
+
+    def _around_context(self, owner: Any, name: str) -> Callable[..., Any]:
+        original, step = getattr(owner, name), f"{owner.__name__}.{name}"
+
+        @contextmanager
+        def enter(*args: Any, **given: Any) -> Iterator[Any]:
+            self.step(step)
+            with original(*args, **given) as value:
+                self.step(f"in {step}")
+                yield value
+                self.step(f"at the end of {step}")
+
+        return enter
+
+
+def ends_or_waits(thread: threading.Thread, *, sleeps: bool = True) -> bool:
+    """Whether a thread ends; False once it waits for somebody else.
+
+    Args:
+        sleeps: Whether it waits in this process: what another does is not seen, only waited for, for a while.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    quiet, stood = 0, ""
+    while thread.is_alive() and quiet < _SAMPLES:
+        thread.join(_SAMPLE_SECONDS)
+        frame = sys._current_frames().get(thread.ident or 0)
+        stands = "" if frame is None else f"{id(frame)} {frame.f_lasti}"
+        quiet = quiet + 1 if sleeps and stands == stood and not _runs() else 0
+        stood = stands
+        if time.monotonic() > deadline:
+            break
+    return not thread.is_alive()
+
+
+def _runs() -> bool:
+    """Whether a thread of this process runs, or would if there were a core."""
+    own = threading.get_native_id()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            state = Path(f"/proc/self/task/{task}/stat").read_text().rpartition(") ")[2][0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True  # it just ended
+        if int(task) != own and state in "RD":
+            return True
+    return False
+
+
+def stacks() -> str:
+    """Where all threads of this process are."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,18 @@
+"""How much of each kind of trial is done: in ``make test``, ``make test-long`` and ``make proof``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Run = Literal["quick", "long", "nightly"]
+_BUDGETS: dict[str, dict[Run, int]] = {
+    "pairs": {"quick": 30, "long": 200, "nightly": 1_250},
+    "cuts": {"quick": 2, "long": 22, "nightly": 500},
+    "stops": {"quick": 8, "long": 120, "nightly": 120},
+    "jumps": {"quick": 1, "long": 10, "nightly": 100},
+}
+
+
+def budget(kind: str, run: Run) -> int:
+    """How many trials of a kind."""
+    return _BUDGETS[kind][run]
