@@ -8,6 +8,8 @@ inputs that lead further.
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +48,18 @@ def _ends_well(run: Callable[[bytes], None], seed: bytes) -> bool:
 def test_what_is_bad_is_found_with_its_input(bug: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=rf"{bug}(?s:.*){INPUT.hex()}"):
         runner.tried(tmp_path / "input", {bug: 1}, seed=1, seconds=1)
+
+
+def test_what_takes_memory_is_found_by_a_process_that_took_more(tmp_path: Path) -> None:
+    """A child of Linux counts its parent's memory in ``ru_maxrss``."""
+    program = (
+        "taken = bytearray(5 << 28); taken[:: 1 << 12] = b'x' * len(taken[:: 1 << 12]);"
+        "from pathlib import Path; from tests.fuzz import runner;"
+        f"runner.tried(Path({str(tmp_path / 'input')!r}), {{'takes_memory': 1}}, seed=1)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=False)
+    assert "bytes were taken" in done.stderr
 
 
 def test_some_runs(tmp_path: Path) -> None:
