@@ -37,7 +37,7 @@ test: setup lint
 test-long: setup lint
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
-# Everything that was ever promised of reliability, tried for an hour; docs/reliability.md has the figures.
+# Everything that was ever promised of reliability, tried; docs/reliability.md has the figures.
 # make proof PEERS=1: other stores, too, under the same damage, for ten minutes.
 proof: setup .venv/proof $(if $(PEERS),proof-peers)
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \

@@ -12,6 +12,7 @@ import sqlite3
 import tempfile
 import time
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
@@ -42,7 +43,7 @@ def measured(flips: int, points: int, work: Path, console: Console) -> list[tria
 
 
 def grid(found: list[trials.Found]) -> Table:
-    names = [*OUTCOMES, *sorted({name for each in found for name in each.outcomes} - set(OUTCOMES))]
+    names = _outcomes({name for each in found for name in each.outcomes})
     table = Table("store", "trial", "n", *names)
     for each in found:
         counts = [str(each.outcomes[name]) if name in each.outcomes else "" for name in names]
@@ -73,16 +74,22 @@ def main() -> None:
 
 def text_of(told: dict[str, Any]) -> str:
     """What was found, in Markdown."""
-    names = [name for name in OUTCOMES if any(name in each for each in told["found"])]
+    names = _outcomes({name for each in told["found"] for name in each} - {"store", "trial"})
     rows = [[each["store"], each["trial"], *(str(each.get(name, "")) for name in names)] for each in told["found"]]
     rebuilt, behind = told["rebuilt"], told["behind"]
     took = ", ".join(f"{each['log_bytes'] >> 20} MiB in {each['seconds']:.1f} s" for each in behind)
-    return (
-        f"Of {told['date']}, {', '.join(f'{name} {version}' for name, version in told['versions'].items())}.\n\n"
-        + markdown([["store", "trial", *names], *rows])
-        + f"\n\nR11: an index of {rebuilt['rows']:,} rows made anew from {rebuilt['changes']:,} changes is the one that"
-        f" was there, {rebuilt['changes_per_s']:,} changes/s. R16: an index that is behind its log by {took}."
+    begin = f"Of {told['date']}, {', '.join(f'{name} {version}' for name, version in told['versions'].items())}."
+    end = (
+        f"R11: an index of {rebuilt['rows']:,} rows made anew from {rebuilt['changes']:,} changes is "
+        f"{'' if rebuilt['same'] else 'NOT '}the one that was there, {rebuilt['changes_per_s']:,} changes/s. "
+        f"R16: an index that is behind its log by {took}."
     )
+    return "\n\n".join([fill(begin, 120), markdown([["store", "trial", *names], *rows]), fill(end, 120)])
+
+
+def _outcomes(found: set[str]) -> list[str]:
+    """Those that were found, the usual ones first."""
+    return [*(name for name in OUTCOMES if name in found), *sorted(found - set(OUTCOMES))]
 
 
 if __name__ == "__main__":

@@ -202,7 +202,9 @@ def following_of(path: Path) -> FollowingFile:
     try:
         return following_file.decode(read_file(path / paths.FOLLOWING))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotAStore("This is no copy that follows a replica.", path=path) from error
+        raise NotAStore(
+            "This is no copy that follows a replica; `kvstore replica follow` makes one.", path=path
+        ) from error
 
 
 def create_copy(

@@ -117,15 +117,17 @@ class _Place:
     def _asked(self, state: CatalogState) -> threading.Event:
         """Set once there is an answer, or there will be none, to what was asked before, or is now."""
         with self._mutex:
-            if self._under_way is None:
-                self._under_way = threading.Event()
-                arguments = (self._under_way, state, self._clock.monotonic())
-                try:
-                    threading.Thread(target=self._ask, args=arguments, name="kvstore-lead", daemon=True).start()
-                except RuntimeError:  # there are too many threads
-                    self._answered(self._under_way, arguments[2])
-                    return arguments[0]
-            return self._under_way
+            if self._under_way is not None:
+                return self._under_way
+            answered, began = threading.Event(), self._clock.monotonic()
+            self._under_way = answered
+            try:
+                threading.Thread(
+                    target=self._ask, args=(answered, state, began), name="kvstore-lead", daemon=True
+                ).start()
+            except RuntimeError:  # there are too many threads
+                self._answered(answered, began)
+            return answered
 
     def _ask(self, answered: threading.Event, state: CatalogState, began: float) -> None:
         try:

@@ -354,7 +354,7 @@ class Shipper:
         if epoch > max(self.epoch, self._core.catalog().lost_to):
             self._core.journal.lose_lead(epoch)
         return WriterFenced(
-            "Another leader has taken this store's place; this copy is over.",
+            "Another leader has taken this store's place: write there, and follow the replica anew.",
             replica=self._name,
             leader_epoch=epoch,
             ours=self.epoch,

@@ -154,7 +154,7 @@ class Store(store.Store):
     def replicate(self, every: float = 1.0) -> Shipping:
         """Ship to all replicas from now on, in a thread, until what is returned is closed, or the store.
 
-        Writers never wait for it. `kvstore replicate` does the same in a process of its own.
+        Writers do not wait for what is shipped. `kvstore replicate` does the same in a process of its own.
 
         Args:
             every: Seconds from one round to the next.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -123,9 +124,9 @@ class FilteredReader(DataSourceReader):
             if self._kind is not Kind.BINLOG:
                 self._bucket = bucket_of(values_of(filters, columns))
 
+    @abstractmethod
     def _buckets(self) -> AbstractContextManager[tuple[pa.Schema, BucketOf]]:
         """Columns as they are stored, and which bucket has rows with certain values."""
-        raise NotImplementedError
 
 
 class KvStoreReader(FilteredReader):

@@ -27,7 +27,7 @@ from logformat.snapshot_manifest import FileSum
 
 SCHEMA_ID = "_schema_id"
 GROUP_ROWS_MAX = 1 << 20
-"""Rows of a row group that is read: Arrow believes any number, and takes memory for it first."""
+"""Rows of a row group that is written and read: Arrow believes any number, and takes memory for it first."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -150,7 +150,8 @@ class RowsWriter:
         rows, hashes = layout_of(self._definition).decode_found(keys, values)
         columns = [_seen_as(column, field.type) for column, field in zip(rows.columns, self._schema, strict=False)]
         ids = pa.array(schema_ids(values).astype(np.int16))
-        self._call(self._writer.write_batch, pa.RecordBatch.from_arrays([*columns, ids], schema=self._schema))
+        batch = pa.RecordBatch.from_arrays([*columns, ids], schema=self._schema)
+        self._call(self._writer.write_batch, batch, GROUP_ROWS_MAX)
         return hashes
 
     def finish(self) -> FileSum:
