@@ -309,6 +309,7 @@ class Shipper:
 
         Raises:
             WriterFenced: It is.
+            CorruptData: Who it is can't be known any more.
         """
         file = read_file(self._core.path / paths.STORE_FILE)
         if not self._client.create(paths.STORE_FILE, [file]):
@@ -333,10 +334,18 @@ class Shipper:
             for between in range(max(leaders, default=ours.leader_epoch - 1) + 1, ours.leader_epoch + 1):
                 self._client.create(leader_name(Epoch(between)), [leader])
         try:
-            if bytes(self._client.get(name)) != leader:
-                raise self._fenced(ours.leader_epoch)
+            found = bytes(self._client.get(name))
         except FileNotFoundError as error:
             raise Unavailable("The replica has lost what says who leads it; try again.", replica=self._name) from error
+        if leader and not found:  # not taken as one's own: it may have been that of a leader who fenced this one
+            raise CorruptData(
+                "What says who leads is empty, as a disk may leave it that lost power; remove it if no other store"
+                " ships there.",
+                replica=self._name,
+                object=name,
+            )
+        if found != leader:
+            raise self._fenced(ours.leader_epoch)
 
     def _glance(self) -> None:
         """See whether the next leader is there, which costs next to nothing.

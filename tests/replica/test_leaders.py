@@ -11,11 +11,12 @@ import pytest
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
-from kvstore.errors import StoreLocked, WriterFenced
+from kvstore.errors import CorruptData, StoreLocked, WriterFenced
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.replica.shipper import Shipper
 from logformat import paths
+from logformat.replica_object import leader_name
 from tests.replica.objects import SCHEMA, Objects, changes_of, replica_of, restored
 from tests.support.tables import rows_of
 
@@ -101,6 +102,22 @@ def test_of_two_copies_only_one_takes_the_place(tmp_path: Path) -> None:
             with pytest.raises(WriterFenced):
                 replica_of(other, objects).ship()
         write(one, objects, 4, 2)
+        assert_is(objects, one, tmp_path / "back")
+
+
+def test_nobody_leads_by_an_object_that_was_emptied(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k")
+        write(store, objects, 1, 2)
+    with kvstore.open(copied(tmp_path / "s", tmp_path / "a")) as one:
+        write(one, objects, 2, 2)
+        name = leader_name(one._core.catalog().leader_epoch)
+        objects.held[name] = b""
+        with pytest.raises(CorruptData, match=f"remove it.*{name}"):
+            write(one, objects, 3, 1)
+        objects.delete(name)
+        write(one, objects, 4, 1)
         assert_is(objects, one, tmp_path / "back")
 
 
