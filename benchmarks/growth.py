@@ -2,7 +2,7 @@
 
 Random keys, batches of 50,000, each store in a process of its own. On the way, wherever ``--updates-at`` says so, as
 many rows are updated as a step inserts. Pages and memory are what Linux counts for the process: pages of 4 KiB that
-went towards the disk, and anonymous memory (without mapped files, which are page cache).
+it wrote, and anonymous memory (without mapped files, which are page cache).
 """
 
 from __future__ import annotations

@@ -43,8 +43,11 @@ def today() -> str:
 
 
 def pages_written() -> int:
-    """Pages of 4 KiB that went towards the disk from this process."""
-    return _number("/proc/self/io", "write_bytes") // PAGE_BYTES
+    """Pages of 4 KiB that this process has written, by calls.
+
+    Not ``write_bytes``: of a page that is written to a large folio of the page cache, it counts the whole folio.
+    """
+    return _number("/proc/self/io", "wchar") // PAGE_BYTES
 
 
 def memory_bytes() -> int:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice, repeat
 
-from kvstore.environment import Environment, Transaction
+from kvstore.environment import LMDB_FILES, Environment, Transaction
 from kvstore.errors import CorruptData
+from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
 from kvstore.pages import tree_of
 from logformat import index_state, writer_entry
@@ -242,7 +243,9 @@ class Index:
         """
         transaction = self._writable()
         transaction.put(_STATE, index_state.encode(state))
-        transaction.commit()
+        is_large = self.dirty_bytes() >= writeback.BYTES_MIN
+        with writeback.writing_back(self._environment.directory / LMDB_FILES[0]) if is_large else nullcontext():
+            transaction.commit()
         self._transaction = None
 
     def abort(self) -> None:

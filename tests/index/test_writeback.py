@@ -1,0 +1,82 @@
+"""Large commits, whose pages a disk is asked to write before LMDB asks: right whatever becomes of that."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.index import writeback
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
+BYTES = 1_000
+
+
+def large(letter: str) -> pa.RecordBatch:
+    """Rows of more bytes than a commit needs to be large."""
+    count = 2 * writeback.BYTES_MIN // BYTES
+    return pa.record_batch([range(count), [letter * BYTES] * count], schema=SCHEMA)
+
+
+def written(path: Path) -> int:
+    """Write a small commit and a large one of rows that are there; how many they are then, opened again."""
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(large("w"))
+        table.flush()
+        table.upsert([{"k": -1, "v": "small"}])
+        table.flush()
+        table.upsert(large("v"))
+    with kvstore.open(path) as store:
+        assert store.check().ok
+        return store.table("t").count()
+
+
+ROWS = large("v").num_rows + 1
+
+
+def test_the_disk_begins_while_a_large_commit_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    sync = os.fdatasync
+
+    def seen(descriptor: int) -> None:
+        names.add((threading.current_thread().name, Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", seen)
+    assert written(tmp_path / "s") == ROWS
+    assert names == {("kvstore-writeback", "data.mdb")}
+    assert "kvstore-writeback" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("name", ["fdatasync", "open"])
+def test_what_the_disk_refuses_too_early_is_no_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the commit is durable is for LMDB's own sync to say."""
+    call = getattr(os, name)
+
+    def refuse(*arguments: object, **others: object) -> object:
+        if threading.current_thread().name == "kvstore-writeback":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*arguments, **others)
+
+    monkeypatch.setattr(os, name, refuse)
+    assert written(tmp_path / "s") == ROWS
+
+
+def test_a_process_with_too_many_threads_commits_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kvstore-writeback":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert written(tmp_path / "s") == ROWS
