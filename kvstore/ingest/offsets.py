@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from kvstore.files import Files, read_file, refusals
 from kvstore.ingest.sources import is_same, order_of
 from logformat import paths
 from logformat.jobs import JobStatus, SourceFile
+
+_log = logging.getLogger(__name__)
 
 
 def files_of_task(listed: Sequence[SourceFile], job: JobStatus) -> list[SourceFile]:
@@ -73,6 +76,14 @@ class _Line(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Line).decode
 
 
+def _line(data: bytes) -> _Line | None:
+    """None if it is cut off or damaged."""
+    try:
+        return _decode(data) if data.endswith(b"\n") else None
+    except msgspec.DecodeError:
+        return None
+
+
 class Taken:
     """What a job has taken so far.
 
@@ -89,22 +100,24 @@ class Taken:
         self._known: dict[str, SourceFile] = {}
         self._version = -1
         self._end = 0
+        self._is_cut = False
         try:
-            data = read_file(self._path)
+            lines = read_file(self._path).splitlines(keepends=True)
         except FileNotFoundError:
             return
-        for line in data.splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                break  # what a crash cut off is written over
-            self._end += len(line)
-            try:
-                self._know(_decode(line))
-            except msgspec.DecodeError as error:
+        for number, data in enumerate(lines, 1):
+            line = _line(data)
+            if line is None and number < len(lines):
                 raise CorruptData(
                     "What a job has taken is damaged; remove the file, and all before the offset passes for taken.",
                     path=self._path,
-                    position=self._end - len(line),
-                ) from error
+                    position=self._end,
+                )
+            if line is None:
+                self._is_cut = True  # as a crash leaves it, maybe; it is written over
+            else:
+                self._end += len(data)
+                self._know(line)
 
     def overlooked(self, listed: Sequence[SourceFile], job: JobStatus) -> Overlooked:
         """Which of the files before the offset came late, or are others now.
@@ -114,7 +127,10 @@ class Taken:
         if job.offset is None:
             return Overlooked()
         before = listed[: _first_behind(listed, job.offset)]
-        if self._version < job.version:
+        is_lost = self._is_cut and job.offset not in self._known
+        if is_lost:
+            _log.warning("what a job took last can't be read any more; all before its offset passes for taken")
+        if is_lost or self._version < job.version:
             self.add([file for file in before if file.path not in self._known], job.version)
             return Overlooked()
         return Overlooked(
@@ -145,6 +161,7 @@ class Taken:
             if is_new:
                 self._files.sync_directory(self._path.parent)
         self._end += len(data)
+        self._is_cut = False
         self._know(line)
 
     def _know(self, line: _Line) -> None:

@@ -16,6 +16,7 @@ from pyarrow import ipc, parquet
 
 import kvstore
 from kvstore.errors import (
+    CorruptData,
     InvalidRequest,
     NoSuchTable,
     StoreLocked,
@@ -454,14 +455,15 @@ class TestFilesThatAreNotAsTheyWere:
         write(source, "a0.csv", 0)
         assert job.run().overlooked.late == ("a0.csv",)
 
+    @pytest.mark.parametrize("cut", [b'{"version":0,"fi', b'{"version":0,"fi' + bytes(512) + b"}]}\n"])
     def test_without_what_it_remembers_all_before_the_offset_passes_for_taken(
-        self, job: kvstore.Job, source: Path, store_path: Path
+        self, job: kvstore.Job, source: Path, store_path: Path, cut: bytes
     ) -> None:
         write(source, "b.csv", 0)
         job.run()
         (taken,) = store_path.glob("jobs/*/taken.jsonl")
         whole = taken.read_bytes()
-        taken.write_bytes(whole + b'{"version":0,"fi')
+        taken.write_bytes(whole + cut)
         write(source, "c.csv", 0)
         assert not job.run().overlooked
         assert taken.read_bytes().startswith(whole + b'{"version":0,"files":[{"path":"c.csv"')
@@ -470,6 +472,23 @@ class TestFilesThatAreNotAsTheyWere:
         assert not job.run().overlooked
         write(source, "a1.csv", 0)
         assert job.run().overlooked.late == ("a1.csv",)
+
+    def test_damage_of_what_it_remembers_is_told_and_calls_no_file_late(
+        self, job: kvstore.Job, source: Path, store_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for name in "abc":
+            write(source, f"{name}.csv", 0)
+            job.run()
+        (taken,) = store_path.glob("jobs/*/taken.jsonl")
+        first, second, third = taken.read_bytes().splitlines(keepends=True)
+        taken.write_bytes(first + second + third.replace(b"path", b"p\0th"))
+        assert not job.run().overlooked
+        assert "all before its offset passes for taken" in caplog.text
+        write(source, "b1.csv", 0)
+        assert job.run().overlooked.late == ("b1.csv",)
+        taken.write_bytes(first + second.replace(b"path", b"p\0th") + third)
+        with pytest.raises(CorruptData, match="remove the file"):
+            job.run()
 
 
 class TestFollow:
