@@ -1,21 +1,23 @@
 """Runs one target with atheris, which sees what of the code an input reaches: ``python -m tests.fuzz.guided TARGET …``.
 
 What follows the target are options of libFuzzer. The process ends with 0 after its time, and with something else, the
-input in a file, after an error that is not allowed, ten seconds of one run, or 512 MB of memory.
+input in a file, after an error that is not allowed, ten seconds of one run, or one that takes more than ``BYTES_MAX``.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-SECONDS_MAX = 10
-MEGABYTES_MAX = 512
-ROOT = Path(__file__).parents[2]
+from tests.fuzz.runner import BYTES_MAX, ROOT, SECONDS_MAX
+
+MEGABYTES_MAX = 4096
+"""Of the process: atheris keeps the arrays that comparisons of arrays come to, a kilobyte a run of some targets."""
 _RUNS = re.compile(r"stat::number_of_executed_units: +(\d+)")
 
 
@@ -31,7 +33,7 @@ def tried(directory: Path, name: str, *, seconds: int) -> int:
         *(f"-max_total_time={seconds}", f"-timeout={SECONDS_MAX}", f"-rss_limit_mb={MEGABYTES_MAX}"),
         *("-print_final_stats=1", "-max_len=8192", f"-artifact_prefix={directory}/found/", directory / "corpus"),
     ]
-    # libFuzzer judges a peak of memory that a process has of who started it: of a shell, which has next to none.
+    # The peak of memory of a process begins with that of who started it: of a shell, which has next to none.
     command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "tests.fuzz.guided", name, *options]
     done = subprocess.run(
         command,
@@ -53,6 +55,11 @@ def tried(directory: Path, name: str, *, seconds: int) -> int:
     return int(runs[1])
 
 
+def _most_bytes() -> int:
+    """Memory at its most, asked for so often that it must cost nothing; see ``tried`` for what it begins with."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
 def main() -> None:
     """Begin, and never come back."""
     try:
@@ -69,8 +76,11 @@ def main() -> None:
         (corpus / f"seed-{number}").write_bytes(data)
 
     def once(data: bytes) -> None:
+        began = _most_bytes()
         with suppress(*ALLOWED):
             target.run(data)
+        taken = _most_bytes() - began
+        assert taken <= BYTES_MAX, f"{taken} bytes were taken"
 
     atheris.Setup([sys.argv[0], *options], once)
     atheris.Fuzz()
