@@ -21,7 +21,7 @@ from tests.support.proof import Proves
 
 QUICK_STATES_MIN = 1_200
 LONG_STATES_MIN = 50_000
-NIGHTLY_STATES_MIN = 55_000
+NIGHTLY_STATES_MIN = 46_000
 LENGTHS = (6, 6, 8, 6, 6, 16, 24)
 """Of scripts: most are short, for the longer a log is, the longer takes each state."""
 
