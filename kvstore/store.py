@@ -71,29 +71,8 @@ TABLE_NAME_BYTES_MAX = 255
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-def open_store(
-    path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: Any
-) -> Store:
-    """Open a store, creating it if the directory is new or empty.
-
-    Args:
-        path: Directory of the store, on a local disk.
-        read_only: Write nothing but LMDB's lock files, in which readers register. What a crashed writer left to be
-            recovered is not seen until someone writes.
-        durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
-        settings: Other fields of :class:`kvstore.options.StoreOptions`.
-
-    Raises:
-        NotAStore: The directory is no store and not empty, or does not exist and ``read_only``. Nothing was written.
-        UnsupportedVersion: A newer kvstore wrote it.
-        CorruptImage: Its catalog is damaged.
-        InvalidRequest: It is open in this process with other settings, or an argument is not possible.
-    """
-    return Store(path_of(path), options_of_call(durability, settings), read_only=read_only)
-
-
 def options_of_call(durability: Durability, settings: Mapping[str, Any]) -> StoreOptions:
-    """Settings as they were given to :func:`open_store`.
+    """Settings as they were given to :func:`kvstore.open`.
 
     Raises:
         InvalidRequest: There is no such setting.
@@ -107,7 +86,7 @@ def open_reader(path: str | os.PathLike[str]) -> Store:
     """Open a store read-only, but for its catalog: what is read of a log can be kept from expiring.
 
     Raises:
-        NotAStore, UnsupportedVersion, CorruptImage, InvalidRequest: See :func:`open_store`.
+        NotAStore, UnsupportedVersion, CorruptImage, InvalidRequest: See :func:`kvstore.open`.
     """
     return Store(path_of(path), StoreOptions(), read_only=True, registers=True)
 

@@ -134,7 +134,21 @@ class Store(ReplicatedStore):
 def open_store(
     path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: int
 ) -> Store:
-    """Open a store, creating it if the directory is new or empty; see :func:`kvstore.store.open_store`."""
+    """Open a store, creating it if the directory is new or empty.
+
+    Args:
+        path: Directory of the store, on a local disk.
+        read_only: Write nothing but LMDB's lock files, in which readers register. What a crashed writer left to be
+            recovered is not seen until someone writes.
+        durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
+        settings: Other fields of :class:`kvstore.options.StoreOptions`.
+
+    Raises:
+        NotAStore: The directory is no store and not empty, or does not exist and ``read_only``. Nothing was written.
+        UnsupportedVersion: A newer kvstore wrote it.
+        CorruptImage: Its catalog is damaged.
+        InvalidRequest: It is open in this process with other settings, or an argument is not possible.
+    """
     return Store(path_of(path), options_of_call(durability, settings), read_only=read_only)
 
 

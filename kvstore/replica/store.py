@@ -19,7 +19,6 @@ from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.files import Files
 from kvstore.meta.state import CatalogState
-from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore, directory_of, normalised
 from kvstore.replica.follower import LAG_SECONDS, ROLLBACK_LIMIT, Follower, Promoted, begin
 from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
@@ -39,25 +38,9 @@ NAME_BYTES_MAX = 255
 SECONDS_MAX = 24 * 3600
 
 
-def open_store(
-    path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: Any
-) -> Store:
-    """Open a store, creating it if the directory is new or empty.
-
-    Args:
-        path: Directory of the store, on a local disk.
-        read_only: Write nothing but LMDB's lock files, in which readers register. What a crashed writer left to be
-            recovered is not seen until someone writes.
-        durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
-        settings: Other fields of :class:`kvstore.options.StoreOptions`.
-
-    Raises:
-        NotAStore: The directory is no store and not empty, or does not exist and ``read_only``. Nothing was written.
-        UnsupportedVersion: A newer kvstore wrote it.
-        CorruptImage: Its catalog is damaged.
-        InvalidRequest: It is open in this process with other settings, or an argument is not possible.
-    """
-    return Store(store.path_of(path), store.options_of_call(durability, settings), read_only=read_only)
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a store to write to it, as :func:`kvstore.open` does; for rooms that know nothing of jobs."""
+    return Store(store.path_of(path), store.options_of_call("sync", {}))
 
 
 class Store(store.Store):

@@ -21,11 +21,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
+from kvstore.replica.store import open_store
 from kvstore.spark.options import Options
 from kvstore.spark.place import TablePlace
 from kvstore.spark.staged import CHANGE_TYPE, ORDER, Staged, TaskFile, parts_of, remove, sweep
 from kvstore.spark.types import arrow_schema
-from kvstore.store import open_store
 from kvstore.table.changelog import CHANGE_FIELDS
 from kvstore.table.sizes import of_size
 from kvstore.table.table import Table
@@ -93,7 +93,7 @@ class _Sink:
 
     def _commit(self, messages: Sequence[Staged], writer: str, epoch: int | None, run: str | None) -> None:
         parts = parts_of(messages)
-        store = open_store(self._place.path)
+        store = open_store(self._place.path)  # one that asks its replicas whether it leads
         try:
             table = self._place.table_of(store)
             table.apply_parts(parts, writer, epoch, run, self._options.takeover, self._replaces)

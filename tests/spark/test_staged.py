@@ -18,7 +18,8 @@ from pyspark.errors import UnsupportedOperationException
 from pyspark.sql.types import StructType
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation, WriterFenced
+from kvstore.replica import lead
 from kvstore.spark import KvStoreSource, staged
 from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter, changes_of
 from kvstore.spark.staged import Staged, parts_of
@@ -279,3 +280,21 @@ def test_the_zone_of_a_session_changes_nothing(tmp_path: Path, zone: str) -> Non
     assert {name: column.type for name, column in order.items()} == {
         name: column.type for name, column in expected_order.items()
     }
+
+
+def test_a_leader_whose_place_was_taken_is_not_written_by_spark_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark commits in a process of its own, which has to ask the replicas itself."""
+    monkeypatch.setattr(lead, "LEASE_SECONDS", 0.1)
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("u", SCHEMA, "k")
+        store.add_replica(str(tmp_path / "r"), "r").ship()
+        writer = writer_of(store, SCHEMA)
+        message = writer.stage(iter([ROWS]), 0, 0, None)
+    kvstore.follow(str(tmp_path / "r"), tmp_path / "copy").close()
+    kvstore.promote(tmp_path / "copy")
+    with pytest.raises(WriterFenced, match="write there"):
+        writer.commit([message])
+    with kvstore.open(tmp_path / "s", read_only=True) as store:
+        assert not rows_of(store.table("u"))
