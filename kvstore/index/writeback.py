@@ -1,8 +1,8 @@
 """Commits of many pages wait less for the disk: it begins with them while LMDB still hands them over.
 
-LMDB writes the pages of a commit one by one and then syncs. Where they are spread over a large file, the kernel takes
-about as long for the first as the disk for the second; at once, both take two thirds of that (docs/performance.md).
-The sync that counts stays LMDB's: Linux tells what went wrong to every descriptor of a file.
+LMDB writes the pages of a commit one by one and then syncs. Where they are spread over a large file, the first takes
+the kernel half as long as the second takes the disk; at once, both take little over half of their sum
+(docs/performance.md). The sync that counts stays LMDB's: Linux tells what went wrong to every descriptor of a file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def writing_back(path: Path) -> Iterator[None]:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                while not done.wait(_PAUSE_SECONDS):
+                while True:
                     os.fdatasync(descriptor)  # noqa: TID251 - it promises nothing
+                    if done.wait(_PAUSE_SECONDS):
+                        break
             finally:
                 os.close(descriptor)
 
