@@ -35,7 +35,8 @@ test: setup lint
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
 
 test-long: setup lint
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
+	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
+	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
 # Everything that was ever promised of reliability, tried; docs/reliability.md has the figures.
 # make proof PEERS=1: other stores, too, under the same damage, for ten minutes.

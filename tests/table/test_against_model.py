@@ -92,14 +92,14 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.end)
     @rule(data=st.data())
     def look_back(self, data: st.DataObject) -> None:
-        offset = data.draw(st.integers(0, self.model.end))
+        offset = data.draw(st.integers(self.log_start, self.model.end))
         rows = self.table.scan(as_of=offset).read_all().to_pylist()
         assert {tuple(row[name] for name in self.key): row for row in rows} == self.model.as_of(offset)
 
     @precondition(lambda self: self.model.end)
     @rule(data=st.data())
     def undo(self, data: st.DataObject) -> None:
-        offset = data.draw(st.integers(0, self.model.end))
+        offset = data.draw(st.integers(self.log_start, self.model.end))
         then, changes = self.model.as_of(offset), self.table.undo(offset)
         result = self.table.apply(changes)
         expected = self.model.apply(operations_of(changes))
@@ -108,9 +108,13 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read_the_binlog(self, data: st.DataObject) -> None:
-        start = data.draw(st.integers(0, self.model.end))
+        start = data.draw(st.integers(self.log_start, self.model.end))
         end = data.draw(st.integers(start, self.model.end))
         assert binlog_of(self.table, start, end) == self.model.binlog(start, end)
+
+    @property
+    def log_start(self) -> int:
+        return self.table.offsets()[0][0]
 
     @invariant()
     def equals_the_model(self) -> None:

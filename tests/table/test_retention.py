@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 import kvstore
 from kvstore.errors import CorruptData, LogFailed, OffsetOutOfRange, StoreFull
@@ -382,15 +382,19 @@ class RetentionMachine(TableMachine):
     def check(self) -> None:
         assert self.store.check().findings == []
 
-    def look_back(self) -> None:  # type: ignore[override]
-        """See test_rows_of_former_times_can_be_read_from_the_log_start_on."""
+    @precondition(lambda self: self.log_start)
+    @rule(data=st.data())
+    def look_back_too_far(self, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(0, self.log_start - 1))
+        for ask in (lambda: rows_of(self.table, as_of=offset), lambda: self.table.undo(offset)):
+            with pytest.raises(OffsetOutOfRange):
+                ask()
 
     def compare(self) -> None:
         keys = sorted(self.model.rows)
         assert rows_of(self.table) == [self.model.rows[key] for key in keys]
-        start, end = self.table.offsets()[0]
-        assert end == self.model.end
-        assert changes_of(self.table) == [change for change in self.model.log if change[0] >= start]
+        assert self.table.offsets()[0][1] == self.model.end
+        assert changes_of(self.table) == [change for change in self.model.log if change[0] >= self.log_start]
 
     def _open(self) -> None:
         options = StoreOptions(segment_bytes_max=self.segment_bytes_max)
