@@ -86,7 +86,11 @@ def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
     except FileNotFoundError as error:
         raise CorruptData("An object is gone.", object=str(name)) from error
     found = decode_object(data, name, store_id)
-    verify_parts(found, store_id)
+    try:
+        verify_parts(found, store_id)
+    except CorruptData as error:
+        error.where.setdefault("object", str(name))  # an edit or a batch can't say in which it is
+        raise
     return found
 
 

@@ -1,0 +1,206 @@
+"""Objects that lie with every checksum right, as whoever can write to a replica makes them: told, and never taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import kvstore
+from kvstore.errors import CorruptData, StoreError
+from kvstore.replica.check import findings
+from kvstore.replica.replica import Replica
+from kvstore.replica.shipper import Shipper
+from logformat import replica_told
+from logformat.batch import LogBatch, decode_batch, encode_batch
+from logformat.ids import BucketId, TableId
+from logformat.replica_object import ObjectName, decode_object, encode_object
+from logformat.replicas import CATALOG, Track
+from tests.replica.objects import SCHEMA, Objects, replica_of, restored
+
+ONE, OTHER = (Track(TableId(1), BucketId(bucket)) for bucket in range(2))
+Parts = list[bytes | memoryview]
+
+
+@dataclass
+class Whole:
+    """A store and its replica, in which each track has a range and a snapshot."""
+
+    store: kvstore.Store
+    replica: Replica
+    objects: Objects
+
+    def name(self, track: Track, kind: str) -> ObjectName:
+        """Of the first of a kind."""
+        return next(name for name in self.objects.names if (name.track, name.kind) == (track, kind))
+
+    def parts(self, track: Track, kind: str) -> Parts:
+        name = self.name(track, kind)
+        found = decode_object(memoryview(self.objects.held[str(name)]), name, self.store._core.store_id)
+        return list(found.parts)
+
+    def with_parts(self, held: dict[str, bytes], name: ObjectName, parts: Parts) -> Objects:
+        """The replica with other parts under a name."""
+        return Objects(held | {str(name): b"".join(encode_object(name, self.store._core.store_id, parts))})
+
+    def begun(self, track: Track) -> Objects:
+        """The replica as if its ranges of a track began with the snapshot; so that is needed."""
+        held = dict(self.objects.held)
+        name, store_id = self.name(track, "snapshot"), self.store._core.store_id
+        del held[str(self.name(track, "range"))]
+        told = replica_told.decode(held[replica_told.NAME], store_id)
+        begun = {"start": name.start, "end": name.start, "snapshots": [name.start]}
+        shipped = [replace(each, **begun) if each.track == track else each for each in told.shipped]
+        held[replica_told.NAME] = replica_told.encode(replace(told, shipped=shipped))
+        return Objects(held)
+
+    def bad(self, objects: Objects) -> set[str | None]:
+        status = self.store._core.catalog().replicas["r"]
+        found = findings(objects, self.store._core.store_id, status)
+        return {each.object for each in found if each.kind == "BAD"} - {replica_told.NAME}
+
+
+def made(path: Path) -> Whole:
+    store = kvstore.open(path)
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    replica = replica_of(store, objects := Objects())
+    for step in range(6):
+        table.upsert([{"k": k, "v": step} for k in range(step, step + 12)])
+    table.bucket(0).apply(kvstore.Changes.of([("upsert", {"k": own_key(table), "v": 6})], SCHEMA), 7, 0)
+    store.create_table("last", SCHEMA, "k")
+    store.flush()
+    replica.ship()
+    table.snapshot()
+    store.checkpoint()
+    for track in (CATALOG, ONE, OTHER):
+        Shipper(store._core, "r", objects).ship_snapshot(track)
+    return Whole(store, replica, objects)
+
+
+def own_key(table: kvstore.Table) -> int:
+    """One of the first bucket."""
+    return table.buckets_of(list(range(9))).index(0)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Whole, Whole]]:
+    """Two stores that had the same done to them."""
+    wholes = made(tmp_path_factory.mktemp("one") / "s"), made(tmp_path_factory.mktemp("other") / "s")
+    yield wholes
+    for each in wholes:
+        each.store.close()
+
+
+@pytest.fixture
+def whole(two: tuple[Whole, Whole]) -> Whole:
+    return two[0]
+
+
+def without_the_first(parts: Parts) -> Parts:
+    return parts[1:]
+
+
+def without_the_last(parts: Parts) -> Parts:
+    return parts[:-1]
+
+
+def with_one_twice(parts: Parts) -> Parts:
+    return [parts[0], *parts]
+
+
+def with_two_in_another_order(parts: Parts) -> Parts:
+    return [*parts[:-2], parts[-1], parts[-2]]
+
+
+def empty(_: Parts) -> Parts:
+    return []
+
+
+def with_something_behind(parts: Parts) -> Parts:
+    """Behind a batch or edit: in the same part."""
+    return [*parts[:-1], bytes(parts[-1]) + bytes(8)]
+
+
+LIES = [without_the_first, without_the_last, with_one_twice, with_two_in_another_order, empty, with_something_behind]
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("track", [CATALOG, ONE, OTHER])
+def test_a_range(whole: Whole, tmp_path: Path, track: Track, lie: Callable[[Parts], Parts]) -> None:
+    assert whole.bad(whole.objects) == set()
+    name, parts = whole.name(track, "range"), whole.parts(track, "range")
+    assert len(parts) > 2
+    told_and_not_taken(whole, whole.with_parts(whole.objects.held, name, lie(parts)), name, tmp_path)
+
+
+def told_and_not_taken(whole: Whole, objects: Objects, name: ObjectName, tmp_path: Path) -> None:
+    assert whole.bad(objects) == {str(name)}
+    with pytest.raises(StoreError, match=str(name)):
+        restored(objects, tmp_path / "back")
+    assert not (tmp_path / "back" / "STORE").exists()
+
+
+def test_changes_of_another_bucket(whole: Whole, tmp_path: Path) -> None:
+    name = whole.name(ONE, "range")
+    objects = whole.with_parts(whole.objects.held, name, whole.parts(OTHER, "range"))
+    told_and_not_taken(whole, objects, name, tmp_path)
+
+
+@pytest.mark.parametrize("track", [CATALOG, ONE])
+@pytest.mark.parametrize("lie", [without_the_last, with_one_twice])
+def test_a_snapshot(whole: Whole, tmp_path: Path, track: Track, lie: Callable[[Parts], Parts]) -> None:
+    name, parts, begun = whole.name(track, "snapshot"), whole.parts(track, "snapshot"), whole.begun(track)
+    restored(begun, tmp_path / "right")
+    told_and_not_taken(whole, whole.with_parts(begun.held, name, lie(parts)), name, tmp_path)
+
+
+@pytest.mark.parametrize("replaced", [0, 1, 2, None])
+def test_a_snapshot_of_another_bucket(whole: Whole, tmp_path: Path, replaced: int | None) -> None:
+    """Its manifest, its writers, its rows, or all of it."""
+    name, parts, others = whole.name(ONE, "snapshot"), whole.parts(ONE, "snapshot"), whole.parts(OTHER, "snapshot")
+    chosen = range(3) if replaced is None else [replaced]
+    mixed = [others[place] if place in chosen else part for place, part in enumerate(parts)]
+    told_and_not_taken(whole, whole.with_parts(whole.begun(ONE).held, name, mixed), name, tmp_path)
+
+
+@pytest.mark.parametrize("track", [CATALOG, ONE])
+def test_a_snapshot_of_another_store(two: tuple[Whole, Whole], tmp_path: Path, track: Track) -> None:
+    whole, other = two
+    name = whole.name(track, "snapshot")
+    objects = whole.with_parts(whole.begun(track).held, name, other.parts(track, "snapshot"))
+    told_and_not_taken(whole, objects, name, tmp_path)
+
+
+def test_ranges_that_do_not_fit_each_other(whole: Whole, tmp_path: Path) -> None:
+    """Each is right by itself; of both none is, for a batch of the one begins within one of the other."""
+    name, parts = whole.name(ONE, "range"), whole.parts(ONE, "range")
+    batches = [decode_batch(part, SCHEMA) for part in parts]
+    third = batches[2]
+    start = third.base_offset
+    assert third.record_count > 1
+    late, rest = shifted(third, -1, 0, third.record_count), shifted(third, 0, third.record_count - 1, 1)
+    first = ObjectName(ONE, "range", 0, start, name.epoch)
+    second = ObjectName(ONE, "range", start - 1, name.end, name.epoch)
+    held = {other: data for other, data in whole.objects.held.items() if not other.startswith("tables/1/0/")}
+    held = whole.with_parts(held, first, parts[:2]).held
+    objects = whole.with_parts(held, second, [*map(encode_batch, (late, rest)), *parts[3:]])
+    assert whole.bad(objects) == set()
+    with pytest.raises(CorruptData, match=f"do not fit each other.*object={second}"):
+        restored(objects, tmp_path / "back")
+    assert not (tmp_path / "back" / "STORE").exists()
+
+
+def shifted(batch: LogBatch, by: int, start: int, count: int) -> LogBatch:
+    """Some of a batch, at other offsets."""
+    part: Any = copy(batch)
+    part.base_offset = batch.base_offset + by + start
+    part.record_count, part.last_offset_delta = count, count - 1
+    part.change_types = batch.change_types[start : start + count]
+    part.rows = batch.rows.slice(start, count)
+    part.statistics = b""
+    return part
