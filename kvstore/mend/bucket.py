@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvstore import pages
 from kvstore.check import BucketReport, check_tablet, compare_rows
@@ -13,15 +13,17 @@ from kvstore.environment import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
 from kvstore.files import Files, read_file
 from kvstore.index.index import Index
+from kvstore.log.recovery import find_end
 from kvstore.log.segments import LogFiles
 from kvstore.mend.aside import Aside
-from kvstore.mend.log import Known, LogMender, MendedLog
+from kvstore.mend.log import Hole, Known, LogMender, MendedLog
 from kvstore.mend.loss import Loss
 from kvstore.mend.source import Source
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table import snapshot
 from kvstore.table.recovery import open_for_writing, usable_index
+from kvstore.table.snapshot import Snapshot
 from kvstore.table.tablet import Tablet
 from logformat import index_state, paths, sparse_index
 from logformat.ids import OFFSET_MAX, BucketId, Offset
@@ -144,6 +146,7 @@ class BucketMender:
                 yield f"{what} lacks {hole}: {advice}"
 
     def _go_on_without(self, mender: LogMender, log: MendedLog, known: Known) -> None:
+        log = self._index_of_a_snapshot(mender, log, known)
         with self._index() as index:
             loss = Loss(self._place, mender, log, known, self._files, self._aside)
             state = self._state_if_right(index)
@@ -175,6 +178,47 @@ class BucketMender:
         again = LogMender(self._place, self._known(), self._files, self._aside).mend()
         if again.holes:
             self._done.left += list(self._lost(again))
+
+    def _index_of_a_snapshot(self, mender: LogMender, log: MendedLog, known: Known) -> MendedLog:
+        """Have an index that is right, if a snapshot behind a hole has all rows there were.
+
+        Returns:
+            The log, cut where it has a hole behind the snapshot, too.
+        """
+        with self._index() as index:
+            if self._state_if_right(index) is not None:
+                return log
+        for taken in sorted(known.snapshots, key=lambda each: each.offset, reverse=True):
+            before = [hole for hole in log.holes if hole.end <= taken.offset]
+            behind = log.holes[len(before) :]
+            if before and self._goes_on_from(taken, before, behind, known):
+                break
+        else:
+            return log
+        if behind:
+            self._refuse_shipped(behind[0].start)
+            loss = Loss(self._place, mender, replace(log, holes=behind), known, self._files, self._aside)
+            self._done.gone += loss.cut(keeps_index=False)
+            self._done.cut = behind[0].start
+            log = replace(log, holes=before, bases=[base for base in log.bases if base <= behind[0].base])
+        if self._place.index.exists():
+            self._aside.move(self._place.index)
+        self._open()
+        self._done.mended.append("the index was damaged or missing: it was made anew of a snapshot")
+        return log
+
+    def _goes_on_from(self, taken: Snapshot, before: list[Hole], behind: list[Hole], known: Known) -> bool:
+        """Whether all that is behind a snapshot can be read, once the log is cut where it has a hole there."""
+        if behind:
+            return behind[0].start >= taken.offset and before[-1].base < taken.log_end.base
+        log = LogFiles(self._place.log, self._place.identity)
+        try:
+            end = find_end(self._place.log, self._place.identity, taken.log_end).offset
+            for _ in log.batches(taken.offset, end):
+                pass
+        except DAMAGE:
+            return False
+        return end >= known.end
 
     def _refuse_shipped(self, end: int) -> None:
         """Refuse to end a log before what a replica was told: it would get other changes at the same offsets."""

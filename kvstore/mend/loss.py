@@ -106,7 +106,7 @@ class Loss:
         if sparse.exists():  # it says too that there was more
             self._aside.move(sparse)
         self._mender.cut_at(hole.base, hole.start)
-        known = max([self._known.end, *(each.end for each in self._log.holes)])
+        known = max([self._known.end, self._log.end, *(each.end for each in self._log.holes)])
         return [
             *self._in_no_place(),
             f"all from offset {hole.start} on, to {known - 1} at least, with what that did to rows; these offsets are"

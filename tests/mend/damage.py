@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from kvstore.environment import open_environment
+from kvstore.files import Files
+from kvstore.index.index import Index
+
 Damage = Callable[[Path, Random], None]
 
 
@@ -51,3 +55,14 @@ def spoil(path: Path, position: int, length: int = 8) -> None:
     data = bytearray(path.read_bytes())
     data[position : position + length] = bytes(byte ^ 255 for byte in data[position : position + length])
     path.write_bytes(data)
+
+
+def lose_a_row(directory: Path) -> None:
+    """Every page and checksum of an index is right, and its first row is gone."""
+    index = Index(open_environment(directory, Files(), map_bytes=1 << 28))
+    with index.view() as view:
+        state, bounds = view.state(), view.bounds()
+    assert bounds is not None
+    index.remove([bounds[0]])
+    index.commit(state)
+    index.close()

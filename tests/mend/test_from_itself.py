@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,13 +12,12 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.environment import open_environment
 from kvstore.errors import NotAStore, StoreLocked, UnsupportedOperation
-from kvstore.files import Files
-from kvstore.index.index import Index
+from kvstore.lock import ProcessLock
 from logformat import paths
+from logformat.segment import HEAD_BYTES, decode_head, encode_head
 from tests.mend.conftest import Built
-from tests.mend.damage import KINDS, files_of, spoil
+from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
 from tests.mend.worlds import OPTIONS, Store, World, goes_on, seen
 from tests.store.helpers import Program
 
@@ -154,13 +154,7 @@ class TestWithoutHistory:
 def test_rows_that_are_not_those_of_the_log_are_those_of_the_log_again(alone: Built) -> None:
     """Every page and checksum is right, and a row is missing."""
     world, truth = alone
-    index = Index(open_environment(world.path / "tables/1/0/index", Files(), map_bytes=1 << 28))
-    with index.view() as view:
-        state, bounds = view.state(), view.bounds()
-    assert bounds is not None
-    index.remove([bounds[0]])
-    index.commit(state)
-    index.close()
+    lose_a_row(world.path / "tables/1/0/index")
     report = world.repair(replica=False)
     assert report
     assert report.mended == ["t/0: the index did not agree with the log: it was made anew"]
@@ -225,3 +219,45 @@ def test_a_damaged_catalog_without_a_replica_is_for_another_command(alone: Built
     report = world.repair(replica=False)
     assert "meta recover" in report.left[0]
     assert not report.mended
+
+
+def test_a_segment_of_another_bucket_is_none(whole: Built) -> None:
+    world, truth = whole
+    log, other = world.path / "tables/1/0/log", world.path / "tables/1/1/log"
+    name = f"{16:020d}.log"
+    right = (log / name).read_bytes()
+    (log / name).write_bytes((other / name).read_bytes())
+    (left,) = world.repair(replica=False).left
+    assert left.startswith("t/0: the log lacks offsets 16 to 28: ")
+    assert world.repair()
+    assert (log / name).read_bytes() == right
+    assert seen(world.path) == truth
+
+
+@pytest.mark.parametrize("other", [{"previous_base": 0}, {"previous_end": 4096}])
+def test_a_segment_that_is_not_the_one_behind_the_one_before(alone: Built, other: dict[str, Any]) -> None:
+    """Each is right by itself, as if somebody had put one of an older copy there: nobody can say which is."""
+    world, _ = alone
+    path = world.path / f"tables/1/0/log/{29:020d}.log"
+    data = path.read_bytes()
+    path.write_bytes(encode_head(replace(decode_head(data[:HEAD_BYTES]), **other)) + data[HEAD_BYTES:])
+    before = contents(world.path)
+    for accepts_loss in (False, True):
+        (left,) = world.repair(replica=False, accepts_loss=accepts_loss).left
+        assert "restore the log from a copy" in left
+        assert contents(world.path) == before
+
+
+def test_an_image_of_the_catalog_is_not_mended_while_another_process_makes_one(alone: Built) -> None:
+    world, truth = alone
+    (image,) = (world.path / "meta/image").glob("image.*")
+    spoil(image, 0, 100)
+    before = contents(world.path)
+    lock = ProcessLock(world.path / "meta/image/LOCK")
+    assert lock.try_acquire()
+    with pytest.raises(StoreLocked, match="makes an image"):
+        world.repair(replica=False)
+    assert contents(world.path) == before
+    lock.release()
+    assert world.repair(replica=False)
+    assert seen(world.path) == truth

@@ -20,8 +20,9 @@ from kvstore.replica.store import Store
 from logformat.checksum import crc32c
 from logformat.replica_object import parse_name
 from tests.mend.conftest import Built
-from tests.mend.damage import KINDS, files_of, spoil
+from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
 from tests.mend.worlds import OPTIONS, SCHEMA, STEPS, World, build, goes_on, seen, write
+from tests.support.tables import rows_of
 
 LOG = "tables/1/0/log"
 
@@ -380,3 +381,103 @@ def test_a_catalog_goes_on_from_the_replicas(whole: Built, kind: str) -> None:
     with Store(world.path, OPTIONS) as store:  # it ships on to where it did
         store.flush()
         assert store.replica("r").report().behind["t"] < 10
+
+
+@pytest.mark.parametrize("index", ["gone", "damaged", "without a row"])
+def test_no_row_is_lost_if_a_snapshot_and_the_log_behind_it_have_it(alone: Built, index: str) -> None:
+    world, truth = alone
+    spoil(segment(world, 0), 100)
+    directory = world.path / "tables/1/0/index"
+    if index == "gone":
+        shutil.rmtree(directory)
+    elif index == "damaged":
+        spoil(directory / "data.mdb", 0, 4096)
+    else:
+        lose_a_row(directory)
+    assert not world.repair(replica=False)
+    report = world.repair(replica=False, accepts_loss=True)
+    assert report
+    assert report.gone == [
+        "t/0: offsets 0 to 1",
+        "t/0: what is before offset 16 of the changelog, which begins there now",
+    ]
+    after = seen(world.path)
+    assert {name for name in truth if after[name] != truth[name]} == {"t changes", "t offsets"}
+    assert after["t offsets"][0] == (16, 37)
+    goes_on(world.path)
+
+
+def test_a_log_is_cut_where_it_has_a_hole_behind_the_snapshot_too(alone: Built) -> None:
+    world, truth = alone
+    spoil(segment(world, 0), 100)
+    spoil(segment(world, 29), 1000)
+    lose_a_row(world.path / "tables/1/0/index")
+    report = world.repair(replica=False, accepts_loss=True)
+    assert report
+    assert report.gone == [
+        "t/0: offsets 32 to 36 at least",
+        "t/0: all from offset 32 on, to 36 at least, with what that did to rows; these offsets are given out again",
+        "t/0: offsets 0 to 1",
+        "t/0: what is before offset 16 of the changelog, which begins there now",
+    ]
+    after = seen(world.path)
+    assert after["t offsets"][0] == (16, 32)
+    expected = [row for row in truth["t changes"] if row["_bucket"] or 16 <= row["_log_offset"] < 32]
+    assert after["t changes"] == expected
+    with Store(world.path, OPTIONS) as store:
+        assert store.check()
+        with pytest.raises(OutOfOrderSequence):
+            write(store, STEPS)
+
+
+def test_no_row_is_lost_of_a_log_of_one_segment(tmp_path: Path) -> None:
+    """The log begins anew at its end, for no segment begins within another."""
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", compression=None)
+        for step in range(9):
+            table.upsert([{"k": k + step, "v": step, "s": f"{k}" * 60} for k in range(200)])
+        table.snapshot()
+        table.upsert([{"k": k, "v": 3, "s": "c" * 60} for k in range(3)])
+        rows, end = rows_of(table), table.offsets()[0][1]
+    world = World(tmp_path / "s", tmp_path)
+    spoil(segment(world, 0), 300)
+    spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
+    assert world.repair(replica=False, accepts_loss=True)
+    with kvstore.open(tmp_path / "s") as store:
+        assert rows_of(store.table("t")) == rows
+        assert store.table("t").offsets() == {0: (end, end)}
+        store.table("t").upsert({"k": 1, "v": 4, "s": "d"})
+        assert store.check()
+
+
+def test_a_snapshot_that_what_is_behind_it_can_not_be_read_from(alone: Built) -> None:
+    """Damaged right before it, in its own segment, of which nothing says where the next batch begins."""
+    world, truth = alone
+    spoil(segment(world, 16), 100)
+    shutil.rmtree(world.path / "tables/1/0/index")
+    report = world.repair(replica=False, accepts_loss=True)
+    assert report
+    assert report.gone == [
+        "t/0: offsets 16 to 17",
+        "t/0: all from offset 16 on, to 36 at least, with what that did to rows; these offsets are given out again",
+    ]
+    assert seen(world.path)["t offsets"] == {**truth["t offsets"], 0: (0, 16)}
+
+
+@pytest.mark.parametrize("behind", [16, 29])
+def test_a_hole_within_what_is_behind_the_only_snapshot(alone: Built, behind: int) -> None:
+    """Of the last one that can be gone on from: the log is cut where it has the next hole."""
+    world, truth = alone
+    with Store(world.path, OPTIONS) as store:
+        end = store.table("t").offsets()[0][1]
+    spoil(segment(world, 0), 100)
+    spoil(segment(world, behind), segment(world, behind).stat().st_size - 20)
+    shutil.rmtree(world.path / "tables/1/0/index")
+    report = world.repair(replica=False, accepts_loss=True)
+    assert report
+    start, now = seen(world.path)["t offsets"][0]
+    assert 16 <= now < end
+    kept = [row for row in truth["t changes"] if row["_bucket"] == 0 and start <= row["_log_offset"] < now]
+    assert [row for row in seen(world.path)["t changes"] if row["_bucket"] == 0] == kept
+    with Store(world.path, OPTIONS) as store:
+        assert store.check()
