@@ -48,7 +48,8 @@ def follower(
     objects: Client, path: Path, *, files: Files | None = None, clock: SetClock | None = None, **given: Any
 ) -> Follower:
     """Who follows a replica in memory with the copy at a path, which is made if it is not there."""
-    options = StoreOptions(**{key: given.pop(key) for key in ("journal_sync", "edits_per_journal") if key in given})
+    named = ("journal_sync", "edits_per_journal", "segment_bytes_max")
+    options = StoreOptions(**{key: given.pop(key) for key in named if key in given})
     files, clock = files or Files(), clock or SetClock()
     if not (path / paths.STORE_FILE).exists():
         following = FollowingFile(store_id=Source(objects).store.store_id, url="file:///nowhere", name="c")
