@@ -314,6 +314,37 @@ def test_a_replica_is_no_store(tmp_path: Path) -> None:
         recover_store(tmp_path / "r")
 
 
+def test_commits_whose_staged_rows_are_gone_are_over(tmp_path: Path) -> None:
+    """No bucket waits for rows that nobody has."""
+    catalog = Catalog(tmp_path / "s", seed=3)
+    while sum(len(writers.commits) for writers in catalog.expected.writers.values()) < 2:
+        catalog.append(1)
+    catalog.make_files()
+    commits = [each.commit_id for writers in catalog.expected.writers.values() for each in writers.commits]
+    paths.staged_file(catalog.path, commits[0]).unlink()
+    (said,) = recover(catalog).damaged
+    assert said.startswith(f"staged rows of commit {commits[0]} are not there")
+    left = [each.commit_id for writers in catalog.seen_anew().writers.values() for each in writers.commits]
+    assert sorted(left) == sorted(commits[1:])
+    catalog.journal.close()
+
+
+def test_a_copy_that_is_recovered_follows_no_more(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        store.flush()
+        store.add_replica(str(tmp_path / "r")).ship()
+    path = tmp_path / "copy"
+    kvstore.follow(str(tmp_path / "r"), path).close()
+    recover_store(path)
+    with kvstore.open(path) as store:
+        store.table("t").upsert([{"k": 2, "v": 2}])
+        assert rows_of(store.table("t")) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
+        assert store.check()
+    with pytest.raises(NotAStore, match="no copy that follows"):
+        kvstore.promote(path)
+
+
 def test_a_catalog_that_is_gone_altogether(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with kvstore.open(path) as store:
