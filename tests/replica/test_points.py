@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
+from kvstore.errors import InvalidRequest, MissingVersion, NotAStore, ReplicaBehind
 from kvstore.options import StoreOptions
 from kvstore.replica.store import Store
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
@@ -272,6 +272,31 @@ def test_times_that_a_replica_does_not_reach(tmp_path: Path) -> None:
     with pytest.raises(ReplicaBehind, match="does not reach this time yet"):
         restored(objects, tmp_path / "b", moment(clock.now + 1))
     restored(objects, tmp_path / "c")
+
+
+def test_points_before_the_snapshot_a_replica_begins_with(tmp_path: Path) -> None:
+    clock, objects = SetClock(), Objects()
+    with Store(tmp_path / "s", StoreOptions(segment_bytes_max=2000, log_bytes_max=2000), clock=clock) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        at = moment(clock.now + 1000)
+        while not table.offsets()[0][0]:
+            clock.now += 1000
+            table.upsert([{"k": k, "v": clock.now % 1000} for k in range(60)])
+            table.snapshot()
+        store.flush()
+        replica_of(store, objects).ship()
+        rows, start = rows_of(table), next(name.start for name in objects.names if name.kind == "snapshot")
+
+    with pytest.raises(ReplicaBehind, match="does not reach back to this time"):
+        restored(objects, tmp_path / "a", at)
+    with pytest.raises(MissingVersion):
+        restored(objects, tmp_path / "a", {"t": {0: start - 1}})
+    for number, point in enumerate((moment(clock.now), {"t": {0: start}}, None)):
+        restored(objects, tmp_path / f"{number}", point)
+    with kvstore.open(tmp_path / "0") as back:
+        assert rows_of(back.table("t")) == rows
+    with pytest.raises(NotAStore, match="create that first"):
+        restored(objects, tmp_path / "nowhere" / "b")
 
 
 @pytest.mark.parametrize(
