@@ -67,7 +67,7 @@ class Loss:
         index.commit(moved)
         gone = [*self._in_no_place(), f"what is before offset {self._start} of the changelog, which begins there now"]
         if self._is_new:
-            known = max([self._known.end, *(hole.end for hole in self._log.holes)])
+            known = max([self._known.end, self._log.end, *(hole.end for hole in self._log.holes)])
             if end < known:
                 gone.append(f"offsets {end} to {known - 1}, with what they did to rows; they are given out again")
         return gone

@@ -481,3 +481,52 @@ def test_a_hole_within_what_is_behind_the_only_snapshot(alone: Built, behind: in
     assert [row for row in seen(world.path)["t changes"] if row["_bucket"] == 0] == kept
     with Store(world.path, OPTIONS) as store:
         assert store.check()
+
+
+class TestAfterACrash:
+    """The process died: the index has what there was before it wrote, offset 37 on."""
+
+    @pytest.fixture
+    def crashed(self, alone: Built, tmp_path: Path) -> Built:
+        world, _ = alone
+        with Store(world.path, OPTIONS) as store:
+            for step in range(STEPS, STEPS + 3):
+                write(store, step)
+            copy = world.copied(tmp_path / "crashed")
+        return copy, seen(world.path)
+
+    @staticmethod
+    def went_on_at(crashed: Built, start: int, end: int) -> None:
+        """What was before is as it was, and of what came then nothing is there."""
+        world, truth = crashed
+        after = seen(world.path)
+        assert after["t offsets"] == {**truth["t offsets"], 0: (start, end)}
+        kept = [row for row in truth["t changes"] if row["_bucket"] or start <= row["_log_offset"] < end]
+        assert after["t changes"] == kept
+        with Store(world.path, OPTIONS) as store:
+            assert store.check()
+            store.table("t").upsert({"k": 1, "v": -1, "s": ""})
+            assert store.check()
+
+    def test_with_a_hole_behind_what_the_index_has(self, crashed: Built) -> None:
+        spoil(segment(crashed[0], 29), 2000)
+        assert not crashed[0].repair(replica=False)
+        report = crashed[0].repair(replica=False, accepts_loss=True)
+        assert report
+        assert report.gone == [
+            "t/0: offsets 37 to 40",
+            "t/0: all from offset 37 on, to 44 at least, with what that did to rows; these offsets are given out again",
+        ]
+        self.went_on_at(crashed, 0, 37)
+
+    def test_with_a_hole_from_before_that_to_behind(self, crashed: Built) -> None:
+        """The index goes on from within the hole: it has what was before, and nothing has what is in there."""
+        spoil(segment(crashed[0], 29), 900, 1500)
+        report = crashed[0].repair(replica=False, accepts_loss=True)
+        assert report
+        assert report.gone == [
+            "t/0: offsets 32 to 40",
+            "t/0: what is before offset 37 of the changelog, which begins there now",
+            "t/0: offsets 37 to 44, with what they did to rows; they are given out again",
+        ]
+        self.went_on_at(crashed, 37, 37)
