@@ -1,8 +1,12 @@
-"""What a repair replaces is put aside, never thrown away: it is in ``lost/`` under the name it had in the store."""
+"""What a repair replaces is put aside, never thrown away: it is in ``lost/`` under the name it had in the store.
+
+What is put there again, because what took its place had to go too, has a number behind that name.
+"""
 
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 
 from kvstore.files import Files, open_file
@@ -69,7 +73,12 @@ class Aside:
         self._files.make_directory(self.directory)
         for directory in reversed(name.parents[:-1]):
             self._files.make_directory(self.directory / directory)
-        return self.directory / name
+        place = self.directory / name
+        for number in count(2):
+            if not os.path.lexists(place):
+                break
+            place = self.directory / f"{name}.{number}"  # it was mended once, and is to go again
+        return place
 
 
 def _next_number(lost: Path) -> int:

@@ -18,7 +18,7 @@ from logformat import paths
 from logformat.segment import HEAD_BYTES, decode_head, encode_head
 from tests.mend.conftest import Built
 from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
-from tests.mend.worlds import OPTIONS, Store, World, goes_on, seen
+from tests.mend.worlds import OPTIONS, SCHEMA, Store, World, goes_on, seen
 from tests.store.helpers import Program
 
 DERIVED = [
@@ -260,4 +260,26 @@ def test_an_image_of_the_catalog_is_not_mended_while_another_process_makes_one(a
     assert contents(world.path) == before
     lock.release()
     assert world.repair(replica=False)
+    assert seen(world.path) == truth
+
+
+def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_path: Path) -> None:
+    """It is of a copy that went another way, and right by itself; so an index that is made of it is wrong."""
+    world, _ = alone
+    other = world.copied(tmp_path / "other")
+    for value, each in enumerate((world, other)):
+        with Store(each.path, OPTIONS) as store:
+            store.table("t").bucket(0).apply(kvstore.Changes.of([("upsert", {"k": 0, "v": value, "s": ""})], SCHEMA))
+            store.flush()
+            store._core.parts(store._core.definition("t")).tablets[0].take_snapshot()
+    truth = seen(world.path)
+    name = f"tables/1/0/snapshots/{truth['t offsets'][0][1]:020d}"
+    shutil.rmtree(world.path / name)
+    shutil.copytree(other.path / name, world.path / name)
+    shutil.rmtree(world.path / "tables/1/0/index")
+    report = world.repair(replica=False)
+    assert report
+    assert report.mended[-1] == "t/0: index and snapshots did not agree with the log: it was made anew"
+    assert report.aside is not None
+    assert (report.aside / name / "manifest.json").exists()
     assert seen(world.path) == truth
