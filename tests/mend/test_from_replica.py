@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 
@@ -14,9 +15,18 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
-from kvstore.errors import InvalidRequest, NotAStore, OutOfOrderSequence, UnsupportedVersion, WriterFenced
+from kvstore.errors import (
+    InvalidRequest,
+    MissingVersion,
+    NotAStore,
+    OutOfOrderSequence,
+    UnsupportedVersion,
+    WriterFenced,
+)
 from kvstore.files import Files
+from kvstore.options import StoreOptions
 from kvstore.replica.store import Store
+from kvstore.table.commits import Commits
 from logformat.checksum import crc32c
 from logformat.replica_object import parse_name
 from tests.mend.conftest import Built
@@ -530,3 +540,61 @@ class TestAfterACrash:
             "t/0: offsets 37 to 44, with what they did to rows; they are given out again",
         ]
         self.went_on_at(crashed, 37, 37)
+
+
+class TestCatalogOfAReplica:
+    """The journal and every image are gone; the replica has the catalog as far as its objects of it go."""
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> World:
+        return build(tmp_path)
+
+    @staticmethod
+    def lose_the_catalog(world: World) -> None:
+        shutil.rmtree(world.path / "meta/journal")
+        for image in (world.path / "meta/image").glob("image.*"):
+            image.unlink()
+
+    def test_that_begins_with_an_image(self, world: World) -> None:
+        with Store(world.path, StoreOptions(edits_per_journal=2)) as store:
+            for number in range(8):
+                store.consumer("c").commit("t", {0: number, 1: 0})
+            store.flush()
+            store.replica("r").ship()
+            store.checkpoint()
+            store.checkpoint()
+            min((world.replica / "catalog").glob("*.range")).unlink()
+            assert store.replica("r").repair()
+            store.replica("r").ship()
+        truth = seen(world.path)
+        assert list((world.replica / "catalog").glob("*.snapshot"))
+        self.lose_the_catalog(world)
+        assert world.repair(accepts_loss=True)
+        assert seen(world.path) == truth
+        goes_on(world.path)
+
+    def test_that_has_a_hole(self, world: World) -> None:
+        min((world.replica / "catalog").glob("*.range")).unlink()
+        self.lose_the_catalog(world)
+        before = segments(world)
+        with pytest.raises(MissingVersion, match="repair the replica"):
+            world.repair(accepts_loss=True)
+        assert segments(world) == before
+
+
+def test_a_commit_over_several_buckets_is_brought_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process died before it said that it was over; who repairs is who writes next."""
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        rows = [{"k": k, "v": 1, "s": ""} for k in range(9)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Commits, "_end", lambda *_: None)
+            table.apply_epoch(kvstore.Changes.of([("upsert", row) for row in rows], SCHEMA), "w", 0, "r")
+    assert list((path / "staging").iterdir())
+    shutil.rmtree(path / "tables/1/0/index")
+    assert kvstore.repair(path)
+    assert not list((path / "staging").iterdir())
+    with kvstore.open(path) as store:
+        assert sorted(rows_of(store.table("t")), key=itemgetter("k")) == rows
+        assert store.table("t").is_applied("w", 0)
