@@ -185,9 +185,8 @@ class BucketMender:
         Returns:
             The log, cut where it has a hole behind the snapshot, too.
         """
-        with self._index() as index:
-            if self._state_if_right(index) is not None:
-                return log
+        if self._has_rows():
+            return log
         for taken in sorted(known.snapshots, key=lambda each: each.offset, reverse=True):
             before = [hole for hole in log.holes if hole.end <= taken.offset]
             behind = log.holes[len(before) :]
@@ -237,7 +236,7 @@ class BucketMender:
 
     def _known(self) -> Known:
         """What index, snapshots and replicas know of the log."""
-        found = Known()
+        found = Known(has_rows=self._has_rows)
         self._damaged = []
         for offset in reversed(snapshot.offsets(self._place.directory)):
             try:
@@ -251,7 +250,7 @@ class BucketMender:
                 found.snapshots.append(taken)
                 found.bases.add(taken.log_end.base)
                 found.end = max(found.end, taken.offset)
-        for state in self._index_states(found):
+        for state in self._index_states():
             found.has_state = True
             if state.synced_offset >= found.end:
                 found.bases.add(state.synced_base)
@@ -271,10 +270,9 @@ class BucketMender:
                 end = max(end, Offset(entries[-1].offset + 1))
         return end
 
-    def _index_states(self, known: Known) -> Iterator[IndexState]:
+    def _index_states(self) -> Iterator[IndexState]:
         with self._index() as index:
             if index is not None:
-                known.has_index = True
                 with index.view() as view:
                     yield view.state()
                 return
@@ -312,6 +310,10 @@ class BucketMender:
             return None
         return None if report.findings else state
 
+    def _has_rows(self) -> bool:
+        with self._index() as index:
+            return self._state_if_right(index) is not None
+
     def _start(self) -> Offset:
         return LogFiles(self._place.log, self._place.identity).start()
 
@@ -344,14 +346,12 @@ class BucketMender:
         known = self._known()
         start = self._start()
         covers = not start or any(each.log_end.base >= start for each in known.snapshots)
-        if not covers:
-            with self._index() as index:
-                if self._state_if_right(index) is None:
-                    raise CorruptData(
-                        "No snapshot of a bucket is right, nor is its index: give a replica by --from, or put"
-                        " snapshots/ back from a copy.",
-                        path=self._place.directory,
-                    )
+        if not covers and not self._has_rows():
+            raise CorruptData(
+                "No snapshot of a bucket is right, nor is its index: give a replica by --from, or put snapshots/ back"
+                " from a copy.",
+                path=self._place.directory,
+            )
         for offset in self._damaged:
             self._aside.move(paths.snapshot_directory(self._place.directory, offset))
             self._done.mended.append(f"the snapshot at offset {offset} was damaged, and is put aside")

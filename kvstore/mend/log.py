@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +42,7 @@ class Known:
         end: All before this offset was durable.
         bases: Offsets at which a segment begins, unless the log begins behind it.
         snapshots: Those that are right, the oldest first.
-        has_index: Whether there is an index that can be read.
+        has_rows: Asks whether there is an index that has the rows it should have; that takes a while.
         has_state: Whether an index, if only what is left of one, says up to where the log was durable. Without it a
             batch that was damaged at the end of the log is not told from one that was never finished.
         accepts_unknown: Whether the log may end there all the same.
@@ -51,13 +51,13 @@ class Known:
     end: Offset = Offset(0)
     bases: set[Offset] = field(default_factory=set)
     snapshots: list[Snapshot] = field(default_factory=list)
-    has_index: bool = False
+    has_rows: Callable[[], bool] = lambda: False
     has_state: bool = False
     accepts_unknown: bool = False
 
     def can_begin_at(self, start: Offset) -> bool:
         """Whether nothing before an offset of the log is needed."""
-        return not start or self.has_index or any(each.log_end.base >= start for each in self.snapshots)
+        return not start or any(each.log_end.base >= start for each in self.snapshots) or self.has_rows()
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,14 +135,22 @@ class TestWithoutHistory:
         assert seen(world.path) == truth
         goes_on(world.path)
 
-    def test_without_either_nothing_is_moved(self, expired: Built) -> None:
+    @pytest.mark.parametrize("damaged", ["index", "rows", "index and log"])
+    def test_without_either_nothing_is_moved(self, expired: Built, damaged: str) -> None:
         world, truth = expired
         self.spoil_snapshots(world)
-        spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
+        index = world.path / "tables/1/0/index"
+        if damaged == "rows":
+            lose_a_row(index)
+        else:
+            spoil(index / "data.mdb", 0, 4096)
+        if damaged == "index and log":
+            spoil(max((world.path / "tables/1/0/log").glob("*.log")), 100)
         before = contents(world.path)
-        report = world.repair(replica=False)
-        assert "--from" in report.left[0]
-        assert contents(world.path) == before
+        for accepts_loss in (False, True):
+            report = world.repair(replica=False, accepts_loss=accepts_loss)
+            assert "--from" in report.left[0]
+            assert contents(world.path) == before
         # The replica still has what had expired.
         assert world.repair()
         after = seen(world.path)
