@@ -175,6 +175,29 @@ class TestRefusingDisk:
         assert offsets(tmp_path) == list(range(7))
         assert open_log(tmp_path).end.offset == 7
 
+    @pytest.mark.parametrize("call", ["write", "rename", "sync_directory"])
+    @pytest.mark.parametrize("passing", range(2))
+    def test_a_failed_sync_on_a_full_disk_keeps_what_waits(self, tmp_path: Path, call: str, passing: int) -> None:
+        """A new segment has no room for its head, or for what the sync left behind; once there is, all is there."""
+        disk = FailingDisk()
+        log = open_log(tmp_path, disk)
+        append(log, 3)
+        log.append([batch(3, durable_end=3), batch(4, durable_end=3)])
+        no_sync, no_space = failing("sync"), failing(call, errno.ENOSPC, after=passing)
+        disk.fail = lambda asked: no_sync(asked) or no_space(asked)
+        try:
+            log.sync()
+        except StoreFull:
+            assert log.durable.offset == 3
+        assert log.end.offset == 5
+        disk.fail = lambda _: 0
+        log.sync()
+        assert log.durable.offset == 5
+        append(log, 1)
+        log.close()
+        assert offsets(tmp_path) == list(range(6))
+        assert open_log(tmp_path).end.offset == 6
+
     def test_a_failed_sync_of_a_fresh_segment_replaces_it(self, tmp_path: Path) -> None:
         disk = FailingDisk()
         log = open_log(tmp_path, disk)
