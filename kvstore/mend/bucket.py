@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvstore import pages
 from kvstore.check import BucketReport, check_tablet, compare_rows
@@ -13,20 +13,18 @@ from kvstore.environment import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
 from kvstore.files import Files, read_file
 from kvstore.index.index import Index
-from kvstore.log.recovery import find_end
 from kvstore.log.segments import LogFiles
 from kvstore.mend.aside import Aside
-from kvstore.mend.log import Hole, Known, LogMender, MendedLog
+from kvstore.mend.log import Known, LogMender, MendedLog
 from kvstore.mend.loss import Loss
 from kvstore.mend.source import Source
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table import snapshot
-from kvstore.table.recovery import open_for_writing, usable_index
-from kvstore.table.snapshot import Snapshot
+from kvstore.table.recovery import load_snapshot, open_for_writing, usable_index
 from kvstore.table.tablet import Tablet
 from logformat import index_state, paths, sparse_index
-from logformat.ids import OFFSET_MAX, BucketId, Offset
+from logformat.ids import OFFSET_MAX, BucketId, Offset, Sequence, WriterId
 from logformat.index_state import IndexState
 from logformat.replicas import ReplicaStatus, Track
 from logformat.segment import HEAD_BYTES
@@ -42,14 +40,16 @@ class MendedBucket:
         mended: What is right by now, a sentence each.
         gone: What was acknowledged, and is lost.
         left: What is wrong still, and what to do about it.
-        cut: Where the log was cut, if it was.
+        end: Where the log ends, if all is right.
+        last_sequences: Of each writer it remembers.
         report: Of a check behind all of it; None if the log can't be read at all.
     """
 
     mended: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    cut: Offset | None = None
+    end: Offset | None = None
+    last_sequences: dict[WriterId, Sequence] = field(default_factory=dict)
     report: BucketReport | None = None
 
 
@@ -117,14 +117,23 @@ class BucketMender:
             self._make_anew(with_snapshots=with_snapshots)
             done.report = self._check()
         done.left = done.left or list(done.report.findings)
+        if not done.left:
+            self._note_end()
         return done
+
+    def _note_end(self) -> None:
+        with self._index() as index:
+            assert index is not None
+            with index.view() as view:
+                self._done.end = view.state().applied_offset
+                self._done.last_sequences = {id: each.batches[-1].sequence for id, each in view.writers().items()}
 
     def _mend_log(self, *, accepts_loss: bool) -> None:
         known = self._known()
         mender = LogMender(self._place, known, self._files, self._aside, self._source)
         log = mender.mend()
-        if accepts_loss and log.holes and log.holes[0].start == log.holes[-1].end:
-            self._done.gone.append(str(log.holes[0]))
+        if accepts_loss and log.holes and log.holes[-1].is_unknown_end:
+            self._done.gone.append(str(log.holes[-1]))
             known.accepts_unknown = True
             mender = LogMender(self._place, known, self._files, self._aside, self._source)
             log = mender.mend()
@@ -146,7 +155,7 @@ class BucketMender:
                 yield f"{what} lacks {hole}: {advice}"
 
     def _go_on_without(self, mender: LogMender, log: MendedLog, known: Known) -> None:
-        log = self._index_of_a_snapshot(mender, log, known)
+        self._load_snapshot(log, known)
         with self._index() as index:
             loss = Loss(self._place, mender, log, known, self._files, self._aside)
             state = self._state_if_right(index)
@@ -169,61 +178,49 @@ class BucketMender:
                 self._done.gone += loss.begin_behind(index, state)
         if cuts:
             self._done.gone += loss.cut(keeps_index=keeps_index)
-            self._done.cut = hole
         elif state is not None:
-            # Until there is one, the index alone says what was before.
+            # Until there is one, the index alone says what was before; one of before may say where the log was then.
+            self._move_damaged_snapshots()
+            taken = paths.snapshot_directory(self._place.directory, state.applied_offset)
+            if taken.exists():
+                self._aside.move(taken)
             self._take_snapshot()
+            if loss.is_new:  # older ones go on from segments that are no more
+                for offset in snapshot.offsets(self._place.directory):
+                    if offset != state.applied_offset:
+                        self._aside.move(paths.snapshot_directory(self._place.directory, offset))
             loss.move_history()
         self._source, self._shipped = None, 0
         again = LogMender(self._place, self._known(), self._files, self._aside).mend()
         if again.holes:
             self._done.left += list(self._lost(again))
 
-    def _index_of_a_snapshot(self, mender: LogMender, log: MendedLog, known: Known) -> MendedLog:
-        """Have an index that is right, if a snapshot behind a hole has all rows there were.
-
-        Returns:
-            The log, cut where it has a hole behind the snapshot, too.
-        """
-        if self._has_rows():
-            return log
+    def _load_snapshot(self, log: MendedLog, known: Known) -> None:
+        """Have an index of the newest snapshot if that is behind all that can be had without it."""
+        if self._definition.primary_key is None:
+            return  # rows are in the log alone
+        with self._index() as index:
+            state = self._state_if_right(index)
+        applied = Offset(0) if state is None else state.applied_offset
+        reached = min((max(hole.start, applied) for hole in log.holes if hole.end > applied), default=OFFSET_MAX)
         for taken in sorted(known.snapshots, key=lambda each: each.offset, reverse=True):
-            before = [hole for hole in log.holes if hole.end <= taken.offset]
-            behind = log.holes[len(before) :]
-            if before and self._goes_on_from(taken, before, behind, known):
-                break
-        else:
-            return log
-        if behind:
-            self._refuse_shipped(behind[0].start)
-            loss = Loss(self._place, mender, replace(log, holes=behind), known, self._files, self._aside)
-            self._done.gone += loss.cut(keeps_index=False)
-            self._done.cut = behind[0].start
-            log = replace(log, holes=before, bases=[base for base in log.bases if base <= behind[0].base])
-        if self._place.index.exists():
-            self._aside.move(self._place.index)
-        self._open()
-        self._done.mended.append("the index was damaged or missing: it was made anew of a snapshot")
-        return log
-
-    def _goes_on_from(self, taken: Snapshot, before: list[Hole], behind: list[Hole], known: Known) -> bool:
-        """Whether all that is behind a snapshot can be read, once the log is cut where it has a hole there."""
-        if behind:
-            return behind[0].start >= taken.offset and before[-1].base < taken.log_end.base
-        log = LogFiles(self._place.log, self._place.identity)
-        try:
-            end = find_end(self._place.log, self._place.identity, taken.log_end).offset
-            for _ in log.batches(taken.offset, end):
-                pass
-        except DAMAGE:
-            return False
-        return end >= known.end
+            if taken.offset <= reached:
+                return
+            if self._place.index.exists():
+                self._aside.move(self._place.index)
+            with suppress(*DAMAGE):
+                load_snapshot(self._place, taken, self._definition, self._options, self._files)
+            if self._has_rows():
+                self._done.mended.append(f"the index was made anew of the snapshot at offset {taken.offset}")
+                return
+            self._damaged.append(taken.offset)
 
     def _refuse_shipped(self, end: int) -> None:
         """Refuse to end a log before what a replica was told: it would get other changes at the same offsets."""
         if self._shipped > end:
             raise CorruptData(
-                "Changes that are gone were shipped to a replica: give its URL by --from, or drop the replica.",
+                "Changes that are gone were shipped to a replica: give the URL of one that has them by --from, or drop"
+                " the replica.",
                 offset=end,
                 shipped=self._shipped,
             )
@@ -232,7 +229,9 @@ class BucketMender:
         """Whether of a log table, whose rows are nowhere else, more is before the first hole than behind the last."""
         if self._definition.primary_key is not None:
             return False
-        return log.holes[0].start - log.bases[0] >= known.end - log.holes[-1].end
+        end = max(known.end, log.end)
+        following = min((base for base in log.bases if base > log.holes[-1].base), default=end)
+        return log.holes[0].start - log.bases[0] >= end - following
 
     def _known(self) -> Known:
         """What index, snapshots and replicas know of the log."""
@@ -241,6 +240,8 @@ class BucketMender:
         for offset in reversed(snapshot.offsets(self._place.directory)):
             try:
                 taken = snapshot.read(self._place.directory, self._place.identity, offset)
+                found.bases.add(taken.log_end.base)
+                found.end = max(found.end, taken.offset)
                 taken.verify()
             except UnsupportedVersion:
                 raise
@@ -248,8 +249,6 @@ class BucketMender:
                 self._damaged.append(offset)
             else:
                 found.snapshots.append(taken)
-                found.bases.add(taken.log_end.base)
-                found.end = max(found.end, taken.offset)
         for state in self._index_states():
             found.has_state = True
             if state.synced_offset >= found.end:
@@ -352,11 +351,15 @@ class BucketMender:
                 " from a copy.",
                 path=self._place.directory,
             )
+        self._move_damaged_snapshots()
+        if not covers:
+            self._done.mended.append(f"a snapshot was taken, at offset {self._take_snapshot()}")
+
+    def _move_damaged_snapshots(self) -> None:
         for offset in self._damaged:
             self._aside.move(paths.snapshot_directory(self._place.directory, offset))
             self._done.mended.append(f"the snapshot at offset {offset} was damaged, and is put aside")
-        if not covers:
-            self._done.mended.append(f"a snapshot was taken, at offset {self._take_snapshot()}")
+        self._damaged = []
 
     def _take_snapshot(self) -> Offset:
         with self._index() as index:

@@ -75,6 +75,11 @@ class Hole:
     base: Offset
     is_end: bool
 
+    @property
+    def is_unknown_end(self) -> bool:
+        """Whether it is only that nobody knows whether the log went on."""
+        return self.is_end and self.start == self.end
+
     def __str__(self) -> str:
         """Which offsets, in words."""
         if self.start == self.end:
@@ -146,10 +151,40 @@ class LogMender:
         for base in sorted(base for name in names if (base := paths.segment_base(name)) is not None):
             self._segments[base] = scan_segment(self._place.log, base, self._place.identity)
         strays = {base for name in names if (base := paths.sparse_index_base(name)) is not None}
+        begun = self._begun()
+        for base in sorted((base for base in {*self._segments, *strays} if base in begun), reverse=True):
+            self.put_aside(base)
+            self._segments.pop(base, None)
+            strays.discard(base)
         bases = self._log.bases = self._bases(strays)
         self._fill_pool(bases)
         self._mend_segments(bases)
         return self._log
+
+    def _begun(self) -> range:
+        """What stands in a segment that begins a log, behind where it begins, though there are segments before it.
+
+        So :meth:`begin_at` left it, if what came behind it was killed: it has what these other segments have, too.
+        """
+        begins = (base for base, each in self._segments.items() if each.head and each.head.previous_base == NO_OFFSET)
+        base = max(begins, default=None)
+        if base is None or base == min(self._segments):
+            return range(0)
+        return range(base + 1, self.end_in(base, OFFSET_MAX).offset)
+
+    def put_aside(self, base: Offset) -> None:
+        """Move a segment away, with all that belongs to it.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        for path in (
+            paths.segment_file(self._place.log, base),
+            paths.sparse_index_file(self._place.log, base),
+            paths.writers_file(self._place.log, base),
+        ):
+            if path.exists():
+                self._aside.move(path)
 
     def begin_at(self, offset: Offset) -> LogEnd:
         """Write a segment that begins a log at an offset, with all that follows on it without a hole.
@@ -173,12 +208,13 @@ class LogMender:
         head = None if segment is None else segment.head
         previous = max((each for each in self._log.bases if each < base), default=None)
         if head is None:
-            before = None if previous is None else self._end_of(previous, base)
+            before = None if previous is None else self.end_in(previous, base)
             head = self._head(base, segment, previous, before)
         self._replace(base, offset, head)
 
-    def _end_of(self, base: Offset, following: Offset) -> LogEnd:
-        return _as_it_is(base, scan_segment(self._place.log, base, self._place.identity), following).end
+    def end_in(self, base: Offset, offset: Offset) -> LogEnd:
+        """Where a segment, as it is now, has an offset, or its end if that comes before."""
+        return _as_it_is(base, scan_segment(self._place.log, base, self._place.identity), offset).end
 
     def _replace(self, base: Offset, stop: Offset | None, head: SegmentHead | None) -> LogEnd:
         assert head is not None
@@ -202,7 +238,7 @@ class LogMender:
             found = {base for base in strays if base < self._known.end} | self._known.bases | {Offset(start)}
             return sorted(base for base in found if base >= start)
         first, last = min(there), max(there)
-        found = there | {base for base in self._known.bases if base > first}
+        found = there | {base for base in self._known.bases if base > first and not self._is_within(base)}
         for base, following in pairwise(sorted(there)):
             between = {each for each in strays if base < each < following}
             head = heads.get(following)
@@ -215,6 +251,11 @@ class LogMender:
         if front and first in heads:
             front |= {head for head in [heads[first].previous_base] if min(front) <= head}
         return sorted(found | front)
+
+    def _is_within(self, offset: Offset) -> bool:
+        """Whether an offset is within a segment that is there, so that no other one begins at it."""
+        before = max((base for base in self._segments if base < offset), default=None)
+        return before is not None and self.end_in(before, OFFSET_MAX).offset > offset
 
     def _front(self, first: int, strays: set[Offset]) -> set[Offset]:
         """Where segments before the first one begin, if they did not expire and the replica has them."""
@@ -237,9 +278,9 @@ class LogMender:
         """
         following = dict(pairwise(bases))
         for each in sorted(self._segments.values(), key=lambda each: each.of != each.base):
-            if each.data is None and each.base < whole_from:
-                continue
-            self._add_to_pool(each, following.get(each.of, OFFSET_MAX))
+            stop = following.get(each.of, OFFSET_MAX)
+            if each.data is not None or stop > whole_from:
+                self._add_to_pool(each, stop)
 
     def _add_to_pool(self, segment: ScannedSegment, stop: int) -> None:
         for place in segment.batches() if segment.offsets else ():
@@ -277,7 +318,10 @@ class LogMender:
         known = self._known_end(base, own.end.offset) if stop is None else stop
         head = self._head(base, segment, previous, before)
         wrong = "it is missing" if segment is None else segment.wrong
-        if segment is not None and segment.head is not None and segment.head != head:
+        begins = segment is not None and segment.head is not None and segment.head.previous_base == NO_OFFSET
+        if begins and segment is not None and segment.head != head:
+            wrong = "it began a log that begins before it"
+        elif segment is not None and segment.head is not None and segment.head != head:
             raise CorruptData(
                 "A segment of the log is not the one behind the one before; restore the log from a copy.",
                 path=segment.path,
@@ -318,7 +362,9 @@ class LogMender:
     def _ends(self, following: Offset | None) -> Position | None:
         """Where a segment ends, by the head of the next one."""
         segment = None if following is None else self._segments.get(following)
-        return None if segment is None or segment.head is None else segment.head.previous_end
+        if segment is None or segment.head is None or segment.head.previous_base == NO_OFFSET:
+            return None
+        return segment.head.previous_end
 
     def _known_end(self, base: Offset, end: Offset) -> Offset:
         """Up to where the last segment was durable."""

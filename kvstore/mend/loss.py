@@ -1,7 +1,7 @@
 """Goes on without changes that are gone, because whoever asks for it said so.
 
 * If the index has what the log lost, no row goes: the log begins anew behind the hole, as if what is before had
-  expired, and all that is lost is history.
+  expired, and all that is lost is history. An index may be made of a snapshot for that.
 * Otherwise the log is cut at the hole, and what it had behind it is lost.
 * What is taken away is put aside. It may end at any step: done again, it comes to the same, or to a log with a hole.
 """
@@ -30,6 +30,9 @@ class Loss:
     Args:
         log: What came of mending it.
         known: What else knows of it.
+
+    Attributes:
+        is_new: Whether it begins with a segment that was not there.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Loss:
         self._files = files
         self._aside = aside
         self._start = log.bases[0]
-        self._is_new = False
+        self.is_new = False
 
     def begin_behind(self, index: Index, state: IndexState) -> list[str]:
         """Have the log begin behind the hole; afterwards a snapshot is due, and then :meth:`move_history`.
@@ -56,20 +59,26 @@ class Loss:
         """
         last = [hole for hole in self._log.holes if hole.start < hole.end][-1]
         following = min((base for base in self._log.bases if base > last.base), default=None)
-        if following is not None and following <= state.applied_offset:
-            self._start = following
-            synced, end = self._end_at(following, state.applied_offset), last.end
+        headless = {hole.base for hole in self._log.holes if hole.start == hole.end and not hole.is_end}
+        if following is not None and following <= state.applied_offset and following not in headless:
+            self._start, end = following, last.end
+            synced = self._end_at(following, state.applied_offset)
         else:
-            self._start, self._is_new = state.applied_offset, True
+            at = following if following in headless else None
+            self._start = state.applied_offset if at is None or at > state.applied_offset else at
+            self.is_new = True
+            self._move_sparse_index(self._start)
             end = self._mender.begin_at(self._start).offset
-            synced = LogEnd(self._start, Position(HEAD_BYTES), self._start)
+            synced = self._mender.end_in(self._start, state.applied_offset)
         moved = replace(state, synced_base=synced.base, synced_position=synced.position, synced_offset=synced.offset)
         index.commit(moved)
         gone = [*self._in_no_place(), f"what is before offset {self._start} of the changelog, which begins there now"]
-        if self._is_new:
+        if self.is_new:
             known = max([self._known.end, self._log.end, *(hole.end for hole in self._log.holes)])
             if end < known:
                 gone.append(f"offsets {end} to {known - 1}, with what they did to rows; they are given out again")
+            elif last.is_end and not self._known.has_state:
+                gone.append(f"what was behind offset {end}, if there was anything")
         return gone
 
     def _in_no_place(self) -> list[str]:
@@ -78,11 +87,11 @@ class Loss:
     def move_history(self) -> None:
         """Put aside what is before the beginning of the log, and what is behind its end."""
         for base in reversed(self._log.bases):
-            if self._is_new and base > self._start:  # what follows on it without a hole is in it
-                self._move(base)
+            if self.is_new and base > self._start:  # what follows on it without a hole is in it
+                self._mender.put_aside(base)
         for base in self._log.bases:
             if base < self._start:
-                self._move(base)
+                self._mender.put_aside(base)
 
     def cut(self, *, keeps_index: bool) -> list[str]:
         """Cut the log where the first hole begins; what says that there was more is put aside.
@@ -101,17 +110,21 @@ class Loss:
                 self._aside.move(paths.snapshot_directory(self._place.directory, offset))
         for base in reversed(self._log.bases):
             if base > hole.base:
-                self._move(base)
-        sparse = paths.sparse_index_file(self._place.log, hole.base)
-        if sparse.exists():  # it says too that there was more
-            self._aside.move(sparse)
+                self._mender.put_aside(base)
+        self._move_sparse_index(hole.base)
         self._mender.cut_at(hole.base, hole.start)
         known = max([self._known.end, self._log.end, *(each.end for each in self._log.holes)])
-        return [
-            *self._in_no_place(),
+        gone = [
             f"all from offset {hole.start} on, to {known - 1} at least, with what that did to rows; these offsets are"
-            " given out again",
+            " given out again"
         ]
+        return [*self._in_no_place(), *gone] if known > hole.start else []
+
+    def _move_sparse_index(self, base: Offset) -> None:
+        """It says too that there was more."""
+        sparse = paths.sparse_index_file(self._place.log, base)
+        if sparse.exists():
+            self._aside.move(sparse)
 
     def _end_at(self, base: Offset, offset: Offset) -> LogEnd:
         """Where the log has an offset at which a batch ends, behind the beginning of a segment."""
@@ -119,12 +132,3 @@ class Loss:
         for found in LogFiles(self._place.log, self._place.identity).batches(base, offset):
             place = LogEnd(Offset(int(found.path.stem)), found.end, found.header.next_offset)
         return place
-
-    def _move(self, base: Offset) -> None:
-        for path in (
-            paths.segment_file(self._place.log, base),
-            paths.sparse_index_file(self._place.log, base),
-            paths.writers_file(self._place.log, base),
-        ):
-            if path.exists():
-                self._aside.move(path)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from kvstore.errors import CorruptData, InvalidRequest, NotAStore, UnsupportedOp
 from kvstore.files import Files, read_file, refusals
 from kvstore.lock import ProcessLock
 from kvstore.mend.aside import Aside
-from kvstore.mend.bucket import BucketMender
+from kvstore.mend.bucket import BucketMender, MendedBucket
 from kvstore.mend.catalog import CatalogMender
 from kvstore.mend.source import Source
 from kvstore.meta.journal import Journal
@@ -31,8 +31,8 @@ from kvstore.replica.client import ObjectStore, normalised
 from kvstore.store import Store, path_of
 from kvstore.table.parts import open_parts
 from logformat import paths, replica_told, store_file
-from logformat.edits import SetConsumer
-from logformat.ids import BucketId, Offset, TableId
+from logformat.edits import EndCommit, SetConsumer
+from logformat.ids import NO_SEQUENCE, BucketId, TableId, next_sequence
 from logformat.segment import HEAD_BYTES, decode_head
 
 _OPTIONS = StoreOptions()
@@ -194,12 +194,13 @@ class Repair:
             for bucket in range(table.buckets)
             if (place := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
         ]
-        cuts: dict[TableId, dict[int, Offset]] = {}
+        mended: dict[TableId, dict[int, MendedBucket]] = {}
         with self._locked(places), self._journal(store_id) as journal:
             for table in tables:
-                cuts[table.id] = self._mend_table(store_id, state, table, journal, source, accepts_loss=accepts_loss)
-            for id, offsets in cuts.items():
-                self._move_consumers(journal, state, id, offsets)
+                mended[table.id] = self._mend_table(store_id, state, table, journal, source, accepts_loss=accepts_loss)
+            for id, buckets in mended.items():
+                self._move_consumers(journal, state, id, buckets)
+                self._give_up_commits(journal, state, id, buckets)
         self._end_commits(state)
 
     def _make_directories(self, bucket: Path) -> None:
@@ -233,9 +234,9 @@ class Repair:
         source: Source | None,
         *,
         accepts_loss: bool,
-    ) -> dict[int, Offset]:
-        """Mend a table; where logs of its buckets were cut."""
-        cuts = {}
+    ) -> dict[int, MendedBucket]:
+        """Mend a table; what became of its buckets."""
+        mended = {}
         parts = open_parts(
             *(self._path, store_id, table, lambda: table, journal, _OPTIONS, self._files, self._clock),
             read_only=lambda: True,
@@ -265,18 +266,39 @@ class Repair:
                 self._report.left += [f"{name}: {each}" for each in done.left]
                 if done.report is not None:
                     self._report.buckets.append(done.report)
-                if done.cut is not None:
-                    cuts[number] = done.cut
+                mended[number] = done
         finally:
             parts.close()
-        return cuts
+        return mended
 
-    def _move_consumers(self, journal: Journal, state: CatalogState, id: TableId, cuts: dict[int, Offset]) -> None:
-        """Whoever stands behind where a log was cut stands there: otherwise it would miss what comes next."""
-        for name, consumer in state.consumers_of(id).named.items() if cuts else ():
-            places = [min(at, cuts.get(bucket, at)) for bucket, at in enumerate(consumer.offsets)]
+    def _move_consumers(
+        self, journal: Journal, state: CatalogState, id: TableId, mended: Mapping[int, MendedBucket]
+    ) -> None:
+        """Whoever stands behind the end of a log, also one that an earlier repair cut, would miss what comes next."""
+        ends = {bucket: done.end for bucket, done in mended.items() if done.end is not None}
+        for name, consumer in state.consumers_of(id).named.items():
+            places = [min(at, ends.get(bucket, at)) for bucket, at in enumerate(consumer.offsets)]
             if places != list(consumer.offsets):
                 edit = SetConsumer(table_id=id, name=name, offsets=places, until_ms=consumer.until_ms)
+                journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+
+    def _give_up_commits(
+        self, journal: Journal, state: CatalogState, id: TableId, mended: Mapping[int, MendedBucket]
+    ) -> None:
+        """An open commit over several buckets can't come to its end where a log was cut before the one before it."""
+        for commit in state.writers_of(id).commits:
+            behind = [
+                bucket
+                for bucket, done in mended.items()
+                if done.end is not None
+                and commit.sequence > next_sequence(done.last_sequences.get(commit.writer_id, NO_SEQUENCE))
+            ]
+            if behind:
+                self._report.gone.append(
+                    f"{state.tables[id].name}: what buckets {behind} did not have yet of the commit {commit.commit_id},"
+                    " for batches before it are gone; other buckets may have theirs"
+                )
+                edit = EndCommit(table_id=id, commit_id=commit.commit_id)
                 journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def _end_commits(self, state: CatalogState) -> None:

@@ -194,6 +194,27 @@ def _build(
         _replay(path, place, log)
     finally:
         index.close()
+    _put_in_place(place, files)
+
+
+def load_snapshot(
+    place: BucketPlace, taken: Snapshot, definition: TableDefinition, options: StoreOptions, files: Files
+) -> None:
+    """Make the index of a snapshot alone; whoever opens the bucket brings in what the log has behind it.
+
+    Raises:
+        CorruptData: The snapshot is damaged.
+        StoreFull: The index can't grow.
+    """
+    index = _unfinished_index(place, options, files)
+    try:
+        _load(index, taken, definition)
+    finally:
+        index.close()
+    _put_in_place(place, files)
+
+
+def _put_in_place(place: BucketPlace, files: Files) -> None:
     files.remove_tree(place.index)
     files.rename(place.directory / paths.REBUILT_INDEX, place.index)
     files.sync_directory(place.directory)
