@@ -21,7 +21,7 @@ from kvstore.mend.source import Source
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.table import snapshot
-from kvstore.table.recovery import load_snapshot, open_for_writing, usable_index
+from kvstore.table.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
 from kvstore.table.tablet import Tablet
 from logformat import index_state, paths, sparse_index
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Sequence, WriterId
@@ -160,7 +160,7 @@ class BucketMender:
             loss = Loss(self._place, mender, log, known, self._files, self._aside)
             state = self._state_if_right(index)
             hole = log.holes[0].start
-            cuts = state is None or state.applied_offset <= hole or self._loses_less_behind(log, known)
+            cuts = state is None or state.applied_offset <= hole or self._loses_less_behind(log, known, state)
             keeps_index = state is not None and state.synced_offset <= hole
             if cuts:
                 self._refuse_shipped(hole)
@@ -172,7 +172,8 @@ class BucketMender:
                     path=self._place.directory,
                 )
             if state is not None and not cuts:
-                ends = [max(each.start, state.applied_offset) for each in log.holes if each.end > state.applied_offset]
+                applied, holes = state.applied_offset, [each for each in log.holes if each.start < each.end]
+                ends = [max(each.start, applied) for each in holes if each.end > applied]
                 self._refuse_shipped(min(ends, default=OFFSET_MAX))
             if index is not None and state is not None and not cuts:
                 self._done.gone += loss.begin_behind(index, state)
@@ -202,18 +203,21 @@ class BucketMender:
         with self._index() as index:
             state = self._state_if_right(index)
         applied = Offset(0) if state is None else state.applied_offset
-        reached = min((max(hole.start, applied) for hole in log.holes if hole.end > applied), default=OFFSET_MAX)
+        holes = [hole for hole in log.holes if hole.start < hole.end]
+        reached = min((max(hole.start, applied) for hole in holes if hole.end > applied), default=OFFSET_MAX)
         for taken in sorted(known.snapshots, key=lambda each: each.offset, reverse=True):
             if taken.offset <= reached:
                 return
+            try:
+                load_snapshot(self._place, taken, self._definition, self._options, self._files)
+            except DAMAGE:
+                self._damaged.append(taken.offset)
+                continue
             if self._place.index.exists():
                 self._aside.move(self._place.index)
-            with suppress(*DAMAGE):
-                load_snapshot(self._place, taken, self._definition, self._options, self._files)
-            if self._has_rows():
-                self._done.mended.append(f"the index was made anew of the snapshot at offset {taken.offset}")
-                return
-            self._damaged.append(taken.offset)
+            put_in_place(self._place, self._files)
+            self._done.mended.append(f"the index was made anew of the snapshot at offset {taken.offset}")
+            return
 
     def _refuse_shipped(self, end: int) -> None:
         """Refuse to end a log before what a replica was told: it would get other changes at the same offsets."""
@@ -225,13 +229,16 @@ class BucketMender:
                 shipped=self._shipped,
             )
 
-    def _loses_less_behind(self, log: MendedLog, known: Known) -> bool:
-        """Whether of a log table, whose rows are nowhere else, more is before the first hole than behind the last."""
+    def _loses_less_behind(self, log: MendedLog, known: Known, state: IndexState) -> bool:
+        """Whether of a log table, whose rows are nowhere else, more is before the first hole than would be kept."""
         if self._definition.primary_key is not None:
             return False
-        end = max(known.end, log.end)
-        following = min((base for base in log.bases if base > log.holes[-1].base), default=end)
-        return log.holes[0].start - log.bases[0] >= end - following
+        applied, end = state.applied_offset, max(known.end, log.end)
+        holes = [hole for hole in log.holes if hole.start < hole.end]
+        following = min((base for base in log.bases if base > holes[-1].base), default=end)
+        reached = min((max(hole.start, applied) for hole in holes if hole.end > applied), default=end)
+        behind = end - following if following <= applied else reached - applied
+        return log.holes[0].start - log.bases[0] >= behind
 
     def _known(self) -> Known:
         """What index, snapshots and replicas know of the log."""

@@ -12,7 +12,7 @@ import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -135,6 +135,7 @@ class LogMender:
         self._pool: dict[Offset, Place] = {}
         self._log = MendedLog()
         self._writers: WriterStates | None = None
+        self._heads_due: list[tuple[Offset, Offset | None, SegmentHead]] = []
 
     def mend(self) -> MendedLog:
         """Write anew what can be; and what is made of the log.
@@ -151,26 +152,10 @@ class LogMender:
         for base in sorted(base for name in names if (base := paths.segment_base(name)) is not None):
             self._segments[base] = scan_segment(self._place.log, base, self._place.identity)
         strays = {base for name in names if (base := paths.sparse_index_base(name)) is not None}
-        begun = self._begun()
-        for base in sorted((base for base in {*self._segments, *strays} if base in begun), reverse=True):
-            self.put_aside(base)
-            self._segments.pop(base, None)
-            strays.discard(base)
         bases = self._log.bases = self._bases(strays)
         self._fill_pool(bases)
         self._mend_segments(bases)
         return self._log
-
-    def _begun(self) -> range:
-        """What stands in a segment that begins a log, behind where it begins, though there are segments before it.
-
-        So :meth:`begin_at` left it, if what came behind it was killed: it has what these other segments have, too.
-        """
-        begins = (base for base, each in self._segments.items() if each.head and each.head.previous_base == NO_OFFSET)
-        base = max(begins, default=None)
-        if base is None or base == min(self._segments):
-            return range(0)
-        return range(base + 1, self.end_in(base, OFFSET_MAX).offset)
 
     def put_aside(self, base: Offset) -> None:
         """Move a segment away, with all that belongs to it.
@@ -185,18 +170,18 @@ class LogMender:
         ):
             if path.exists():
                 self._aside.move(path)
+        self._segments.pop(base, None)
 
-    def begin_at(self, offset: Offset) -> LogEnd:
-        """Write a segment that begins a log at an offset, with all that follows on it without a hole.
+    def begin_at(self, offset: Offset, stop: Offset | None) -> None:
+        """Write a segment that begins a log at an offset, with what follows on it without a hole before another offset.
 
-        Returns:
-            Where that ends.
+        The segment behind it still says that it follows another one: that is for the next :meth:`mend`.
 
         Raises:
             CorruptData, Unavailable, OSError: See :meth:`mend`.
         """
         self._fill_pool(self._log.bases, whole_from=offset)
-        return self._replace(offset, None, self._head(offset, None, None, None))
+        self._replace(offset, stop, self._head(offset, None, None, None))
 
     def cut_at(self, base: Offset, offset: Offset) -> None:
         """Write a segment anew as far as an offset, where the log is to end.
@@ -216,11 +201,10 @@ class LogMender:
         """Where a segment, as it is now, has an offset, or its end if that comes before."""
         return _as_it_is(base, scan_segment(self._place.log, base, self._place.identity), offset).end
 
-    def _replace(self, base: Offset, stop: Offset | None, head: SegmentHead | None) -> LogEnd:
+    def _replace(self, base: Offset, stop: Offset | None, head: SegmentHead | None) -> None:
         assert head is not None
-        made = self._write_beside(base, stop, head)
+        self._write_beside(base, stop, head)
         self._publish(paths.segment_file(self._place.log, base))
-        return made.end
 
     def _publish(self, path: Path) -> None:
         if path.exists():
@@ -301,6 +285,10 @@ class LogMender:
                 self._mend_derived(base, found, is_first=not place)
             if is_last and found is not None:
                 self._log.end = found.end.offset
+        for base, stop, head in self._heads_due:  # once the segments behind follow on them
+            self._add_to_pool(self._segments[base], OFFSET_MAX if stop is None else stop)
+            self._replace(base, stop, head)
+            self._log.mended.append(f"{paths.segment_file(self._place.log, base).name} follows on the one before again")
 
     def _mend_segment(
         self, base: Offset, stop: Offset | None, previous: Offset | None, before: LogEnd | None
@@ -314,13 +302,16 @@ class LogMender:
         """
         segment = self._segments.get(base)
         own = _as_it_is(base, segment, stop)
-        ends = self._ends(stop)
+        ends = self._ends(base, stop)
         known = self._known_end(base, own.end.offset) if stop is None else stop
         head = self._head(base, segment, previous, before)
         wrong = "it is missing" if segment is None else segment.wrong
-        begins = segment is not None and segment.head is not None and segment.head.previous_base == NO_OFFSET
-        if begins and segment is not None and segment.head != head:
-            wrong = "it began a log that begins before it"
+        if segment is not None and head is not None and previous is not None and self._begins(base):
+            if segment.head != head:
+                self._heads_due.append((base, stop, head))
+            head = segment.head
+        elif segment is not None and segment.head not in (None, head) and self._begins(previous):
+            wrong = "it follows on another one now"
         elif segment is not None and segment.head is not None and segment.head != head:
             raise CorruptData(
                 "A segment of the log is not the one behind the one before; restore the log from a copy.",
@@ -339,6 +330,8 @@ class LogMender:
             self._add_to_pool(segment, OFFSET_MAX if stop is None else stop)
         if head is None:
             self._miss(base, base, known, is_end=stop is None)
+            if (last := self._log.holes[-1]).start == last.end:  # it is only the head
+                self._log.holes[-1] = replace(last, is_end=False)
             return None
         made = self._write_beside(base, stop, head)
         path = paths.segment_file(self._place.log, base)
@@ -359,12 +352,17 @@ class LogMender:
         self._log.mended.append(f"{path.name} was written anew{taken}: {wrong or 'it ends elsewhere'}")
         return made
 
-    def _ends(self, following: Offset | None) -> Position | None:
+    def _ends(self, base: Offset, following: Offset | None) -> Position | None:
         """Where a segment ends, by the head of the next one."""
         segment = None if following is None else self._segments.get(following)
-        if segment is None or segment.head is None or segment.head.previous_base == NO_OFFSET:
+        if segment is None or segment.head is None or segment.head.previous_base != base:
             return None
         return segment.head.previous_end
+
+    def _begins(self, base: Offset | None) -> bool:
+        """Whether a segment is as a first one; one that is not the first was written so by :meth:`begin_at`."""
+        segment = None if base is None else self._segments.get(base)
+        return segment is not None and segment.head is not None and segment.head.previous_base == NO_OFFSET
 
     def _known_end(self, base: Offset, end: Offset) -> Offset:
         """Up to where the last segment was durable."""

@@ -15,7 +15,7 @@ from kvstore.index.index import Index
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles
 from kvstore.mend.aside import Aside
-from kvstore.mend.log import Known, LogMender, MendedLog
+from kvstore.mend.log import Hole, Known, LogMender, MendedLog
 from kvstore.table import snapshot
 from kvstore.table.recovery import BucketPlace
 from logformat import paths
@@ -57,38 +57,52 @@ class Loss:
         Returns:
             What is gone, a sentence each.
         """
-        last = [hole for hole in self._log.holes if hole.start < hole.end][-1]
+        applied = state.applied_offset
+        holes = [hole for hole in self._log.holes if hole.start < hole.end]
+        last = holes[-1]
         following = min((base for base in self._log.bases if base > last.base), default=None)
-        headless = {hole.base for hole in self._log.holes if hole.start == hole.end and not hole.is_end}
-        if following is not None and following <= state.applied_offset and following not in headless:
-            self._start, end = following, last.end
-            synced = self._end_at(following, state.applied_offset)
+        headless = [
+            hole.base for hole in self._log.holes if hole.start == hole.end and last.base < hole.base <= applied
+        ]
+        known = max([self._known.end, self._log.end, *(hole.end for hole in self._log.holes)])
+        end = known
+        if following is not None and following <= applied and not headless:
+            self._start = following
         else:
-            at = following if following in headless else None
-            self._start = state.applied_offset if at is None or at > state.applied_offset else at
             self.is_new = True
+            self._start = max(headless, default=applied)
+            behind = next((hole for hole in holes if hole.end > self._start), None)
+            if behind is not None:
+                end = max(behind.start, self._start)
+                self._cut_behind(behind)
             self._move_sparse_index(self._start)
-            end = self._mender.begin_at(self._start).offset
-            synced = self._mender.end_in(self._start, state.applied_offset)
+            stop = min((base for base in self._log.bases if base > self._start), default=None)
+            self._mender.begin_at(self._start, stop)
+        synced = self._end_at(self._start, applied)
         moved = replace(state, synced_base=synced.base, synced_position=synced.position, synced_offset=synced.offset)
         index.commit(moved)
         gone = [*self._in_no_place(), f"what is before offset {self._start} of the changelog, which begins there now"]
-        if self.is_new:
-            known = max([self._known.end, self._log.end, *(hole.end for hole in self._log.holes)])
-            if end < known:
-                gone.append(f"offsets {end} to {known - 1}, with what they did to rows; they are given out again")
-            elif last.is_end and not self._known.has_state:
-                gone.append(f"what was behind offset {end}, if there was anything")
+        if end < known:
+            gone.append(f"offsets {end} to {known - 1}, with what they did to rows; they are given out again")
+        elif last.is_end and not self._known.has_state:
+            gone.append(f"what was behind offset {end}, if there was anything")
         return gone
+
+    def _cut_behind(self, hole: Hole) -> None:
+        """End the log where a hole begins that is behind where it is to begin, in the same segment or in another."""
+        for base in reversed(self._log.bases):
+            if base > hole.base or hole.start == base > self._start:
+                self._mender.put_aside(base)
+                self._log.bases.remove(base)
+        if self._start < hole.base in self._log.bases:
+            self._move_sparse_index(hole.base)
+            self._mender.cut_at(hole.base, hole.start)
 
     def _in_no_place(self) -> list[str]:
         return [str(hole) for hole in self._log.holes if hole.start < hole.end]
 
     def move_history(self) -> None:
-        """Put aside what is before the beginning of the log, and what is behind its end."""
-        for base in reversed(self._log.bases):
-            if self.is_new and base > self._start:  # what follows on it without a hole is in it
-                self._mender.put_aside(base)
+        """Put aside what is before the beginning of the log."""
         for base in self._log.bases:
             if base < self._start:
                 self._mender.put_aside(base)

@@ -198,6 +198,8 @@ class Repair:
         with self._locked(places), self._journal(store_id) as journal:
             for table in tables:
                 mended[table.id] = self._mend_table(store_id, state, table, journal, source, accepts_loss=accepts_loss)
+            if state.lost_to:  # another leader has taken this one's place: nobody may edit it any more
+                mended = {}
             for id, buckets in mended.items():
                 self._move_consumers(journal, state, id, buckets)
                 self._give_up_commits(journal, state, id, buckets)

@@ -194,13 +194,13 @@ def _build(
         _replay(path, place, log)
     finally:
         index.close()
-    _put_in_place(place, files)
+    put_in_place(place, files)
 
 
 def load_snapshot(
     place: BucketPlace, taken: Snapshot, definition: TableDefinition, options: StoreOptions, files: Files
 ) -> None:
-    """Make the index of a snapshot alone; whoever opens the bucket brings in what the log has behind it.
+    """Make an index of a snapshot alone, beside its place; who opens the bucket brings in what the log has behind it.
 
     Raises:
         CorruptData: The snapshot is damaged.
@@ -211,10 +211,10 @@ def load_snapshot(
         _load(index, taken, definition)
     finally:
         index.close()
-    _put_in_place(place, files)
 
 
-def _put_in_place(place: BucketPlace, files: Files) -> None:
+def put_in_place(place: BucketPlace, files: Files) -> None:
+    """Give an index that was made beside its place its name; the one there is removed."""
     files.remove_tree(place.index)
     files.rename(place.directory / paths.REBUILT_INDEX, place.index)
     files.sync_directory(place.directory)
