@@ -306,19 +306,20 @@ class LogMender:
         known = self._known_end(base, own.end.offset) if stop is None else stop
         head = self._head(base, segment, previous, before)
         wrong = "it is missing" if segment is None else segment.wrong
-        if segment is not None and head is not None and previous is not None and self._begins(base):
-            if segment.head != head:
+        own_head = None if segment is None else segment.head
+        if segment is not None and own_head is not None and head is not None and own_head != head:
+            if self._begins(base):  # it is not the first, and was begun by a repair that died
                 self._heads_due.append((base, stop, head))
-            head = segment.head
-        elif segment is not None and segment.head not in (None, head) and self._begins(previous):
-            wrong = "it follows on another one now"
-        elif segment is not None and segment.head is not None and segment.head != head:
-            raise CorruptData(
-                "A segment of the log is not the one behind the one before; restore the log from a copy.",
-                path=segment.path,
-                previous=segment.head.previous_base,
-                previous_end=segment.head.previous_end,
-            )
+                head = own_head
+            elif self._begins(previous) and own_head.previous_base != previous:
+                wrong = "it follows on another one now"
+            else:
+                raise CorruptData(
+                    "A segment of the log is not the one behind the one before; restore the log from a copy.",
+                    path=segment.path,
+                    previous=own_head.previous_base,
+                    previous_end=own_head.previous_end,
+                )
         is_known = stop is not None or self._known.has_state
         if not wrong and own.end.offset >= known and ends in (None, own.end.position):
             if is_known or _is_all_of(segment, own):

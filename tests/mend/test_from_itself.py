@@ -242,11 +242,13 @@ def test_a_segment_of_another_bucket_is_none(whole: Built) -> None:
     assert seen(world.path) == truth
 
 
-@pytest.mark.parametrize("other", [{"previous_base": 0}, {"previous_end": 4096}])
-def test_a_segment_that_is_not_the_one_behind_the_one_before(alone: Built, other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("base", "other"), [(29, {"previous_base": 0}), (29, {"previous_end": 4096}), (16, {"previous_end": 4096})]
+)
+def test_a_segment_that_is_not_the_one_behind_the_one_before(alone: Built, base: int, other: dict[str, Any]) -> None:
     """Each is right by itself, as if somebody had put one of an older copy there: nobody can say which is."""
     world, _ = alone
-    path = world.path / f"tables/1/0/log/{29:020d}.log"
+    path = world.path / f"tables/1/0/log/{base:020d}.log"
     data = path.read_bytes()
     path.write_bytes(encode_head(replace(decode_head(data[:HEAD_BYTES]), **other)) + data[HEAD_BYTES:])
     before = contents(world.path)

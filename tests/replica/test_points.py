@@ -286,7 +286,6 @@ def test_points_before_the_snapshot_a_replica_begins_with(tmp_path: Path) -> Non
         store.flush()
         replica_of(store, objects).ship()
         rows, start = rows_of(table), next(name.start for name in objects.names if name.kind == "snapshot")
-
     with pytest.raises(ReplicaBehind, match="does not reach back to this time"):
         restored(objects, tmp_path / "a", at)
     with pytest.raises(MissingVersion):
