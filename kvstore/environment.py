@@ -32,7 +32,7 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files, refusal, refuse_links
+from kvstore.files import Files, refusal, refuse_links, refuse_no_directory
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """What LMDB makes in a directory."""
@@ -362,9 +362,11 @@ def open_environment(
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.
+        NotAStore: In the place of the directory or its files is something else.
         CorruptData: LMDB can't read it, or must not.
         StoreFull, LogFailed: The disk refuses what LMDB makes when it is opened.
     """
+    refuse_no_directory(directory)
     directory = directory.resolve()
     with _registry_mutex:
         existing = _registry.get(directory)

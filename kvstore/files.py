@@ -23,6 +23,10 @@ _NO_PLAIN_FILE = (
     "A file of a store is a plain file with one name; put a copy in the place of this one, which is none or has another"
     " name elsewhere (a hard link, perhaps of a backup)."
 )
+_NO_DIRECTORY = (
+    "In the place of a directory of a store, or of one it is in, is something else; move that away, and put a copy of"
+    " the directory there."
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
@@ -199,6 +203,36 @@ def refuse_links(path: Path) -> None:
         return
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise NotAStore(_NO_PLAIN_FILE, path=path)
+
+
+def refuse_no_directory(path: Path) -> None:
+    """Refuse what is in the place of a directory, if something is.
+
+    Raises:
+        NotAStore: The path is something else, leads through something else, or goes round in symbolic links.
+    """
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        is_directory = False
+    if not is_directory:
+        raise NotAStore(_NO_DIRECTORY, path=path)
+
+
+def names_in(directory: Path) -> list[str]:
+    """What a directory of a store lists, in no order; nothing if it is not there.
+
+    Raises:
+        NotAStore: See :func:`refuse_no_directory`.
+    """
+    refuse_no_directory(directory)
+    with suppress(FileNotFoundError):
+        return os.listdir(directory)
+    return []
 
 
 def refuse_network(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
-from kvstore.files import no_file, open_regular, read_file
+from kvstore.files import names_in, no_file, open_regular, read_file
 from logformat import paths, sparse_index
 from logformat.batch import BatchHeader, decode_header, verify
 from logformat.ids import BucketId, Offset, Position, TableId
@@ -165,12 +165,10 @@ class LogFiles:
 
         Raises:
             CorruptBatch: There is none.
+            NotAStore: It is no directory.
         """
-        try:
-            found = (paths.segment_base(name) for name in os.listdir(self._directory))
-            self._bases = sorted(base for base in found if base is not None)
-        except FileNotFoundError:
-            self._bases = []
+        found = map(paths.segment_base, names_in(self._directory))
+        self._bases = sorted(base for base in found if base is not None)
         if not self._bases:
             raise CorruptBatch("The log of a bucket is missing; restore it from a copy.", path=self._directory)
         return self._bases

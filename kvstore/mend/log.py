@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files, read_file
+from kvstore.files import Files, names_in, read_file
 from kvstore.log.log import LogEnd
 from kvstore.log.writer_state import WriterStates
 from kvstore.mend.aside import Aside
@@ -143,12 +143,13 @@ class LogMender:
         Raises:
             CorruptData: What is there contradicts itself, or the replica. What was mended stays so.
             UnsupportedVersion: A newer version wrote something.
+            NotAStore: In the place of the log's directory is something else.
             Unavailable: The replica can't be reached.
             OSError: The disk refuses.
         """
+        names = names_in(self._place.log)
         if not self._place.log.is_dir():
             self._files.make_directory(self._place.log)
-        names = os.listdir(self._place.log)
         for base in sorted(base for name in names if (base := paths.segment_base(name)) is not None):
             self._segments[base] = scan_segment(self._place.log, base, self._place.identity)
         strays = {base for name in names if (base := paths.sparse_index_base(name)) is not None}

@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.errors import CorruptImage, StoreError
-from kvstore.files import Files, open_file
+from kvstore.files import Files, names_in, open_file
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.jobs import Jobs
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -55,11 +55,7 @@ class Image:
 
 def txids(directory: Path) -> list[Txid]:
     """Last edits of the images that a directory lists, the newest first."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    return sorted((txid for txid in map(paths.image_txid, names) if txid is not None), reverse=True)
+    return sorted((txid for txid in map(paths.image_txid, names_in(directory)) if txid is not None), reverse=True)
 
 
 def image_of(state: CatalogState, store_id: UUID, *, epoch: Epoch, now_ms: int) -> Image:

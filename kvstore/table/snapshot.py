@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files, open_regular
+from kvstore.files import Files, names_in, open_regular
 from kvstore.index.index import View
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
@@ -143,11 +143,8 @@ def rows_told(manifest: Manifest, data: memoryview, definition: TableDefinition)
 
 def offsets(bucket: Path) -> list[Offset]:
     """Offsets of the snapshots that a bucket's directory lists, the newest first."""
-    try:
-        found = (paths.snapshot_offset(name) for name in os.listdir(bucket / paths.SNAPSHOTS))
-        return sorted((offset for offset in found if offset is not None), reverse=True)
-    except FileNotFoundError:
-        return []
+    found = map(paths.snapshot_offset, names_in(bucket / paths.SNAPSHOTS))
+    return sorted((offset for offset in found if offset is not None), reverse=True)
 
 
 def read(bucket: Path, identity: LogIdentity, offset: Offset) -> Snapshot:

@@ -127,15 +127,51 @@ def test_what_is_no_file_of_ours(put: Callable[[Path, Path], None], filled: Path
     """Told by name or by the check, or in nobody's way; and nothing is written to what it leads to."""
     names = files_of(filled)
     assert len(names) >= len(KINDS)
-    arguments: list[str] = []
     before: dict[Path, bytes] = {}
+
+    def foreign(path: Path, store: Path) -> None:
+        victim = store.with_suffix(".victim")
+        put(path, victim)
+        before[victim] = victim.read_bytes()
+
+    assert_told_or_whole(filled, names, foreign, tmp_path)
+    # A lock has nothing but who holds it, and that may be seen under another name.
+    changed = [
+        path.name for path, data in before.items() if path.read_bytes() != data and not data.startswith(b'{"pid"')
+    ]
+    assert not changed
+
+
+def file(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("put", [file, loop])
+def test_what_is_no_directory_of_ours(put: Callable[[Path], None], filled: Path, tmp_path: Path) -> None:
+    names = sorted(path.relative_to(filled) for path in filled.rglob("*") if path.is_dir())
+    assert {"journal", "image", "1", "0", "log", "index", "snapshots"} <= {name.name for name in names}
+
+    def foreign(path: Path, _store: Path) -> None:
+        shutil.rmtree(path)
+        put(path)
+
+    assert_told_or_whole(filled, names, foreign, tmp_path)
+
+
+def assert_told_or_whole(
+    filled: Path, names: list[Path], foreign: Callable[[Path, Path], None], directory: Path
+) -> None:
+    """Of each name, made foreign in a copy of the store, readers and writers are told, or they need it not."""
+    arguments: list[str] = []
     for number, name in enumerate(names):
         for mode in ("read", "write"):
-            store = tmp_path / f"{number}-{name.parent.name}-{mode}"
+            store = directory / f"{number}-{name.parent.name}-{mode}"
             shutil.copytree(filled, store)
-            victim = store.with_suffix(".victim")
-            put(store / name, victim)
-            before[victim] = victim.read_bytes()
+            foreign(store / name, store)
             arguments += [str(store), mode]
     done = subprocess.run(
         [sys.executable, "-c", OPEN.format(seconds=SECONDS_MAX), *arguments],
@@ -148,13 +184,7 @@ def test_what_is_no_file_of_ours(put: Callable[[Path, Path], None], filled: Path
     )
     assert not done.returncode, f"it hangs or ends with {done.returncode} after {told}\n{done.stderr[-2_000:]}"
     assert not {what: line for what, line in told.items() if line.startswith("unnamed")}, done.stderr[-2_000:]
-    # A lock has nothing but who holds it, and that may be seen under another name.
-    changed = [
-        path.name for path, data in before.items() if path.read_bytes() != data and not data.startswith(b'{"pid"')
-    ]
-    assert not changed
-    wrong = {what: line for what, line in told.items() if line not in ("whole", "told")}
-    assert not wrong
+    assert not {what: line for what, line in told.items() if line not in ("whole", "told")}
 
 
 def test_whose_files_and_directories_they_are(tmp_path: Path) -> None:
