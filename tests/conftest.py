@@ -27,7 +27,7 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("long", settings.get_profile("quick"), max_examples=5_000, derandomize=False)
+settings.register_profile("long", settings.get_profile("quick"), max_examples=1_000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 _numbers = count()

@@ -76,7 +76,10 @@ class TableMachine(RuleBasedStateMachine):
     def lose_the_index(self, damage: str) -> None:
         self.store.close()
         lost = self.path / "tables" / "1" / "0" / damage
-        shutil.rmtree(lost) if lost.is_dir() else lost.write_bytes(b"not an index")
+        if lost.is_dir():
+            shutil.rmtree(lost)
+        elif lost.is_file():  # it may be lost already
+            lost.write_bytes(b"not an index")
         self._open()
 
     @rule(data=st.data())
