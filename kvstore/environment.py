@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,12 +33,14 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files, refusal, refuse_links, refuse_no_directory
+from kvstore.files import Files, refusal, refusals, refuse_links, refuse_no_directory
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """What LMDB makes in a directory."""
 _MAP_BYTES_MIN = 1 << 30
 _READERS_MAX = 1022
+_LOCK_BYTES = 1 << 16
+"""Of LMDB's lock file for so many readers."""
 _ENVIRONMENTS_OF_FULL_SIZE = 128
 _DATABASES_MAX = 1024
 
@@ -383,6 +386,8 @@ def open_environment(
         else:
             all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
             pages.verify(directory / _DATA, all_pages=all_pages)
+        with refusals(directory):
+            _allocate_lock(directory)
         # The address space is for all environments together.
         map_bytes >>= len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE
         environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync)
@@ -411,6 +416,30 @@ def _refuse_inaccessible(directory: Path) -> None:
         raise UnsupportedOperation(
             "Who reads a store must be allowed to read data.mdb and to write lock.mdb; allow that.", path=directory
         )
+
+
+def _allocate_lock(directory: Path) -> None:
+    """See to it that the lock file has its blocks.
+
+    LMDB leaves holes in it and writes it through a map: where the disk is full, that would end the process (SIGBUS).
+
+    Raises:
+        OSError: The disk is full.
+    """
+    path = directory / _LOCK
+    with suppress(FileNotFoundError):
+        if path.stat().st_size >= _LOCK_BYTES:
+            return
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return  # LMDB does without it, or says so
+        raise
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool, metasync: bool) -> lmdb.Environment:

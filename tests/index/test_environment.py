@@ -41,6 +41,13 @@ def test_who_writes_goes_on_while_another_thread_opens_a_database(tmp_path: Path
         assert child.hear(30) == "both went on"
 
 
+def test_the_lock_file_has_its_blocks(tmp_path: Path) -> None:
+    """Those it lacks are made when its map is written, and a full disk ends the process then; see tests/proof."""
+    open_environment(tmp_path / "e", Files(), map_bytes=MAP_BYTES, create=True).close()
+    status = (tmp_path / "e" / "lock.mdb").stat()
+    assert status.st_blocks * 512 >= status.st_size == 1 << 16
+
+
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, StoreFull), (errno.EIO, LogFailed)])
 def test_a_lock_that_the_disk_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
