@@ -43,7 +43,7 @@ class Call:
         other_fd, other_path: The second name of a rename or link.
         data: Bytes to be written.
         number: Position of a write (-1: where the descriptor stands), or length.
-        flags: Of open, rename, remove, map.
+        flags: Of open, rename, remove, map, allocate.
         result: What it returned, negative errno if it failed.
     """
 
@@ -99,6 +99,11 @@ def _on_descriptor(kind: str) -> Decoder:
 
 def _with_length(name: str, args: list[int], memory: Memory) -> Call:
     return Call(name, "truncate", _int(args[0]), number=_long(args[1]))
+
+
+def _allocate(name: str, args: list[int], memory: Memory) -> Call:
+    end = _long(args[2]) + _long(args[3])
+    return Call(name, "allocate", _int(args[0]), number=end, flags=_int(args[1]))
 
 
 def _write(name: str, args: list[int], memory: Memory) -> Call:
@@ -170,7 +175,8 @@ _DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("mkdir", "mkdirat"), _one_name("make")),
     **dict.fromkeys(("dup", "dup2", "dup3", "fcntl"), _duplicate),
     **dict.fromkeys(("fsync", "fdatasync"), _on_descriptor("sync")),
-    **dict.fromkeys(("sync_file_range", "copy_file_range", "sendfile", "fallocate", "syncfs"), _on_descriptor("other")),
+    **dict.fromkeys(("sync_file_range", "copy_file_range", "sendfile", "syncfs"), _on_descriptor("other")),
+    "fallocate": _allocate,
     "ftruncate": _with_length,
     "close": _on_descriptor("close"),
     "lseek": _on_descriptor("seek"),

@@ -224,7 +224,7 @@ class _Follower:
             self._spared.discard(call.fd)
 
 
-_CHANGES = ("write", "truncate", "rename", "link", "make", "remove", "sync")
+_CHANGES = ("write", "truncate", "allocate", "rename", "link", "make", "remove", "sync")
 
 
 def changes_disk(call: Call) -> bool:

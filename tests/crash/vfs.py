@@ -244,6 +244,11 @@ class Disk:
         if path is not None and not path.endswith(UNSEEN):
             raise NotModelled(f"{path} is written through a memory map")
 
+    def _run_allocate(self, call: Call) -> None:
+        path = self.file(call.fd)
+        if path is not None and (call.flags or not path.endswith(UNSEEN)):
+            raise NotModelled(f"{path} is given room")
+
     def _run_link(self, call: Call) -> None:
         old, old_name = self._place(call.fd, call.path)
         new, new_name = self._place(call.other_fd, call.other_path)
