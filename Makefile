@@ -34,7 +34,7 @@ demo: setup
 test: setup lint
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
 
-test-long: setup lint
+test-long: setup lint .venv/connect
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
@@ -46,6 +46,11 @@ proof: setup .venv/proof $(if $(PEERS),proof-peers)
 
 proof-peers: .venv/bench
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python -m benchmarks.reliability_peers
+
+# Examples of Spark Connect need more than Spark.
+.venv/connect: .venv/ready requirements-connect.lock
+	$(BIN)/pip install --quiet --require-hashes -r requirements-connect.lock
+	touch $@
 
 .venv/proof: .venv/ready requirements-proof.lock
 	$(BIN)/pip install --quiet --require-hashes -r requirements-proof.lock
@@ -98,6 +103,7 @@ lint: .venv/ready
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra spark --extra dev pyproject.toml -o requirements.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra connect -c requirements.lock pyproject.toml -o requirements-connect.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra proof -c requirements.lock pyproject.toml -o requirements-proof.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
 

@@ -31,8 +31,10 @@ def run(directory: Path) -> None:
         (specification / "spark-pipeline.yml").write_text(text)
     environment = {**os.environ, "JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable}
     command = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
+    # The second run has to find the table that the first one made: a catalog in memory would have forgotten it.
+    catalog = "spark.sql.catalogImplementation=hive"
     done = subprocess.run(
-        [command, "run", "--spec", specification / "spark-pipeline.yml"],
+        [command, "run", "--conf", catalog, "--spec", specification / "spark-pipeline.yml"],
         cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
