@@ -20,15 +20,17 @@ from rich.table import Table
 
 from benchmarks.machine import machine, today, versions
 from benchmarks.pages import DOCS, markdown, rewrite
-from benchmarks.reliability import recovery, trials
+from benchmarks.reliability import power, recovery, trials
 from benchmarks.reliability.stores import checking, peers
 
 RESULTS = Path(__file__).with_name("results") / "reliability_peers.json"
 OUTCOMES = ("detected", "silent", "harmless", "right", "lost", "mixed", "unusable", "crash", "hang")
 SEED = 7
+SYNCS = 10
+"""Of each store so many fail, each in a run of its own."""
 
 
-def measured(flips: int, points: int, work: Path, console: Console) -> list[trials.Found]:
+def measured(flips: int, points: int, states: int, work: Path, console: Console) -> list[trials.Found]:
     found = []
     for peer in [*peers(), *checking()]:
         found.append(trials.flips(peer, flips, work, SEED, clean=True))
@@ -38,8 +40,10 @@ def measured(flips: int, points: int, work: Path, console: Console) -> list[tria
     for peer in peers():
         found.append(trials.kills(peer, points, work, SEED))
         found.append(trials.short_writes(peer, points, work, SEED))
-        console.print(*(each.told() for each in found[-2:]), highlight=False)
-    return found
+        found.append(power.power_cuts(peer, states, work, SEED))
+        found.append(power.failed_syncs(peer, SYNCS, states, work, SEED))
+        console.print(*(each.told() for each in found[-4:]), highlight=False)
+    return [each for each in found if each.outcomes]  # one that never syncs has no sync that fails
 
 
 def grid(found: list[trials.Found]) -> Table:
@@ -55,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flips", type=int, default=100, help="bits flipped in each store")
     parser.add_argument("--points", type=int, default=25, help="kills, and short writes, of each store")
+    parser.add_argument("--states", type=int, default=100, help="of the disk after power cuts, of each store")
     parser.add_argument("--rows", type=int, default=500_000, help="of the index that is made anew")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256], help="of the log an index is behind")
     given, console, began = parser.parse_args(), Console(width=150), time.perf_counter()
@@ -62,7 +67,7 @@ def main() -> None:
     told["versions"]["sqlite3"] = sqlite3.sqlite_version
     with tempfile.TemporaryDirectory(prefix="kvstore-reliability-") as name:
         work = Path(name)
-        found = measured(given.flips, given.points, work, console)
+        found = measured(given.flips, given.points, given.states, work, console)
         told["rebuilt"] = recovery.rebuilt(work, given.rows)
         told["behind"] = [recovery.behind(work, size) for size in given.megabytes]
     console.print(grid(found))

@@ -91,7 +91,7 @@ def kills(peer: Peer, trials: int, work: Path, seed: int) -> Found:
             lambda tell: peer.write(place, commits(COMMITS * 5, SMALL_ROWS, seed), lambda _: tell(b"."), clean=False),
             kill_after=(random.randrange(1, 30), random.random() * 0.004),
         )
-        outcomes[_judged(peer, place, len(ended.told), seed)] += 1
+        outcomes[judged(peer, place, len(ended.told), seed)] += 1
         shutil.rmtree(place)
     return Found(peer.name, "kill -9", dict(outcomes))
 
@@ -115,7 +115,7 @@ def short_writes(peer: Peer, trials: int, work: Path, seed: int) -> Found:
         limit = random.randrange(1, largest + 4096)
         place.mkdir()
         ended = children.run(lambda tell: write(tell, limit))  # noqa: B023 - at once
-        outcome = _judged(peer, place, len(ended.told), seed)
+        outcome = judged(peer, place, len(ended.told), seed)
         if ended.how in ("crash", "hang"):
             outcome = f"{ended.how}, then {outcome}"
         outcomes[outcome] += 1
@@ -123,7 +123,7 @@ def short_writes(peer: Peer, trials: int, work: Path, seed: int) -> Found:
     return Found(peer.name, "short write", dict(outcomes))
 
 
-def _judged(peer: Peer, place: Path, acknowledged: int, seed: int) -> str:
+def judged(peer: Peer, place: Path, acknowledged: int, seed: int) -> str:
     """What is there of commits, some of which were acknowledged, and whether one more can be made."""
     before = children.run(lambda _: peer.read(place)[0])
     if before.how in ("crash", "hang"):

@@ -4,7 +4,8 @@
 * A name is durable after a sync of its directory (``strict``) or of anything (``ext4``, one journal for all names).
 * A write through O_DSYNC makes its own bytes durable. A sync that failed makes nothing durable, and what waited never
   will be: the kernel called the pages clean.
-* Stores through memory maps are not seen; only LMDB's ``lock.mdb`` has them, and LMDB makes it anew.
+* Stores through memory maps are not seen; only LMDB's ``lock.mdb`` and SQLite's ``-shm`` have them, and those are made
+  anew.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from tests.crash.syscalls import AT_FDCWD, AT_REMOVEDIR, Call
 
 Mode = Literal["ext4", "strict"]
 MODES: tuple[Mode, ...] = ("ext4", "strict")
-UNSEEN = "lock.mdb"
-"""Name of files that are written through memory maps."""
+_KEEP_SIZE = 1  # of fallocate()
+UNSEEN = ("lock.mdb", "-shm")
+"""How names of files end that are written through memory maps."""
 
 Contents = dict[str, bytes | None]
 """By path; None for a directory."""
@@ -245,9 +247,11 @@ class Disk:
             raise NotModelled(f"{path} is written through a memory map")
 
     def _run_allocate(self, call: Call) -> None:
-        path = self.file(call.fd)
-        if path is not None and (call.flags or not path.endswith(UNSEEN)):
-            raise NotModelled(f"{path} is given room")
+        file = self._file(call)
+        if call.flags not in (0, _KEEP_SIZE):
+            raise NotModelled(str(call))
+        if not call.flags and call.number > file.size:
+            file.change(Cut(call.number))
 
     def _run_link(self, call: Call) -> None:
         old, old_name = self._place(call.fd, call.path)
