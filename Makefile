@@ -39,7 +39,7 @@ test-long: setup lint .venv/connect
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
 # Everything that was ever promised of reliability, tried; docs/reliability.md has the figures.
-# make proof PEERS=1: other stores, too, under the same damage, for ten minutes.
+# make proof PEERS=1: other stores, too, under the same damage, for a quarter of an hour.
 proof: setup .venv/proof $(if $(PEERS),proof-peers)
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
