@@ -7,6 +7,7 @@ import json
 import pickle
 import tempfile
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
@@ -145,6 +146,7 @@ def test_times(tmp_path: Path) -> None:
             table.upsert([{"k": k, "s": f"{step}"} for k in range(10)])
             if step % 2:
                 store.flush()
+                sleep(0.005)  # what is shipped reaches behind the millisecond of the last change
                 replica.ship()
         store.flush()
         replica.ship()
