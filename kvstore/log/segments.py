@@ -10,6 +10,7 @@ import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvstore.errors import CorruptBatch, OffsetOutOfRange
 from kvstore.files import names_in, no_file, open_regular, read_file
 from logformat import paths, sparse_index
 from logformat.batch import BatchHeader, decode_header, verify
-from logformat.ids import BucketId, Offset, Position, TableId
+from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
 from logformat.segment import HEAD_BYTES, decode_head
 
 _OPEN_MAX = 2
@@ -219,6 +220,13 @@ class LogFiles:
             expected, position = found.header.next_offset, found.end
             if expected > start:
                 yield found
+
+    def end_after(self, offset: Offset) -> Offset:
+        """Where the whole batches that follow an offset end, in the files as they are now; another may be writing."""
+        with suppress(CorruptBatch):  # at the end of the log, or at half a batch
+            for found in self.batches(max(offset, self.start()), OFFSET_MAX):
+                offset = found.header.next_offset
+        return offset
 
     def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
         """Base offset of the first batch not older than a time (ms); ``end`` if all are."""

@@ -36,7 +36,8 @@ class ReplicaReport:
         url: Where.
         findings: What was wrong when it was checked last; none if it is whole.
         checked_ms: When that was; None if it never was.
-        behind: For each table, how many offsets it lacks that are published by now; not a finding.
+        behind: For each table, how many offsets of the logs it lacks: those another process has yet to publish, or was
+            writing when this was made, included. Never less than what was acknowledged, and not a finding.
         as_of_ms: What was published then, it has; None if nothing was shipped yet.
         edits_shipped, edits: How many edits of the catalog it has, of how many that are worth shipping.
     """
@@ -72,7 +73,11 @@ class Replica:
         return self._status().url
 
     def ship(self) -> Shipment:
-        """Ship everything that is published and was not shipped yet; writers go on meanwhile.
+        """Ship what the replica lacks: all that was acknowledged in this process, and what others have published.
+
+        To publish it is a :meth:`kvstore.Store.flush`, for which writers of this process wait; then they go on. A write
+        of another process is published within a fraction of a second (``commit_wait_ms``); until then it counts in
+        ``behind`` of :meth:`report`, and the next round ships it.
 
         Raises:
             InvalidRequest: The replica was removed, or this is itself a copy that follows one.
@@ -80,6 +85,7 @@ class Replica:
             Unavailable: It can't be reached, the log expired just now, or another ships (StoreLocked); what was shipped
                 stays, and the rest is shipped next time.
             CorruptData: What is to be shipped is damaged; run `kvstore check`.
+            StoreFull, LogFailed: What was acknowledged can't be published, or the report not be kept.
         """
         now = self._core.clock.monotonic()
         tells = self._told is None or now - self._told >= TELL_SECONDS
@@ -93,7 +99,7 @@ class Replica:
         return done
 
     def report(self) -> ReplicaReport:
-        """How it is, by what the catalog knows of it; nothing is read there.
+        """How it is, by what the catalog and the logs here say; nothing is read there.
 
         Raises:
             InvalidRequest: The replica was removed.
@@ -101,7 +107,7 @@ class Replica:
         status = self._status()
         behind = {}
         for definition in self._core.catalog().tables.values():
-            ends = [tablet.committed().applied_offset for tablet in self._core.parts(definition).tablets]
+            ends = [tablet.log_end() for tablet in self._core.parts(definition).tablets]
             has = {int(each.track.bucket): each.end for each in status.shipped if each.track.table_id == definition.id}
             behind[definition.name] = sum(max(0, end - has.get(bucket, 0)) for bucket, end in enumerate(ends))
         shipped, edits = edits_pushed(self._core.journal, status)

@@ -1,6 +1,7 @@
 """Ships what a store has and a replica lacks.
 
-* Only what is durable and published is shipped; the writer is never waited for, and never waits.
+* Only what is durable and published is shipped. In the process that writes, all that was acknowledged is published
+  first; of what another process writes, the rest is shipped once that process has published it.
 * An object is created under its name, or found to be there as it should be: to be killed, or told twice, is harmless.
 * What was shipped is reported in the catalog once all of it is there: from then on its absence is a finding.
 * A leader that was replaced finds the epoch of the new one in the replica, and ships no more.
@@ -99,7 +100,7 @@ class Shipper:
         self._as_of_ms = core.clock.now_ms()
 
     def ship(self, *, tells: bool = True) -> Shipment:
-        """Ship everything that is published and was not reported yet.
+        """Ship what was not reported yet: all that was acknowledged in this process, and all that others published.
 
         Args:
             tells: Say in the replica that it is so as of now, also if there is nothing new: otherwise it is left alone.
@@ -109,9 +110,11 @@ class Shipper:
             Unavailable: The replica can't be reached. What was created stays, and is found there next time.
             ReplicaBehind: The log expired, or an image was replaced, just now; the next round begins with a newer one.
             CorruptData: What is to be shipped is damaged.
+            StoreFull, LogFailed: What was acknowledged can't be published. Nothing was shipped.
         """
         told = status_of(self._core, self._name)
         self._objects = self._bytes = 0
+        self._core.flush()
         self._as_of_ms = self._core.clock.now_ms()
         # In this order: whatever schema a batch has, the catalog that is shipped knows it.
         ends = {track: (tablet, tablet.committed().applied_offset) for track, tablet in self._tablets()}

@@ -196,6 +196,16 @@ class Tablet:
                 return self._reading().committed_state()
             return self._index.committed_state()
 
+    def log_end(self) -> Offset:
+        """The offset after everything acknowledged, by any process.
+
+        Of what another process writes, this is where the whole batches of the log's files end: what is not committed
+        to the index is counted, and so is a batch that is being written and not acknowledged yet.
+        """
+        if self._committer is not None:
+            return self.state().applied_offset
+        return self.log.end_after(self.committed().applied_offset)
+
     @contextmanager
     def snapshot(self) -> Iterator[View]:
         """Everything acknowledged, at this moment; writing goes on."""

@@ -15,6 +15,7 @@ from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
 from kvstore.files import Files
+from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
 from kvstore.replica.shipping import Shipping
@@ -55,6 +56,72 @@ def test_a_place_that_fails_at_random(tmp_path: Path, seed: int) -> None:
         restored(objects, tmp_path / "back")
         with kvstore.open(tmp_path / "back") as back:
             assert (rows_of(back.table("t")), changes_of(back.table("t"))) == (rows_of(table), changes_of(table))
+
+
+PUBLISHES_ONLY_WHEN_TOLD = {"commit_idle_ms": 3_600_000, "commit_wait_ms": 3_600_000}
+
+
+@pytest.mark.parametrize("durability", ["sync", "interval", "none"])
+def test_everything_acknowledged_here_is_shipped(tmp_path: Path, durability: Durability) -> None:
+    settings = PUBLISHES_ONLY_WHEN_TOLD | {"sync_interval_ms": 3_600_000}
+    with kvstore.open(tmp_path / "s", durability=durability, **settings) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        for number in range(10):
+            table.upsert([{"k": number, "v": number}])
+            assert sum(replica.report().behind.values()) == 1
+            assert replica.ship().behind == 1
+            assert not any(replica.report().behind.values())
+        kvstore.restore(str(tmp_path / "r"), tmp_path / "back")
+        with kvstore.open(tmp_path / "back") as back:
+            assert rows_of(back.table("t")) == rows_of(table)
+
+
+def test_everything_acknowledged_here_is_shipped_in_the_background(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", **PUBLISHES_ONLY_WHEN_TOLD) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        store.add_replica(str(tmp_path / "r"), "r")
+        with store.replicate(0.01) as shipping:
+            for number in range(3):
+                table.upsert([{"k": number, "v": number}])
+                wait_until(lambda: not any(store.replicas["r"].behind.values()))
+            assert not shipping.failures
+        kvstore.restore(str(tmp_path / "r"), tmp_path / "back")
+        with kvstore.open(tmp_path / "back") as back:
+            assert rows_of(back.table("t")) == rows_of(table)
+
+
+def test_what_another_process_acknowledged_and_has_not_published_counts_as_behind(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k")
+        store.add_replica(str(tmp_path / "r"), "r").ship()
+    with Child(append_when_told, tmp_path / "s") as child:
+        child.say(3)
+        assert child.hear() == 3
+        with kvstore.open(tmp_path / "s", read_only=True) as store:
+            replica = store.replica("r")
+            assert replica.report().behind == {"t": 3}
+            replica.ship()
+            assert replica.report().behind == {"t": 3}, "what its writer has yet to publish"
+            assert replica.check().behind == {"t": 3}
+            child.say(2)
+            assert child.hear() == 5
+            assert store.replicas["r"].behind == {"t": 5}
+            child.say(0)
+            assert child.join() == 0
+            replica.ship()
+            assert replica.report().behind == {"t": 0}
+
+
+def append_when_told(pipe: Pipe, path: Path) -> None:
+    """In segments of one batch each."""
+    with kvstore.open(path, segment_bytes_max=1, **PUBLISHES_ONLY_WHEN_TOLD) as store:
+        acknowledged = 0
+        while rows := pipe.recv():
+            for _ in range(rows):
+                store.table("t").upsert([{"k": acknowledged, "v": 0}])
+                acknowledged += 1
+            pipe.send(acknowledged)
 
 
 def test_who_was_replaced_ships_no_more(tmp_path: Path) -> None:
