@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from kvstore.errors import InvalidRequest, SchemaMismatch
+from logformat.urls import HARMLESS_PARAMETERS, shown_url
 
 
 def integer(name: str, given: Any) -> int:
@@ -64,6 +65,22 @@ def printable(name: str, given: Any, bytes_max: int) -> str:
     ):
         raise InvalidRequest(f"`{name}` is 1 to {bytes_max} bytes of printable text.", **{name: shown(given)})
     return str.__str__(given)
+
+
+def url_without_credentials(name: str, given: str) -> str:
+    """A URL that may be kept, and copied to replicas; the path of a directory as it is.
+
+    Raises:
+        InvalidRequest: It has credentials: user info, or parameters. The message has none of them.
+    """
+    if (without := shown_url(given)) != given:
+        raise InvalidRequest(
+            "A URL is kept in the catalog and copied to replicas, so it has no user info, and no parameters but"
+            f" {', '.join(HARMLESS_PARAMETERS)}. Give credentials by environment variables (such as AWS_ACCESS_KEY_ID"
+            " and AWS_SECRET_ACCESS_KEY) or by the configuration of the provider.",
+            **{name: without},
+        )
+    return given
 
 
 def shown(given: object) -> str:

@@ -17,6 +17,7 @@ from logformat.errors import CorruptImage, UnsupportedVersion
 from logformat.ids import Epoch, JobId, Offset, SchemaId, Sequence, TableId, Txid, WriterId
 from logformat.jobs import FileFormat, JobOptions, JobStatistics, SourceFile, TaskCounts
 from logformat.replicas import Finding, Shipped
+from logformat.urls import shown_text
 
 ChangelogImage = Literal["full", "wal"]
 DeleteBehavior = Literal["allow", "ignore", "disable"]
@@ -31,6 +32,9 @@ class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What an edit does. Subclasses have an op code each."""
 
     op: ClassVar[int]
+
+    def __repr__(self) -> str:
+        return shown_text(super().__repr__())
 
 
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -40,19 +40,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from logformat.urls import shown_text
+
 
 class StoreError(Exception):
     """Base of all errors.
 
     Attributes:
         message: What went wrong and what to do, one sentence or two.
-        where: Named facts: ``path``, ``position``, ``offset``, ``column`` …
+        where: Named facts: ``path``, ``position``, ``offset``, ``column`` …; a URL among them has no credentials.
     """
 
     def __init__(self, message: str, /, **where: object) -> None:
-        super().__init__(message)
-        self.message = message
-        self.where = where
+        self.message = shown_text(message)
+        super().__init__(self.message)
+        self.where = {name: shown_text(fact) if isinstance(fact, str) else fact for name, fact in where.items()}
 
     def __str__(self) -> str:
         facts = " ".join(f"{name}={value}" for name, value in self.where.items())

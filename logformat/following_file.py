@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from logformat import json_line
+from logformat.urls import shown_text
 
 FORMAT = 1
 
@@ -26,6 +27,9 @@ class FollowingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     url: str
     name: str
     leader: str | None = None
+
+    def __repr__(self) -> str:
+        return shown_text(super().__repr__())
 
 
 def encode(following: FollowingFile) -> bytes:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from logformat.ids import BucketId, TableId
+from logformat.urls import shown_text
 
 FindingKind = Literal["BAD", "MISSING_VERSION"]
 """An object that is not what it should be; or offsets that no object has."""
@@ -73,6 +74,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     findings: list[Finding] = []
     checked_ms: int | None = None
     as_of_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return shown_text(super().__repr__())
 
     def of(self, track: Track) -> Shipped | None:
         """What it was told of a track."""

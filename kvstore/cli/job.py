@@ -9,7 +9,7 @@ import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened
 from kvstore.cli.meta_journal import time_of
-from kvstore.cli.printing import print_facts, print_json, print_line, print_table
+from kvstore.cli.printing import print_facts, print_json, print_line, print_table, without_credentials
 from kvstore.errors import InvalidRequest
 from kvstore.ingest.job import Job
 from logformat.jobs import EndedTask, JobOptions
@@ -137,7 +137,7 @@ def drop(path: Directory, name: JobName, as_json: AsJson = False) -> None:
 
 def facts_of(job: Job) -> dict[str, Any]:
     """A job as JSON has it: times are text, and ``rejected`` is where the side files are."""
-    status = _with_times(msgspec.to_builtins(job.show()))
+    status = _with_times(without_credentials(msgspec.to_builtins(job.show())))
     status["history"] = [_with_times(each) for each in status["history"]]
     status["task"] = None if status["task"] is None else _with_times(status["task"])
     rejected = str(job.rejected(1).parent)

@@ -12,7 +12,7 @@ import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
 from kvstore.cli.meta_journal import time_of
-from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
+from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table, without_credentials
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.files import Files, refusal
@@ -95,7 +95,7 @@ def dump(
         return
     records: Iterable[Head | Item] = [found.head, *image.items_of(found.state)]
     for record in records:
-        told = msgspec.to_builtins(record)
+        told = without_credentials(msgspec.to_builtins(record))
         if as_json:
             print_json(told)
         else:

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory
-from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table
+from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table, without_credentials
 from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.browse import browse
@@ -87,7 +87,7 @@ def facts_of(txid: Txid, data: bytes) -> dict[str, Any]:
         "epoch": edit.epoch,
         "op": edit.payload.op,
         "edit": type(edit.payload).__name__,
-        "payload": msgspec.to_builtins(edit.payload),
+        "payload": without_credentials(msgspec.to_builtins(edit.payload)),
     }
 
 

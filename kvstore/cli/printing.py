@@ -13,6 +13,7 @@ import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
 from logformat.json_form import to_json
+from logformat.urls import shown_text
 
 Row = Sequence[Any]
 
@@ -50,6 +51,15 @@ def _json_escaped(found: re.Match[str]) -> str:
 def print_line(text: str) -> None:
     """Print a line."""
     _write(f"{plain(text)}\n")
+
+
+def without_credentials(fact: Any) -> Any:
+    """What a catalog says, in its JSON form, with every URL as it may be shown."""
+    if isinstance(fact, str):
+        return shown_text(fact)
+    if isinstance(fact, dict):
+        return {shown_text(name): without_credentials(value) for name, value in fact.items()}
+    return [without_credentials(each) for each in fact] if isinstance(fact, list) else fact
 
 
 def rows_of(batch: pa.RecordBatch) -> list[list[Any]]:

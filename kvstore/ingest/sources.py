@@ -25,6 +25,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
+from kvstore.arguments import url_without_credentials
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ingest.formats import SUFFIXES, Format, readable
 from logformat.jobs import SourceFile
@@ -38,8 +39,6 @@ _WILD_IN_URL = re.compile(r"[*\[]")
 """In a URL a question mark begins its parameters."""
 _SECONDS_DIGITS = 10
 """A tag of no more is of a time in seconds."""
-_PARAMETERS = ("endpoint_override", "region", "scheme")
-"""What a URL may say of a store of S3; all else comes from the environment."""
 _RETRIES: RetryConfig = {"retry_timeout": timedelta(seconds=15)}
 """No longer, because who waits for a store that does not answer can't be interrupted; a job tries again by itself."""
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
@@ -122,6 +121,7 @@ def source_of(given: str, format: Format) -> Source:
         InvalidRequest: It is none.
     """
     if "://" in given:
+        url_without_credentials("source", given)
         place, mark, parameters = given.partition("?")
         if place.lower().startswith("file:///"):
             base, pattern = _split(unquote(place[len("file://") :]), _WILD_IN_URL)
@@ -289,14 +289,6 @@ def _connected(url: str, _environment: tuple[tuple[str, str], ...]) -> ObjectSto
     except ValueError as error:
         raise InvalidRequest("A job's files can't be at this URL.", url=url, reason=_told(error)) from error
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if parts.username or parts.password:
-        raise InvalidRequest(
-            "Credentials belong into the environment, not into a URL that is kept.", scheme=parts.scheme
-        )
-    if unknown := sorted(given.keys() - {*_PARAMETERS}):
-        raise InvalidRequest(
-            "A URL has no such parameter; it belongs into the environment.", unknown=unknown, parameters=_PARAMETERS
-        )
     config = {"region": given["region"]} if "region" in given else {}
     if "endpoint_override" in given:
         config["endpoint"] = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
+from kvstore.arguments import url_without_credentials
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import CorruptData, InvalidRequest, NotAStore, UnsupportedOperation, UnsupportedVersion
@@ -83,13 +84,15 @@ def repair(
     Raises:
         StoreLocked: Another process writes the store. Nothing was written.
         NotAStore: There is no store, or no replica.
-        InvalidRequest: The replica is of another store. Nothing was written.
+        InvalidRequest: The replica is of another store, or its URL has credentials. Nothing was written.
         UnsupportedOperation: It is a copy that follows a replica. Nothing was written.
         WriterFenced: Another leader has taken this store's place, and ships to the replica. Nothing was written.
         Unavailable: The replica can't be reached. What was mended stays so.
         UnsupportedVersion: A newer version wrote something.
         StoreFull, LogFailed: The disk refuses. What was mended stays so; do it again.
     """
+    if replica is not None:
+        url_without_credentials("replica", replica)
     source = None if replica is None else Source(ObjectStore(replica), normalised(replica))
     return Repair(path_of(path), Files(), SystemClock(), source, progress).run(accepts_loss=accept_loss)
 

@@ -13,7 +13,7 @@ from kvstore.errors import CorruptData, MissingVersion, UnsupportedVersion, Writ
 from kvstore.meta.salvage import Elsewhere
 from kvstore.meta.state import CatalogState
 from kvstore.replica import source
-from kvstore.replica.client import Client
+from kvstore.replica.client import Client, place_of
 from kvstore.replica.contents import batches
 from kvstore.replica.gaps import path_from, path_to
 from logformat import store_file
@@ -45,7 +45,7 @@ class Source:
 
     def __init__(self, client: Client, url: str) -> None:
         self._client = client
-        self._url = url
+        self._place = place_of(url)
         self._source = source.Source(client)
         self.store_file = store_file.encode(self._source.store)
         self.store_id = self._source.store.store_id
@@ -144,7 +144,9 @@ class Source:
             _, state = self._source.image(way.snapshot)
         limit = self._limited(CATALOG, told.end)
         edits = [edit for edit in self._source.edits(way) if state.txid < edit.txid <= limit]
-        names = [name for name, replica in _after(state, edits).replicas.items() if replica.url == self._url]
+        names = [
+            name for name, replica in _after(state, edits).replicas.items() if place_of(replica.url) == self._place
+        ]
         told_of = self._source.told
         # It is told before it is reported, and the report is shipped later still.
         return Elsewhere(

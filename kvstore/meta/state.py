@@ -132,7 +132,7 @@ class CatalogState:
     writers: dict[TableId, TableWriters] = field(default_factory=dict)
     consumers: dict[TableId, TableConsumers] = field(default_factory=dict)
     jobs: dict[TableId, Jobs] = field(default_factory=dict)
-    replicas: Replicas = field(default_factory=dict)
+    replicas: Replicas = field(default_factory=dict, repr=False)  # a name may be a URL with credentials
 
     def writers_of(self, table_id: TableId) -> TableWriters:
         """Writers of a table, and its open commits."""

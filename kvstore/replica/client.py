@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from kvstore.errors import InvalidRequest, Unavailable
+from logformat.urls import shown_url
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 RETRIES: RetryConfig = {"retry_timeout": dt.timedelta(seconds=15)}
 """No longer, because who waits for a place that does not answer can't be interrupted; who ships tries again."""
 NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": dt.timedelta(seconds=0)}
+_SAME_SCHEMES = {"s3a": "s3", "azure": "az", "abfs": "abfss", "adl": "az"}
 _BEGIN = dt.datetime.fromtimestamp(0, dt.UTC)
 
 
@@ -136,6 +139,17 @@ class ObjectStore:
 def normalised(url: str) -> str:
     """A URL as it is; a path of a directory as the URL of it."""
     return url if "://" in url else Path(url).expanduser().absolute().as_uri()
+
+
+def place_of(url: str) -> str:
+    """What two URLs of the same place have in common: no credentials or parameters, one spelling, no links."""
+    directory = directory_of(normalised(url))
+    if directory is not None:
+        return str(directory.resolve())
+    scheme, _, rest = shown_url(url).partition("://")
+    host, _, path = re.split(r"[?#]", rest, maxsplit=1)[0].removeprefix("…@").partition("/")
+    parts = [part for part in unquote(path).split("/") if part]
+    return "/".join([f"{_SAME_SCHEMES.get(scheme.lower(), scheme.lower())}:", host.lower(), *parts])
 
 
 def directory_of(url: str) -> Path | None:

@@ -37,6 +37,7 @@ from logformat.ids import BucketId, Epoch, Offset, Txid
 from logformat.replica_object import leader_epoch, leader_name
 from logformat.replica_told import Told
 from logformat.replicas import CATALOG, Track
+from logformat.urls import shown_url
 
 ROLLBACK_LIMIT = 10
 """So many edits and changes of a former leader, that the new one lacks, are given up without asking."""
@@ -73,7 +74,7 @@ class FollowReport:
     """How a copy is.
 
     Attributes:
-        url: Of the replica.
+        url: Of the replica, without credentials.
         txid: The last edit it has.
         leader_epoch: Of the leader it follows.
         as_of_ms: What was published then, it has.
@@ -143,8 +144,9 @@ class Follower:
         self._told: Told | None = None
         self._said: float | None = None
         self._copy: Copy | None = None
-        self.url = following_of(self.path).url
-        self._client = connect(self.url)
+        url = following_of(self.path).url
+        self.url = shown_url(url)
+        self._client = connect(url)
         self._open()
 
     def __enter__(self) -> Self:

@@ -19,6 +19,7 @@ from logformat import paths
 from logformat.edits import FindReplica
 from logformat.follower_status import FollowerStatus
 from logformat.replicas import Finding, ReplicaStatus
+from logformat.urls import shown_url
 
 TELL_SECONDS = 60
 """A replica that has nothing to be shipped to it is told so no more often: each time is a request somebody pays for."""
@@ -33,7 +34,7 @@ class ReplicaReport:
     """How a replica is.
 
     Attributes:
-        url: Where.
+        url: Where, without credentials.
         findings: What was wrong when it was checked last; none if it is whole.
         checked_ms: When that was; None if it never was.
         behind: For each table, how many offsets of the logs it lacks: those another process has yet to publish, or was
@@ -60,7 +61,7 @@ class Replica:
     def __init__(
         self, core: _Core, name: str, check_open: Callable[[], None], connect: Callable[[str], Client] = ObjectStore
     ) -> None:
-        self.name = name
+        self._name = name
         self._core = core
         self._check_open = check_open
         self._connect = connect
@@ -68,9 +69,14 @@ class Replica:
         self._merged: float | None = None
 
     @property
+    def name(self) -> str:
+        """Its name; if that is a URL, without credentials."""
+        return shown_url(self._name)
+
+    @property
     def url(self) -> str:
-        """Where it is."""
-        return self._status().url
+        """Where it is, without credentials."""
+        return shown_url(self._status().url)
 
     def ship(self) -> Shipment:
         """Ship what the replica lacks: all that was acknowledged in this process, and what others have published.
@@ -112,7 +118,7 @@ class Replica:
             behind[definition.name] = sum(max(0, end - has.get(bucket, 0)) for bucket, end in enumerate(ends))
         shipped, edits = edits_pushed(self._core.journal, status)
         return ReplicaReport(
-            status.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits
+            self.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits
         )
 
     def followers(self) -> list[FollowerStatus]:
@@ -158,7 +164,7 @@ class Replica:
 
     def _find(self, client: Client) -> list[Finding]:
         found = findings(client, self._core.store_id, self._status())
-        edit = FindReplica(name=self.name, checked_ms=self._core.clock.now_ms(), findings=found)
+        edit = FindReplica(name=self._name, checked_ms=self._core.clock.now_ms(), findings=found)
         self._core.journal.append(lambda _: edit)
         return found
 
@@ -183,8 +189,8 @@ class Replica:
 
     def _shipper(self, client: Client) -> Shipper:
         self._check_open()
-        return Shipper(self._core, self.name, client)
+        return Shipper(self._core, self._name, client)
 
     def _status(self) -> ReplicaStatus:
         self._check_open()
-        return status_of(self._core, self.name)
+        return status_of(self._core, self._name)

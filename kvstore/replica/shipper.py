@@ -36,6 +36,7 @@ from logformat.ids import BucketId, Epoch, Offset, Txid
 from logformat.replica_object import Kind, ObjectName, decode_object, encode_object, leader_epoch, leader_name
 from logformat.replica_told import Told
 from logformat.replicas import CATALOG, ReplicaStatus, Shipped, Track
+from logformat.urls import shown_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,17 @@ def status_of(core: _Core, name: str) -> ReplicaStatus:
     Raises:
         InvalidRequest: There is none of that name.
     """
-    found = core.catalog().replicas.get(name)
+    return core.catalog().replicas[stored_name(core, name)]
+
+
+def stored_name(core: _Core, name: str) -> str:
+    """The name of a replica as the catalog has it, from how it is shown: one that is a URL may have credentials.
+
+    Raises:
+        InvalidRequest: There is none of that name.
+    """
+    replicas = core.catalog().replicas
+    found = name if name in replicas else next((each for each in replicas if shown_url(each) == name), None)
     if found is None:
         raise InvalidRequest("There is no such replica; see Store.replicas.", replica=name)
     return found

@@ -12,20 +12,20 @@ from typing import Any
 from uuid import uuid4
 
 from kvstore import store
-from kvstore.arguments import integer_within, printable, shown
+from kvstore.arguments import integer_within, printable, shown, url_without_credentials
 from kvstore.checkpoint.health import Health
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.files import Files
 from kvstore.meta.state import CatalogState
-from kvstore.replica.client import ObjectStore, directory_of, normalised
+from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
 from kvstore.replica.follower import LAG_SECONDS, ROLLBACK_LIMIT, Follower, Promoted, begin
 from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
 from kvstore.replica.lead import Lead
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.restore import Restore, Restored
-from kvstore.replica.shipper import edits_pushed, status_of
+from kvstore.replica.shipper import edits_pushed, stored_name
 from kvstore.replica.shipping import Shipping
 from kvstore.replica.source import Source
 from logformat import paths
@@ -33,6 +33,7 @@ from logformat.edits import AddReplica, DropReplica, decode
 from logformat.following_file import FollowingFile
 from logformat.ids import OFFSET_MAX, Txid
 from logformat.image import Leader
+from logformat.urls import shown_url
 
 NAME_BYTES_MAX = 255
 SECONDS_MAX = 24 * 3600
@@ -73,9 +74,13 @@ class Store(store.Store):
             name: The URL if None.
 
         Raises:
-            InvalidRequest: Nothing can be at such a URL, or there is a replica of that name.
+            InvalidRequest: Nothing can be at such a URL, it has credentials, or there is a replica of that name or at
+                that place.
         """
         self._check_registers()
+        url_without_credentials("url", url)
+        if name is not None:
+            url_without_credentials("name", name)
         given = printable("name", name if name is not None else url, NAME_BYTES_MAX)
         url = normalised(url)
         self._check_place(url)
@@ -84,6 +89,11 @@ class Store(store.Store):
         def decide(state: CatalogState) -> AddReplica:
             if given in state.replicas:
                 raise InvalidRequest("There is a replica of that name; choose another, or drop it.", replica=given)
+            for other, replica in state.replicas.items():
+                if place_of(replica.url) == place_of(url):
+                    raise InvalidRequest(
+                        "There is a replica at that place; choose another, or drop it.", replica=other, url=url
+                    )
             return AddReplica(name=given, url=url)
 
         self._core.journal.append(decide)
@@ -104,14 +114,13 @@ class Store(store.Store):
         Raises:
             InvalidRequest: There is none of that name.
         """
-        status_of(self._core, name)
-        return Replica(self._core, name, self._check_open)
+        return Replica(self._core, stored_name(self._core, name), self._check_open)
 
     @property
     def replicas(self) -> dict[str, ReplicaReport]:
         """How each replica is, by what is known here; see :meth:`Replica.check`."""
         self._check_open()
-        return {name: self.replica(name).report() for name in sorted(self._core.catalog().replicas)}
+        return {name: self.replica(name).report() for name in self._replica_names()}
 
     def health(self) -> Health:
         """How the catalog stands, and what somebody should see to: images, and what replicas lack of it.
@@ -129,7 +138,7 @@ class Store(store.Store):
             behind = self._core.journal.behind(Txid(shipped)) if shipped < edits else None
             if behind and now_ms - decode(behind[0]).time_ms > 1000 * LAG_SECONDS:
                 yield (
-                    f"Replica {name} lacks {edits - shipped} edits of the catalog, the first is more than"
+                    f"Replica {shown_url(name)} lacks {edits - shipped} edits of the catalog, the first is more than"
                     f" {LAG_SECONDS} s old, and the journal keeps them for it: see whether `kvstore replicate` runs, or"
                     " remove the replica."
                 )
@@ -152,7 +161,7 @@ class Store(store.Store):
 
     def _replica_names(self) -> list[str]:
         self._check_open()
-        return sorted(self._core.catalog().replicas)
+        return sorted(map(shown_url, self._core.catalog().replicas))
 
     def drop_replica(self, name: str) -> None:
         """Ship to a replica no more; what it has stays.
@@ -161,8 +170,8 @@ class Store(store.Store):
             InvalidRequest: There is none of that name.
         """
         self._check_registers()
-        self.replica(name)
-        self._core.journal.append(lambda _: DropReplica(name=name))
+        stored = stored_name(self._core, name)
+        self._core.journal.append(lambda _: DropReplica(name=stored))
 
 
 def follow(
@@ -189,12 +198,12 @@ def follow(
     Raises:
         NotAStore: There is something else in the directory, or no replica.
         StoreLocked: Another process follows with it.
-        InvalidRequest: Nothing can be at such a URL; or the copy follows another.
+        InvalidRequest: Nothing can be at such a URL, it has credentials, or the copy follows another.
         Unavailable: The replica can't be reached; or nothing can be made of what it has yet (ReplicaBehind).
         MissingVersion, CorruptData: It has a hole, or an object that is bad; have it repaired where its leader is.
         StoreFull, LogFailed: The disk refuses. What is in the directory is no store; do it again.
     """
-    place, url = store.path_of(path), normalised(url)
+    place, url = store.path_of(path), normalised(url_without_credentials("url", url))
     options, files, clock = store.options_of_call("sync", settings), Files(), SystemClock()
     rollback_limit = integer_within("rollback_limit", rollback_limit, 0, OFFSET_MAX)
     if not (place / paths.STORE_FILE).exists():
@@ -203,7 +212,7 @@ def follow(
         following = FollowingFile(store_id=Source(client).store.store_id, url=url, name=name)
         begin(place, following, client, files, clock, progress)
     found = Follower(place, options, files, clock, rollback_limit=rollback_limit, progress=progress)
-    if found.url != url:
+    if place_of(found.url) != place_of(url):
         found.close()
         raise InvalidRequest("The copy follows another replica; choose another directory.", path=place, url=found.url)
     return found
@@ -252,10 +261,11 @@ def restore(
         MissingVersion: A hole of the replica lies before what is to be restored.
         ReplicaBehind: The replica does not reach so far.
         CorruptData: An object is not what it should be; repair the replica.
-        InvalidRequest: The replica knows no such table or bucket.
+        InvalidRequest: The replica knows no such table or bucket; or its URL has credentials.
         Unavailable: It can't be reached.
         StoreFull, LogFailed: The disk refuses. What is in the directory is no store.
     """
+    url_without_credentials("url", url)
     if isinstance(to, dt.datetime):
         if to.tzinfo is None:
             raise InvalidRequest("A time has a time zone; give one, such as datetime.timezone.utc.", to=to)

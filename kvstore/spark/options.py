@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from kvstore.arguments import printable
+from kvstore.arguments import printable, url_without_credentials
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.table.consumers import consumer_name
 from kvstore.table.writers import NAME_BYTES_MAX
@@ -170,7 +170,7 @@ def _directory(path: str) -> str:
         return path
     scheme, host, directory = uri.groups()
     if scheme.lower() != "file" and host:
-        return path
+        return url_without_credentials("path", path)
     if scheme.lower() != "file" or host not in (None, "", "localhost"):
         raise InvalidRequest(
             "A store is on a local disk; give `path` a directory, or file:///directory; or, to read a replica, its "
