@@ -15,6 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.replica import directory as local
 from logformat.urls import shown_url
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ class ObjectStore:
         if not create:
             self._check_directory()
         try:
-            given = {} if directory is None else {"mkdir": create}
-            self._store = from_url(self.url, retry_config=retries, **given)  # type: ignore[call-overload]
+            if directory is not None and create:
+                local.make(directory)
+            self._store = from_url(self.url, retry_config=retries)
         except (BaseError, OSError, ValueError) as error:
             raise InvalidRequest("A replica can't be at this URL.", url=url, reason=_told(error)) from error
 
@@ -102,6 +104,8 @@ class ObjectStore:
         self._check_directory()
         try:
             with _there(self.url):
+                if self._directory is not None:
+                    return local.create(self._directory, name, pieces)
                 obstore.put(self._store, name, b"".join(pieces), mode="create", use_multipart=False)
         except _Exists:
             return False
@@ -109,8 +113,11 @@ class ObjectStore:
 
     def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """See :class:`Client`."""
-        self._check_directory()  # it would be made
+        self._check_directory()
         with _there(self.url):
+            if self._directory is not None:
+                local.replace(self._directory, name, pieces)
+                return
             obstore.put(self._store, name, b"".join(pieces))
 
     def delete(self, name: str) -> None:
