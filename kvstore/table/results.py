@@ -52,8 +52,8 @@ class WriteResult:
 
     @property
     def duplicated(self) -> bool:
-        """Of the one bucket touched."""
-        return self._only.duplicated
+        """Whether it had been applied before, in every bucket it touched; False if it touched none."""
+        return bool(self.by_bucket) and all(each.duplicated for each in self.by_bucket.values())
 
     @property
     def timestamp_ms(self) -> int:

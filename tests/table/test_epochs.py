@@ -100,6 +100,7 @@ def test_epochs_are_applied_once_and_in_order(first: int, steps: list[tuple[str,
             result = table.apply_epoch(changes(argument), "w", epoch, str(run))
             assert set(result.by_bucket) == set(range(BUCKETS))
             assert not any(each.duplicated for each in result.by_bucket.values())
+            assert not result.duplicated
             apply(argument)
             answers.append(result)
             sent.append(argument)
@@ -107,6 +108,7 @@ def test_epochs_are_applied_once_and_in_order(first: int, steps: list[tuple[str,
             if argument <= 5:
                 result = table.apply_epoch(changes(sent[-argument]), "w", epoch - argument, str(run))
                 before = answers[-argument]
+                assert result.duplicated
                 for bucket, each in result.by_bucket.items():
                     assert each.duplicated
                     assert each.first_offset == before.by_bucket[bucket].first_offset
