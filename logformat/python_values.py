@@ -1,13 +1,14 @@
 """Columns of a stored type from Python values.
 
-Each type takes values of a few Python types (``_TAKEN``) and numpy's scalars of the same kind. pyarrow is asked only
-for what it does exactly: where it would round, cut or guess, the values become a column of a finer type first.
+Each type takes values of a few Python types (``_TAKEN``), numpy's scalars of the same kind, and Arrow's scalars of
+what fits as Arrow data. pyarrow is asked only for what it does exactly: where it would round, cut or guess, the values
+become a column of a finer type first.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from operator import itemgetter
@@ -36,9 +37,12 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
         SchemaMismatch: A value is of another type than the column's, or does not fit.
         MISFITS: A value does not fit, as pyarrow or Python found.
     """
+    kinds = set(map(type, values)) - {type(None)}
+    if any(issubclass(kind, pa.Scalar) for kind in kinds):
+        return _column_of_scalars(values, stored)
     for is_one, taken, but, build in _TAKEN:
         if is_one(stored):
-            return build(values, stored, _kinds(values, taken, but))
+            return build(values, stored, _checked(kinds, taken, but))
     raise SchemaMismatch("A column of this type can't be made of Python values.")
 
 
@@ -63,9 +67,18 @@ def _struct_of(schema: pa.Schema) -> pa.StructType:
     return pa.struct(list(schema))
 
 
-def _kinds(values: Iterable[Any], taken: Kinds, but: Kinds = ()) -> set[type]:
-    """The types of the values, None apart, all of them among those taken."""
-    kinds = set(map(type, values)) - {type(None)}
+def _column_of_scalars(values: list[Any], stored: pa.DataType) -> pa.Array:
+    """Like :func:`column_of`, of values some of which are Arrow's scalars."""
+    values = [None if isinstance(value, pa.Scalar) and not value.is_valid else value for value in values]
+    there = [value for value in values if value is not None]
+    types = {value.type if isinstance(value, pa.Scalar) else None for value in there}
+    if len(types) == 1 and None not in types and not pa.types.is_dictionary(there[0].type):
+        return as_type(pa.array(values, there[0].type), stored)  # exact, also where Python has no such value
+    return column_of([value.as_py() if isinstance(value, pa.Scalar) else value for value in values], stored)
+
+
+def _checked(kinds: set[type], taken: Kinds, but: Kinds = ()) -> set[type]:
+    """Types of values, all of them among those taken."""
     for kind in kinds:
         if not issubclass(kind, taken) or issubclass(kind, but):
             raise SchemaMismatch("A value has another type than the column.", given=kind.__name__)
@@ -138,7 +151,7 @@ def _maps(values: list[Any], stored: pa.MapType, kinds: set[type]) -> pa.Array:
     if any(issubclass(kind, Mapping) for kind in kinds):
         values = [value.items() if isinstance(value, Mapping) else value for value in values]
     lengths, nulls, pairs = _flattened(values)
-    _kinds(pairs, (tuple, list))
+    _checked(set(map(type, pairs)), (tuple, list))
     keys, items = [key for key, _ in pairs], [item for _, item in pairs]
     return map_of(lengths, nulls, column_of(keys, stored.key_type), column_of(items, stored.item_type), stored)
 

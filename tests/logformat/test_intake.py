@@ -672,3 +672,42 @@ class TestPython:
             with pytest.raises(SchemaMismatch) as refused:
                 taken_values(order, kind)
             assert refused.value.where["column"] == "a"
+
+
+@pytest.mark.parametrize("count", [1, FEW + 1])
+def test_scalars_of_arrow_in_rows_are_taken_as_what_they_hold(count: int) -> None:
+    """As Arrow data of their type is taken, beside Python values or alone, also within lists and structs."""
+    inner = pa.struct([("x", pa.int64())])
+    fine = pa.timestamp("ns", "UTC")
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("t", fine), ("l", pa.list_(pa.int8())), ("s", inner)])
+    row = {
+        "a": pa.scalar(7, pa.int8()),
+        "b": pa.scalar("x"),
+        "t": pa.scalar(1_700_000_000_000_000_001, fine),
+        "l": [pa.scalar(1), 2, None],
+        "s": pa.scalar({"x": 3}, inner),
+    }
+    other: dict[str, Any] = {"a": pa.scalar(None), "b": pa.scalar(None, pa.string()), "t": None}
+    other |= {"l": pa.scalar([1], pa.list_(pa.int64())), "s": {"x": pa.scalar(4)}}
+    plain = {"a": 1, "b": "y", "t": None, "l": None, "s": None}
+    found = intake.one_batch([row, other, plain] * count, schema)
+    assert found.column("a").to_pylist() == [7, None, 1] * count
+    assert found.column("b").to_pylist() == ["x", None, "y"] * count
+    assert found.column("t").cast(pa.int64()).to_pylist() == [1_700_000_000_000_000_001, None, None] * count
+    assert found.column("l").to_pylist() == [[1, 2, None], [1], None] * count
+    assert found.column("s").to_pylist() == [{"x": 3}, {"x": 4}, None] * count
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (pa.scalar(300), pa.int8()),
+        (pa.scalar("1"), pa.int64()),
+        (pa.scalar(0.5), pa.int64()),
+        (pa.scalar(True), pa.int8()),
+    ],
+)
+def test_scalars_of_arrow_that_do_not_fit_are_refused(value: pa.Scalar, kind: pa.DataType) -> None:
+    for values in ([value], [value, None, 1]):
+        with pytest.raises(SchemaMismatch, match="column=a"):
+            taken_values(values, kind)
