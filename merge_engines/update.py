@@ -72,14 +72,21 @@ def _fates_of(operations: Operations) -> _Fates:
 
 
 def _removable(operations: Operations) -> np.ndarray:
-    """Whether a delete removes the row of a key, because nothing would be left in it: bool ``(m,)``."""
+    """Whether a delete removes the row of a key, for nothing or too little would be left in it: bool ``(m,)``."""
     removable = np.ones(len(operations.stored), bool)
-    if operations.is_partial:
+    if operations.is_partial and not _is_needed(operations):
         assert operations.targets is not None
         for name, column in zip(operations.pool.schema.names, operations.pool.columns, strict=True):
             if name not in operations.targets and name != operations.automatic:
                 removable &= (operations.stored < 0) | ~validity_of(column)[operations.stored]
     return removable
+
+
+def _is_needed(operations: Operations) -> bool:
+    """Whether a target apart from the key can't be null."""
+    assert operations.targets is not None
+    values = operations.targets - set(operations.key_names)
+    return any(not operations.pool.schema.field(name).nullable for name in values)
 
 
 def _sources_of(operations: Operations, fates: _Fates) -> tuple[np.ndarray, Sources]:

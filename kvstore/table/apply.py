@@ -264,7 +264,7 @@ class WritePath:
         """Whether its rows take the place of those stored, whatever these are."""
         options = self.definition.options
         has_key = self.definition.primary_key is not None
-        is_whole = has_key and request.targets is None and options.auto_increment is None
+        is_whole = has_key and self._targets_of(request) is None and options.auto_increment is None
         return is_whole and isinstance(self._engine_of(request), LastRow) and not options.skip_identical_updates
 
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
@@ -345,6 +345,13 @@ class WritePath:
     def _engine_of(self, request: Request) -> MergeEngine:
         return OVERWRITE if request.overwrite else engine_of_table(self.definition)
 
+    def _targets_of(self, request: Request) -> frozenset[str] | None:
+        """Columns a partial request is about; None if these are all that the table has by now."""
+        targets, automatic = request.targets, self.definition.options.auto_increment
+        if targets is None or set(self._layout.schema.names) <= {*targets, automatic}:
+            return None
+        return targets
+
     @property
     def _has_preimages(self) -> bool:
         return self.definition.options.changelog_image == "full"
@@ -361,7 +368,7 @@ class WritePath:
             starts=grouping.starts,
             lasts=grouping.lasts,
             is_delete=request.changes.is_delete.to_numpy(zero_copy_only=False),
-            targets=request.targets,
+            targets=self._targets_of(request),
             key_names=self._layout.key_names,
             automatic=self.definition.options.auto_increment,
         )
@@ -371,7 +378,7 @@ class WritePath:
         assert request.grouping is not None
         options = self.definition.options
         # Without preimages and without a look at the row before, there is nothing to tell an insert by.
-        looks = options.auto_increment is not None or request.targets is not None
+        looks = options.auto_increment is not None or self._targets_of(request) is not None
         looks = looks or not isinstance(self._engine_of(request), LastRow)
         return cdc.records_of(
             merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks

@@ -38,7 +38,7 @@ class Request:
     Attributes:
         changes: In one of the table's schemas; of a partial request, null in every column that is no target.
         grouping: None for a log table, and for a few rows, which are grouped with others when their turn comes.
-        targets: Columns a partial request is about; None: all.
+        targets: Columns the request names, which may be all there were when it was made; None: whole rows.
         overwrite: Whether rows are stored as they come, whatever the table's engine.
     """
 

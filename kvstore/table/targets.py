@@ -17,7 +17,10 @@ from merge_engines.engine import MergeEngine
 def targets_of(
     definition: TableDefinition, schema: pa.Schema, engine: MergeEngine, columns: Any
 ) -> frozenset[str] | None:
-    """The columns a write names, checked; None if it is about all of them but for the one the table fills.
+    """The columns a write names, checked; None if it is about whole rows.
+
+    All columns of its schema may be named, but for the one the table fills. Then they stay the targets, for the table
+    may have more columns when the write's turn comes; but if its engine takes whole rows only, it is about these.
 
     Args:
         schema: That of the write. If it is an older one, the write is not about the columns that came later.
@@ -40,8 +43,8 @@ def targets_of(
         )
     if automatic in names:
         raise InvalidTargetColumns("The table fills the auto-increment column; leave it out.", column=automatic)
-    if not set(definition.schema.names) - set(names) - {automatic}:
-        return None
+    if set(schema.names) <= {*names, automatic}:
+        return frozenset(names) if engine.takes_targets else None
     if not engine.takes_targets:
         raise UnsupportedOperation(
             "The table's merge engine takes whole rows; leave `columns` out.", engine=type(engine).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -320,6 +320,40 @@ class TestTargets:
         send(table, UPSERT, schema=PART, columns=["k", "n"], schema_id=1)
         assert rows_of(table) == [{"k": "a", "n": 2, "x": 1}]
         send(table, UPSERT, schema=PART, schema_id=1)  # a whole row of the older schema says more
+        assert rows_of(table) == [{"k": "a", "n": 2, "x": None}]
+
+    @pytest.mark.parametrize("options", [{}, {"merge_engine": Aggregate({"n": "sum"}), "delete_behavior": "allow"}])
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_all_columns_stay_the_targets_of_a_write_that_waits_while_a_column_is_added(
+        self, options: dict[str, Any], strict: bool, store: kvstore.Store
+    ) -> None:
+        columns = pa.schema([PART.field("k"), PART.field("n").with_nullable(not strict)])
+        table = store.create_table("t", columns, "k", **options)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            """Come only after another thread has added a column and set it."""
+            store.add_columns("t", [pa.field("x", pa.int8())])
+            table.upsert([{"k": "a", "n": 1, "x": 7}, {"k": "b", "n": 1, "x": 8}])
+            yield pa.RecordBatch.from_pylist([{"k": "a", "n": 2}], columns)
+
+        table.upsert(pa.RecordBatchReader.from_batches(columns, rows()), columns=["k", "n"])
+        expected = [{"k": "a", "n": 3 if options else 2, "x": 7}, {"k": "b", "n": 1, "x": 8}]
+        assert rows_of(table) == expected
+        send(table, ("upsert", {"k": "b", "n": 1}), schema=columns, columns=["k", "n"], schema_id=1)
+        expected[1]["n"] = 2 if options else 1
+        assert rows_of(table) == expected
+        # A delete makes the columns it names null, and removes a row in which one of these is never null.
+        send(table, ("delete", {"k": "a"}), schema=columns, columns=["k", "n"], schema_id=1)
+        expected[0]["n"] = None
+        assert rows_of(table) == expected[strict:]
+
+    @pytest.mark.parametrize("options", [FIRST, NEWEST])
+    def test_all_columns_stay_a_whole_row_where_rows_are_taken_whole(
+        self, options: dict[str, Any], store: kvstore.Store
+    ) -> None:
+        table = store.create_table("t", PART, "k", **options)
+        store.add_columns("t", [pa.field("x", pa.int8())])
+        send(table, UPSERT, schema=PART, columns=["k", "n"], schema_id=1)
         assert rows_of(table) == [{"k": "a", "n": 2, "x": None}]
 
     def test_a_delete_may_bring_the_row_it_deletes(self, store: kvstore.Store) -> None:
