@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from kvstore.table.layout import layout_of
 from kvstore.table.scan import SCAN_ROWS
 from kvstore.table.snapshot import Snapshot
 from kvstore.table.tablet import Tablet
+from logformat import paths
 from logformat.batch import BatchHeader, LogBatch, decode_batch
 from logformat.change import ChangeType
 from logformat.checksum import key_sums
@@ -99,8 +101,23 @@ def _check(tablet: Tablet, definition: TableDefinition, start: Offset, report: B
         for found in tablet.log.batches(start, state.applied_offset):
             log.add(found)
         log.compare(state, view)
+        report.findings += _appended(tablet)
         if definition.primary_key is not None:
             compare_rows(view, state, definition, report)
+
+
+def _appended(tablet: Tablet) -> Iterator[str]:
+    """Bytes behind the end of segments that were full and have a next one: no store wrote them there."""
+    log = tablet.log
+    for base, following in pairwise(log.bases()):
+        # What an fsync that failed left behind its end is no finding; the segment begun then has no file of writers.
+        if paths.writers_file(tablet.place.log, following).exists():
+            found, end = log.segment(base), log.segment(following).head.previous_end
+            if found.size > end:
+                yield (
+                    f"{found.path.name} has {found.size - end} bytes behind its end, position {end}, that no store"
+                    " wrote; `kvstore check --repair` cuts them off"
+                )
 
 
 def _right_snapshots(tablet: Tablet, report: BucketReport) -> Iterator[Snapshot]:

@@ -166,6 +166,9 @@ class Log:
         self.sync()
         if self._end.offset == self._end.base:
             return
+        if self._sealed:
+            self._begin_again()
+            return
         try:
             self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
         except OSError as error:
@@ -214,6 +217,13 @@ class Log:
             StoreFull: No space. The log is sealed as before, and has what it had.
             LogFailed: The disk refused; the log can't be appended to until it is opened again.
         """
+        if self._durable.offset != self._durable.base:
+            # One that a roll left stands for a segment without bytes behind its end.
+            try:
+                with suppress(FileNotFoundError):
+                    self._files.remove(paths.writers_file(self._directory, self._durable.offset))
+            except OSError as error:
+                raise self._refused(error) from error
         self._begin_segment()
         if not self._unsynced:
             return

@@ -307,6 +307,9 @@ class LogMender:
         known = self._known_end(base, own.end.offset) if stop is None else stop
         head = self._head(base, segment, previous, before)
         wrong = "it is missing" if segment is None else segment.wrong
+        if not wrong and own.end.offset == stop and not _is_all_of(segment, own):
+            # What a failed fsync left there stays; the segment begun then has no file of writers.
+            wrong = "bytes stood behind its end" if paths.writers_file(self._place.log, stop).exists() else ""
         own_head = None if segment is None else segment.head
         if segment is not None and own_head is not None and head is not None and own_head != head:
             if self._begins(base):  # it is not the first, and was begun by a repair that died

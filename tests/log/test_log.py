@@ -198,6 +198,23 @@ class TestRefusingDisk:
         assert offsets(tmp_path) == list(range(6))
         assert open_log(tmp_path).end.offset == 6
 
+    def test_a_failed_sync_leaves_no_writers_of_a_roll_that_went_no_further(self, tmp_path: Path) -> None:
+        """Where they are, bytes behind the end of the segment before are a finding."""
+        disk = FailingDisk()
+        log = open_log(tmp_path, disk)
+        append(log, 3)
+        disk.fail = failing("rename", errno.ENOSPC, after=1)  # the writer snapshot passes
+        with pytest.raises(StoreFull):
+            log.roll(b"")
+        log.close()
+        assert paths.writers_file(tmp_path, Offset(3)).exists()
+        log = open_log(tmp_path, disk)
+        log.append([batch(3, durable_end=3)])
+        disk.fail = failing("sync")
+        log.sync()
+        assert LogFiles(tmp_path, IDENTITY).bases() == [0, 3]
+        assert not paths.writers_file(tmp_path, Offset(3)).exists()
+
     def test_a_failed_sync_of_a_fresh_segment_replaces_it(self, tmp_path: Path) -> None:
         disk = FailingDisk()
         log = open_log(tmp_path, disk)

@@ -293,3 +293,25 @@ def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_p
     assert report.aside is not None
     assert (report.aside / name / "manifest.json").exists()
     assert seen(world.path) == truth
+
+
+@pytest.mark.parametrize("what", ["zeros", "text", "a whole batch"])
+def test_bytes_that_are_appended_to_a_sealed_segment_are_found_and_cut_off(alone: Built, what: str) -> None:
+    world, truth = alone
+    path = world.path / f"tables/1/0/log/{16:020d}.log"
+    right = path.read_bytes()
+    added = {"zeros": bytes(640), "text": b"appended", "a whole batch": right[HEAD_BYTES:]}[what]
+    path.write_bytes(right + added)
+    with Store(world.path, OPTIONS) as store:
+        (finding,) = store.check().findings
+    assert finding.startswith("t/0: ")
+    assert path.name in finding
+    assert f"{len(added)} bytes" in finding
+    report = world.repair(replica=False)
+    assert report
+    assert len(report.mended) == 1
+    assert path.read_bytes() == right
+    assert report.aside is not None
+    assert (report.aside / path.relative_to(world.path)).read_bytes() == right + added
+    assert seen(world.path) == truth
+    goes_on(world.path)
