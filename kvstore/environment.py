@@ -30,6 +30,7 @@ from kvstore.errors import (
     StoreClosed,
     StoreError,
     StoreFull,
+    StoreLocked,
     Unavailable,
     UnsupportedOperation,
 )
@@ -368,13 +369,35 @@ def open_environment(
         NotAStore: In the place of the directory or its files is something else.
         CorruptData: LMDB can't read it, or must not.
         StoreFull, LogFailed: The disk refuses what LMDB makes when it is opened.
+        StoreReplaced: The store's path leads elsewhere.
+        StoreLocked: It is open in this process by another path.
     """
-    refuse_no_directory(directory)
-    directory = directory.resolve()
+    # LMDB knows only paths: it must be the store's before LMDB is let at it, and still be when it may be written.
+    files.verify()
+    environment = _opened(directory, files, map_bytes, create=create, read_only=read_only, metasync=metasync)
+    try:
+        files.verify()
+    except BaseException:
+        environment.close()
+        raise
+    return environment
+
+
+def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_only: bool, metasync: bool) -> Environment:
+    refuse_no_directory(given)
+    directory = given.resolve()
     with _registry_mutex:
         existing = _registry.get(directory)
-        if existing is not None and existing.identity == _identity(os.fspath(directory / _DATA)):
+        identity = _identity(os.fspath(directory / _DATA))
+        if existing is not None and existing.identity == identity:
             return existing.share()
+        for other in _registry.values():
+            if identity is not None and other.identity == identity:
+                raise StoreLocked(
+                    "The store is open in this process by a path from which it was moved; close it there first.",
+                    path=directory,
+                    other=other.directory,
+                )
         for name in LMDB_FILES:
             refuse_links(directory / name)
         _refuse_inaccessible(directory)
@@ -382,7 +405,7 @@ def open_environment(
         if is_new and not create:
             raise FileNotFoundError(directory / _DATA)
         if is_new:
-            files.make_directory(directory)
+            files.make_directory(given)
         else:
             all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
             pages.verify(directory / _DATA, all_pages=all_pages)
@@ -393,12 +416,12 @@ def open_environment(
         environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync)
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
-            descriptor = files.open(directory / _DATA)
+            descriptor = files.open(given / _DATA)
             try:
                 files.sync(descriptor)
             finally:
                 files.close(descriptor)
-            files.sync_directory(directory)
+            files.sync_directory(given)
         environment.release_dead_readers()
         _registry[directory] = environment
         return environment

@@ -1,7 +1,8 @@
 """The disk comes in as an argument: the only place that writes, syncs, renames or removes files.
 
 LMDB is the exception, it writes for itself (``kvstore/environment.py``); and what is gone with whoever made it needs
-none of this. Everything is created for its owner alone, and no symbolic link to a file is followed.
+none of this. Everything is created for its owner alone, and no symbolic link to a file is followed. Files of a store
+that is open are looked up in its directory, not by its path; see ``kvstore/place.py``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from kvstore.errors import LogFailed, NotAStore, StoreFull, UnsupportedOperation
+from kvstore.place import Below, StoreDirectory
 from logformat.paths import TEMPORARY
 
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024
@@ -33,13 +35,83 @@ _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "c
 
 
 class Files:
-    """The real disk. Errors are OSErrors."""
+    """The real disk. Errors are OSErrors.
+
+    Attributes:
+        place: The store that is open; None if there is none, and then every file is opened by its path.
+    """
+
+    place: StoreDirectory | None = None
+
+    def hold(self, directory: Path) -> None:
+        """Hold a directory of the store, whose files are to be written; see :meth:`StoreDirectory.hold`."""
+        if self.place is not None:
+            self.place.hold(directory)
+
+    def let_go(self, directory: Path) -> None:
+        """Hold it no more; see :meth:`StoreDirectory.let_go`."""
+        if self.place is not None:
+            self.place.let_go(directory)
+
+    def check(self) -> int:
+        """See now and then whether the store's path still leads to it, and how often; see :meth:`StoreDirectory.check`.
+
+        Raises:
+            StoreReplaced: It does not.
+        """
+        return 0 if self.place is None else self.place.check()
+
+    def verify(self) -> None:
+        """See whether the store's path still leads to it.
+
+        Raises:
+            StoreReplaced: It does not.
+        """
+        if self.place is not None:
+            self.place.verify()
 
     def open(self, path: Path, *, create: bool = False) -> int:
         """Descriptor of a regular file with one name, for reading and writing; with ``create``, of a new one."""
         if create:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
-        return open_regular(path, os.O_RDWR)
+            return self.open_name(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        return open_regular(path, os.O_RDWR, self)
+
+    def open_name(self, path: Path, flags: int) -> int:
+        """Descriptor of whatever has a name; what is created is for its owner alone."""
+        at = self._at(path)
+        return os.open(at.name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=at.descriptor)
+
+    def read(self, path: Path) -> bytes:
+        """All of a regular file; see :func:`read_file`."""
+        with os.fdopen(open_regular(path, os.O_RDONLY, self), "rb") as file:
+            return file.read()
+
+    def names_in(self, directory: Path) -> list[str]:
+        """What a directory of a store lists; see :func:`names_in`."""
+        at = self._at(directory)
+        if at.descriptor is None:
+            return names_in(directory)
+        try:
+            descriptor = os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            raise NotAStore(_NO_DIRECTORY, path=directory) from error
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def exists(self, path: Path) -> bool:
+        """Whether something has a name, be it a link that leads nowhere."""
+        at = self._at(path)
+        try:
+            os.stat(at.name, dir_fd=at.descriptor, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
@@ -72,26 +144,31 @@ class Files:
 
     def rename(self, old: Path, new: Path) -> None:
         """Give a file or directory another name, in place of what had it."""
-        os.rename(old, new)
+        source, target = self._at(old), self._at(new)
+        os.rename(source.name, target.name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
 
     def remove(self, path: Path) -> None:
         """Remove a file."""
-        os.remove(path)
+        at = self._at(path)
+        os.remove(at.name, dir_fd=at.descriptor)
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with all it holds, if it is there."""
-        shutil.rmtree(path, onerror=_ignore_missing)
+        at = self._at(path)
+        shutil.rmtree(at.name, onerror=_ignore_missing, dir_fd=at.descriptor)
 
     def make_directory(self, path: Path) -> None:
         """Create a directory if it is not there, and make its name durable."""
+        at = self._at(path)
         with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
+            os.mkdir(at.name, 0o700, dir_fd=at.descriptor)
         # Also if it is there: whoever made it may have died, or been refused, before its name was durable.
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
         """Return once the names in the directory are durable."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        at = self._at(path)
+        descriptor = os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
         try:
             os.fsync(descriptor)
         finally:
@@ -103,7 +180,7 @@ class Files:
         What had the path before is replaced.
         """
         temporary = path.with_name(path.name + TEMPORARY)
-        if os.path.lexists(temporary):
+        if self.exists(temporary):
             self.remove(temporary)
         descriptor = self.open(temporary, create=True)
         try:
@@ -119,6 +196,21 @@ class Files:
     def publish(self, path: Path, data: bytes) -> None:
         """Like :meth:`create`, for a file that is not written any further."""
         self.close(self.create(path, data))
+
+    def _at(self, path: Path) -> Below | _ByPath:
+        """How calls of the system get at a path."""
+        below = self.place.below(path) if self.place is not None else None
+        return _ByPath(path) if below is None else below
+
+
+class _ByPath(NamedTuple):
+    """A path outside of the store that is open."""
+
+    name: Path
+    descriptor: None = None
+
+
+_DISK = Files()
 
 
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
@@ -147,14 +239,17 @@ def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException
         raise failure[1]
 
 
-def open_regular(path: Path, access: int = os.O_RDONLY) -> int:
+def open_regular(path: Path, access: int = os.O_RDONLY, files: Files | None = None) -> int:
     """Descriptor of a regular file; to be written to, it has no second name either: that would be written to as well.
+
+    Args:
+        files: Of the store that it belongs to, if that is open.
 
     Raises:
         FileNotFoundError: It is not there.
         OSError: It can't be opened, or is something else. Nobody waits for the other end of a pipe.
     """
-    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = (files or _DISK).open_name(path, access | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or (access != os.O_RDONLY and status.st_nlink > 1):
         os.close(descriptor)

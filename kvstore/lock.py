@@ -3,6 +3,7 @@
 * The lock is ``flock`` on a file that is never removed, so it ends with the process, however that ends.
 * A forked child would keep its dead parent's lock alive: it closes every lock descriptor it inherited.
 * What stands in the file (pid, host) is for people and messages; it decides nothing.
+* Who holds the lock of a directory of the store holds the directory: another one in its place is found out.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.errors import CorruptData, NotAStore, StoreLocked
-from kvstore.files import refusal
+from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
+from kvstore.files import Files, refusal
 
 
 class ProcessLock:
-    """The lock of one file, held from :meth:`acquire` to :meth:`release`."""
+    """The lock of one file, held from :meth:`acquire` to :meth:`release`.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        files: Of the store that it belongs to, if that is open.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
         self._path = path
+        self._files = files or Files()
         self._descriptor = -1
         _locks.add(self)
 
@@ -63,18 +69,30 @@ class ProcessLock:
         Raises:
             CorruptData: The directory is not there.
             StoreFull, LogFailed: The disk refuses the file. It is not held.
+            StoreReplaced: The directory is not there because the store's was moved, removed or replaced.
         """
         if self.held:
             return True
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            descriptor = os.open(self._path, flags, 0o600)
-        except FileNotFoundError as error:
-            raise CorruptData("A directory of the store is missing; restore it.", path=self._path.parent) from error
+            self._files.hold(self._path.parent)
         except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.EISDIR):
-                raise refusal(error, self._path) from error
-            raise NotAStore("What should be a lock is a link or a directory; remove it.", path=self._path) from error
+            self._files.verify()
+            raise self._refused(error) from error
+        try:
+            taken = self._try_flock()
+        except BaseException:
+            self._files.let_go(self._path.parent)
+            raise
+        if not taken:
+            self._files.let_go(self._path.parent)
+        return taken
+
+    def _try_flock(self) -> bool:
+        try:
+            descriptor = self._files.open_name(self._path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            self._files.verify()
+            raise self._refused(error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -86,9 +104,17 @@ class ProcessLock:
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         return True
 
+    def _refused(self, error: OSError) -> StoreError:
+        if isinstance(error, FileNotFoundError):
+            return CorruptData("A directory of the store is missing; restore it.", path=self._path.parent)
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            return NotAStore("What should be a lock is a link or a directory; remove it.", path=self._path)
+        return refusal(error, self._path)
+
     def release(self) -> None:
         """Give the lock up, if it is held."""
         if self.held:
+            self._files.let_go(self._path.parent)  # first: who has the lock next may remove the directory
             # A child between fork and exec has the descriptor too: closing alone would leave the lock with it.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
@@ -103,8 +129,9 @@ class ProcessLock:
 class Presence:
     """That this process is one of those that hold a file's lock together, and whether there are others."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files | None = None) -> None:
         self._path = path
+        self._files = files or Files()
         self._descriptor = -1
         self._mutex = threading.Lock()
         _locks.add(self)
@@ -115,7 +142,7 @@ class Presence:
             return
         with self._mutex:
             if self._descriptor < 0:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                descriptor = self._files.open_name(self._path, os.O_RDWR | os.O_CREAT)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 self._descriptor = descriptor
 
@@ -123,7 +150,7 @@ class Presence:
         """Whether other processes are there."""
         with self._mutex:
             if self._descriptor < 0:
-                return _refuses(self._path, fcntl.LOCK_EX)
+                return _refuses(self._path, fcntl.LOCK_EX, self._files)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -146,14 +173,16 @@ class Presence:
             self._descriptor = -1
 
 
-def is_locked(path: Path) -> bool:
+def is_locked(path: Path, files: Files | None = None) -> bool:
     """Whether someone holds the :class:`ProcessLock` of a file; who holds it here asks otherwise."""
-    return _refuses(path, fcntl.LOCK_SH)  # shared, so that two who look do not take each other for a holder
+    return _refuses(
+        path, fcntl.LOCK_SH, files or Files()
+    )  # shared, so that two who look do not take each other for a holder
 
 
-def _refuses(path: Path, kind: int) -> bool:
+def _refuses(path: Path, kind: int, files: Files) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = files.open_name(path, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -40,6 +40,7 @@ from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
+from kvstore.place import StoreDirectory
 from kvstore.table.consumers import Consumer, Consumers
 from kvstore.table.creation import added_fields, bucket_key_of, options_of
 from kvstore.table.parts import HandingOver, TableParts, open_parts
@@ -182,7 +183,7 @@ class Store:
             schema: Columns; what types there may be stands in docs/types.md.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Parts of the table, 1 to 1,024, each with a log of its own; they are written and read in parallel.
-                A process has about six files open for each it uses.
+                A process has about eight files open for each it uses.
             bucket_key: Columns whose values say which bucket a row goes to; the primary key if None. Of a table with a
                 primary key, some of its columns. Rows of a log table without one go to any.
             merge_engine: What becomes of a stored row when another comes: ``last_row``, ``first_row``,
@@ -411,6 +412,7 @@ class Store:
             raise ForkedStore("The store was opened before a fork(); open it again in this process.")
         if self._closed:
             raise StoreClosed("The store was closed; open it again.", path=self.path)
+        self._core.files.check()
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -449,13 +451,21 @@ class _Core:
         self._parts: dict[TableId, TableParts] = {}
         self._handing_over: HandingOver | None = None
         self._identity = _identity_of(path, files, clock, read_only=read_only)
-        self._journal = Journal(
-            *(path, files, clock, self._identity.store_id),
-            edits_per_segment=options.edits_per_journal,
-            sync=options.journal_sync,
-            wait_ms=options.sync_interval_ms,
-            appended=lambda txid: self.checkpoints.appended(txid),
-        )
+        with refusals(path):
+            self.place = files.place = StoreDirectory(path, clock)
+        try:
+            with suppress(OSError):  # what is wrong with it, the journal says
+                files.hold(path / paths.JOURNAL.parent)
+            self._journal = Journal(
+                *(path, files, clock, self._identity.store_id),
+                edits_per_segment=options.edits_per_journal,
+                sync=options.journal_sync,
+                wait_ms=options.sync_interval_ms,
+                appended=lambda txid: self.checkpoints.appended(txid),
+            )
+        except BaseException:
+            self._let_go()
+            raise
         self.checkpoints = Controller(
             *(path, self._identity.store_id, self._journal, files, clock),
             writes=lambda: self.writers > 0,
@@ -611,6 +621,7 @@ class _Core:
         for tablet in self._all_tablets():
             tablet.flush()
         self._journal.flush()
+        self._files.check()
 
     def release(self, read_only: bool) -> None:
         with _cores_mutex:
@@ -619,8 +630,8 @@ class _Core:
             if self.pid != os.getpid():
                 return
             if not self.users:
-                if _cores.get(self.path) is self:
-                    del _cores[self.path]
+                with suppress(ValueError):
+                    _cores.remove(self)
                 self._close()
             elif not self.writers:
                 with ExitStack() as stack:
@@ -631,11 +642,17 @@ class _Core:
         if self._handing_over is not None:
             self._handing_over.close()
         with ExitStack() as stack:  # each of them, whatever the others raise
+            stack.callback(self._let_go)
             stack.callback(self._journal.close)
             stack.callback(self.checkpoints.close)
             for parts in self._all_parts():
                 stack.callback(parts.close)
             self._parts.clear()
+
+    def _let_go(self) -> None:
+        self.place.close()
+        if self._files.place is self.place:
+            self._files.place = None
 
     def _all_parts(self) -> list[TableParts]:
         with self._mutex:
@@ -683,16 +700,18 @@ class _Core:
         return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
 
 
-_cores: dict[Path, _Core] = {}
+# Two may have one path, if the directory of the first was moved, removed or replaced.
+_cores: list[_Core] = []
 _cores_mutex = threading.Lock()
 
 
 def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: Files, clock: Clock) -> _Core:
     resolved = path.expanduser().resolve()
     with _cores_mutex:
-        core = _cores.get(resolved)
+        core = next((each for each in _cores if each.path == resolved and not each.place.is_replaced), None)
         if core is None:
-            core = _cores[resolved] = _Core(resolved, options, read_only, files, clock)
+            core = _Core(resolved, options, read_only, files, clock)
+            _cores.append(core)
         elif core.options != options and not read_only:
             raise InvalidRequest(
                 "The store is open in this process with other settings; close it, or use the same.",
@@ -776,7 +795,7 @@ def _table_name(name: str) -> str:
 
 
 def _close_all() -> None:
-    for core in list(_cores.values()):
+    for core in _cores.copy():
         with suppress(StoreError):
             core.users = core.writers = 1
             core.release(read_only=False)
@@ -785,7 +804,7 @@ def _close_all() -> None:
 def _forget_parent() -> None:
     # In a forked child nothing of the parent's stores may be used, nor closed.
     global _cores_mutex
-    _inherited.extend(_cores.values())
+    _inherited.extend(_cores)
     _cores.clear()
     _cores_mutex = threading.Lock()
 

@@ -19,7 +19,8 @@
     │   └── ForkedStore             open the store in this process
     ├── WriterRejected              begin a new writer or epoch; nothing was written
     │   ├── OutOfOrderSequence      an earlier batch of this writer is missing
-    │   └── WriterFenced            a newer incarnation of this writer exists
+    │   ├── WriterFenced            a newer incarnation of this writer exists
+    │   └── StoreReplaced           the store's directory was moved, removed or replaced; open the store again
     ├── Unavailable                 try again later
     │   ├── StoreLocked             another process writes this bucket
     │   ├── StoreFull               no space left
@@ -149,6 +150,13 @@ class OutOfOrderSequence(WriterRejected):
 
 class WriterFenced(WriterRejected):
     """A newer incarnation of this writer exists. Nothing was written."""
+
+
+class StoreReplaced(WriterRejected):
+    """The directory of an open store, or one in it, was moved, removed or replaced; open the store again.
+
+    What was acknowledged before stays in the directory that was moved. What was being written may be there, too.
+    """
 
 
 class Unavailable(StoreError):

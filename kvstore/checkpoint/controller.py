@@ -147,11 +147,13 @@ class Controller:
 
     def _checkpoint(self) -> Checkpoint:
         with self._working, refusals(self._images):
+            self._files.verify()
             began = self._clock.monotonic()
             reason = obstacle(self._store)
             if isinstance(reason, StoreFull):
                 raise reason
             done = self._done(reason)
+            self._files.verify()  # the image is this store's
             dropped = 0
             if done.previous is not None:
                 limit = min([done.previous, *(follower.replayed() for follower in self._followers())])
@@ -202,6 +204,7 @@ class Controller:
             store_id=self._store_id,
             txid=self._journal.state().txid,
             seconds=WORKER_SECONDS,
+            directory=None if self._files.place is None else self._files.place.identity,
         )
         with self._mutex:
             if self._over:
@@ -215,6 +218,7 @@ class Controller:
         if answer.epoch != epoch:
             raise Unavailable("The worker of another checkpoint answered; try again.", epoch=answer.epoch)
         if isinstance(answer, Refused):
+            self._files.verify()  # it may be why
             raise error_of(answer)
         return answer
 

@@ -19,6 +19,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         store: Directory of the store.
         txid: The last edit in the image, unless there is an image of a later one.
         seconds: The worker ends itself after so many: its controller may be gone by then.
+        directory: Device and inode of the store's directory, if its controller holds it: another may have its path.
     """
 
     epoch: Epoch
@@ -26,6 +27,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     store_id: UUID
     txid: Txid
     seconds: int
+    directory: tuple[int, int] | None = None
 
     @property
     def path(self) -> Path:

@@ -21,6 +21,7 @@ from kvstore.files import Files, refusals
 from kvstore.lock import ProcessLock
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
+from kvstore.place import StoreDirectory
 from logformat import paths
 from logformat.ids import Epoch
 
@@ -33,11 +34,12 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
         Unavailable: The task is an old one.
         StoreFull, LogFailed: The disk refuses. There is no new image.
         CorruptImage, UnsupportedVersion: The catalog can't be loaded, or the image can't be read back.
+        StoreReplaced: The store's path leads elsewhere.
     """
     directory = task.path / paths.IMAGES
-    with refusals(directory):
+    with refusals(directory), _held(task, files, clock):
         files.make_directory(directory)
-        with image_lock(directory):
+        with image_lock(directory, files):
             if highest_epoch(directory) >= task.epoch:
                 raise Unavailable("This checkpoint came too late: another was made since.", epoch=task.epoch)
             unfinished = directory / paths.UNFINISHED_IMAGE
@@ -63,6 +65,28 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
             )
 
 
+@contextmanager
+def _held(task: Task, files: Files, clock: Clock) -> Iterator[None]:
+    """Hold the store's directory, unless the controller does so in this process.
+
+    Raises:
+        StoreReplaced: It is another one than the controller's.
+    """
+    if files.place is not None:
+        files.verify()
+        yield
+        return
+    files.place = StoreDirectory(task.path, clock)
+    try:
+        if task.directory is not None:
+            files.place.expect(task.directory)
+        yield
+        files.verify()
+    finally:
+        files.place.close()
+        files.place = None
+
+
 def highest_epoch(directory: Path) -> Epoch:
     """The highest epoch in the heads of the images that are there; 0 if there is none.
 
@@ -77,13 +101,13 @@ def highest_epoch(directory: Path) -> Epoch:
 
 
 @contextmanager
-def image_lock(directory: Path) -> Iterator[None]:
+def image_lock(directory: Path, files: Files) -> Iterator[None]:
     """Be the only one who writes an image there.
 
     Raises:
         StoreLocked: Another process is.
     """
-    lock = ProcessLock(directory / paths.LOCK_FILE)
+    lock = ProcessLock(directory / paths.LOCK_FILE, files)
     if not lock.try_acquire():
         raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=directory)
     try:

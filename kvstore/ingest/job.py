@@ -168,7 +168,7 @@ class Job:
         with refusals(self._directory):
             self._home.files.make_directory(self._directory.parent)
             self._home.files.make_directory(self._directory)
-        lock = ProcessLock(self._directory / paths.LOCK_FILE)
+        lock = ProcessLock(self._directory / paths.LOCK_FILE, self._home.files)
         if not lock.try_acquire():
             lock.refuse("Somebody else runs this job; wait until that run is over, or stop it.")
         try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import LogFailed, StoreError, StoreFull
-from kvstore.files import Files, read_file, refusal
+from kvstore.files import Files, refusal
 from kvstore.log.segments import LogIdentity
 from logformat import paths, segment, sparse_index
 from logformat.ids import Offset, Position
@@ -73,7 +73,12 @@ class Log:
         self._unsynced: list[EncodedBatch] = []
         self._sealed = False
         self._failed = False
-        self._descriptor = files.open(paths.segment_file(directory, end.base))
+        files.hold(directory)
+        try:
+            self._descriptor = files.open(paths.segment_file(directory, end.base))
+        except BaseException:
+            files.let_go(directory)
+            raise
         self._head = segment.decode_head(os.pread(self._descriptor, segment.HEAD_BYTES, 0))
         self._index = _SparseIndexFile(paths.sparse_index_file(directory, end.base), files)
 
@@ -117,6 +122,7 @@ class Log:
         Raises:
             StoreFull: No space. The log has what it had, and these batches never come back.
             LogFailed: The disk refused; the log can't be appended to until it is opened again.
+            StoreReplaced: The store's path leads elsewhere. The batches are written all the same, where the log is now.
         """
         self._check()
         if self._sealed:
@@ -130,6 +136,7 @@ class Log:
             except StoreError:
                 self._take_back(count)
                 raise
+        self._files.check()
 
     def sync(self) -> None:
         """Make everything appended durable.
@@ -179,6 +186,7 @@ class Log:
         """Close the files; what was not synced may be lost in a power cut."""
         self._files.close(self._descriptor)
         self._index.close()
+        self._files.let_go(self._directory)
 
     def _write(self, batches: Sequence[EncodedBatch]) -> None:
         start = self._end.position
@@ -274,6 +282,7 @@ class Log:
             raise LogFailed("The log failed before; mend the disk and reopen the store.", path=self._directory)
 
     def _refused(self, error: OSError) -> StoreFull | LogFailed:
+        self._files.verify()
         refused = refusal(error, self._directory)
         self._failed = self._failed or isinstance(refused, LogFailed)
         return refused
@@ -295,7 +304,7 @@ class _SparseIndexFile:
         self._last = Position(0)
         self._descriptor = -1
         try:
-            entries = sparse_index.decode(read_file(path)) if path.exists() else []
+            entries = sparse_index.decode(files.read(path)) if files.exists(path) else []
             self._descriptor = files.open(path) if entries else files.create(path, sparse_index.encode([]))
             self._entries = len(entries)
             self._last = entries[-1].position if entries else Position(0)

@@ -9,6 +9,7 @@ Three zones, told apart by what was known to be durable:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from itertools import pairwise
@@ -29,17 +30,18 @@ from logformat.sparse_index import Entry
 _PIECE_BYTES = 1 << 24
 
 
-def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None) -> LogEnd:
+def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, files: Files | None = None) -> LogEnd:
     """Where the log ends, without changing anything.
 
     Args:
         directory: Where its files are.
         synced: Up to where the index says the log was durable; None if there is no index.
+        files: Of the store, if that is open.
 
     Raises:
         CorruptBatch: Something that was durable is damaged or missing; the message names file, position and offset.
     """
-    log = LogFiles(directory, identity)
+    log = LogFiles(directory, identity, files)
     start, bases = log.start(), log.bases()
     if synced is None and log.segment(start).head.previous_base != NO_OFFSET:
         raise _missing(directory, log.segment(start).head.previous_base, Offset(0))
@@ -90,23 +92,23 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     """
     for leftover in directory.glob(f"*{paths.TEMPORARY}"):
         files.remove(leftover)
-    end = find_end(directory, identity, synced)
+    end = find_end(directory, identity, synced, files)
     path = paths.segment_file(directory, end.base)
     descriptor = files.open(path)
     try:
-        if path.stat().st_size > end.position:
+        if os.fstat(descriptor).st_size > end.position:
             files.truncate(descriptor, end.position)
         # Read back is not durable: a sync may have failed before, and the kernel called the pages clean. Written once
         # more, they are synced once more. The name too: whoever created the segment may have died before that.
         start = synced.position if synced is not None and synced.base == end.base else segment.HEAD_BYTES
-        tail = LogFiles(directory, identity).segment(end.base).bytes_from(Position(start))
+        tail = LogFiles(directory, identity, files).segment(end.base).bytes_from(Position(start))
         for place in range(0, len(tail), _PIECE_BYTES):
             files.write(descriptor, [memoryview(bytes(tail[place : place + _PIECE_BYTES]))], start + place)
         files.sync(descriptor)
         files.sync_directory(directory)
     finally:
         files.close(descriptor)
-    log = LogFiles(directory, identity)
+    log = LogFiles(directory, identity, files)
     _remove_strays(directory, log.bases(), end.offset, files)
     _mend_sparse_indexes(directory, log, end, files)
     return end

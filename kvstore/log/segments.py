@@ -18,7 +18,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
-from kvstore.files import names_in, no_file, open_regular, read_file
+from kvstore.files import Files, no_file, open_regular
 from logformat import paths, sparse_index
 from logformat.batch import BatchHeader, decode_header, verify
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
@@ -72,10 +72,11 @@ class Segment:
         NotAStore: It is a link, or no file at all.
     """
 
-    def __init__(self, log: Path, base: Offset, identity: LogIdentity) -> None:
+    def __init__(self, log: Path, base: Offset, identity: LogIdentity, files: Files | None = None) -> None:
         self.path = paths.segment_file(log, base)
         self.base = base
         self._identity = identity
+        self._files = files or Files()
         self._map = memoryview(b"")
         self._extend()
         try:
@@ -127,13 +128,13 @@ class Segment:
     def sparse_index(self) -> list[sparse_index.Entry]:
         """What the sparse index says; it may be wrong."""
         try:
-            return sparse_index.decode(read_file(self.path.with_suffix(".index")))
+            return sparse_index.decode(self._files.read(self.path.with_suffix(".index")))
         except FileNotFoundError:
             return []
 
     def _extend(self) -> None:
         try:
-            descriptor = open_regular(self.path)
+            descriptor = open_regular(self.path, files=self._files)
         except FileNotFoundError:
             if not self._map:
                 raise
@@ -153,11 +154,16 @@ class Segment:
 
 
 class LogFiles:
-    """The segments of one log, for reading."""
+    """The segments of one log, for reading.
 
-    def __init__(self, directory: Path, identity: LogIdentity) -> None:
+    Args:
+        files: Of the store that it belongs to, if that is open.
+    """
+
+    def __init__(self, directory: Path, identity: LogIdentity, files: Files | None = None) -> None:
         self._directory = directory
         self._identity = identity
+        self._files = files or Files()
         self._bases: list[Offset] = []
         self._open: dict[Offset, Segment] = {}  # the last used is the last
 
@@ -168,9 +174,10 @@ class LogFiles:
             CorruptBatch: There is none.
             NotAStore: It is no directory.
         """
-        found = map(paths.segment_base, names_in(self._directory))
+        found = map(paths.segment_base, self._files.names_in(self._directory))
         self._bases = sorted(base for base in found if base is not None)
         if not self._bases:
+            self._files.verify()
             raise CorruptBatch("The log of a bucket is missing; restore it from a copy.", path=self._directory)
         return self._bases
 
@@ -194,10 +201,11 @@ class LogFiles:
 
     def _opened(self, base: Offset) -> Segment:
         try:
-            return Segment(self._directory, base, self._identity)
+            return Segment(self._directory, base, self._identity, self._files)
         except FileNotFoundError as error:
             if base < self.start():
                 raise self._out_of_range(base) from error
+            self._files.verify()
             raise CorruptBatch(
                 "A segment of the log is missing; run `kvstore check`.",
                 path=paths.segment_file(self._directory, base),

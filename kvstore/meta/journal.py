@@ -27,7 +27,15 @@ import lmdb
 
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
-from kvstore.errors import CorruptData, CorruptImage, StoreError, StoreFull, UnsupportedOperation, WriterFenced
+from kvstore.errors import (
+    CorruptData,
+    CorruptImage,
+    StoreError,
+    StoreFull,
+    StoreReplaced,
+    UnsupportedOperation,
+    WriterFenced,
+)
 from kvstore.files import Files
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.state import CatalogState
@@ -103,6 +111,8 @@ class Journal:
         self.base: Txid | None = None
         self.asks: Callable[[], None] | None = None
         self._appended = appended
+        self._files = files
+        self._looks = 0
         self._clock = clock
         self._edits_per_segment = edits_per_segment
         self._sync = sync
@@ -180,8 +190,12 @@ class Journal:
         """See whether anything may be written now.
 
         Raises:
-            WriterFenced: Another leader has taken this one's place.
+            WriterFenced: Another leader has taken this one's place, or the catalog was recovered by another process.
+            StoreReplaced: The store's path leads elsewhere.
         """
+        if (looks := self._files.check()) != self._looks:
+            self._looks = looks
+            self._check_current()
         if self.asks is not None:
             self.asks()
         else:
@@ -340,7 +354,8 @@ class Journal:
                 if self._timer is not None:
                     self._timer.cancel()
                 if self._waiting:
-                    self._add(None)
+                    with suppress(StoreReplaced):  # they are those whose loss does no harm
+                        self._add(None)
             finally:
                 self._waiting.clear()
                 self._environment.close()
@@ -449,7 +464,8 @@ class Journal:
             raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
 
     def _check_current(self) -> None:
-        """See, in a write transaction, whether edits still belong here."""
+        """See whether edits still belong here; surely so in a write transaction."""
+        self._files.verify()
         if self._environment.is_stale():
             raise WriterFenced(
                 "The catalog was recovered by another process, which goes on with it; open the store again.",

@@ -42,8 +42,8 @@ class CopiedBucket:
     ) -> None:
         self._current = current
         self._clock = clock
-        self._log = LogFiles(place.log, place.identity)
-        self._lock = ProcessLock(place.directory / paths.LOCK_FILE)
+        self._log = LogFiles(place.log, place.identity, files)
+        self._lock = ProcessLock(place.directory / paths.LOCK_FILE, files)
         self._lock.acquire()
         try:
             self._path = open_for_writing(place, current(), options, files, clock)

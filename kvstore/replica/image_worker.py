@@ -97,7 +97,7 @@ class ElsewhereWorker:
         directory = self._task.path / paths.IMAGES
         with refusals(directory):
             self._files.make_directory(directory)
-            with image_lock(directory):
+            with image_lock(directory, self._files):
                 unfinished = directory / paths.UNFINISHED_IMAGE
                 with suppress(FileNotFoundError):
                     self._files.remove(unfinished)

@@ -176,7 +176,7 @@ class Replica:
             raise UnsupportedOperation(
                 "This copy follows a replica; do this where its leader is.", path=self._core.path
             )
-        lock = ProcessLock(self._core.path / paths.SHIPPING)
+        lock = ProcessLock(self._core.path / paths.SHIPPING, self._core.files)
         if not lock.try_acquire():
             raise StoreLocked("Another ships, checks or repairs just now; try again.", path=self._core.path)
         try:

@@ -25,7 +25,16 @@ from typing import TypeAlias
 import lmdb
 
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData, InvalidRequest, LogFailed, StoreClosed, StoreError, StoreFull, WriterRejected
+from kvstore.errors import (
+    CorruptData,
+    InvalidRequest,
+    LogFailed,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreReplaced,
+    WriterRejected,
+)
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
@@ -173,6 +182,8 @@ class Committer:
         except LogFailed:
             if self._options.durability != "sync":
                 raise
+        except StoreReplaced:
+            self._path.log.sync()  # of what was acknowledged; it is where the directory is now
         finally:
             self._thread.join()
             self._path.close()
@@ -188,7 +199,7 @@ class Committer:
             while self._turn():
                 pass
             ended = StoreClosed("The store was closed; open it again.")
-        except LogFailed as error:
+        except (LogFailed, StoreReplaced) as error:
             ended = error
         finally:
             # Whatever ended the thread, nobody may wait for it for ever, or for its transaction.
@@ -281,7 +292,7 @@ class Committer:
                 self._restore()
                 return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
             except StoreError as error:
-                if isinstance(error, LogFailed) and self._path.log.has_lost:
+                if isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost):
                     raise
                 self._restore()
                 return error
@@ -389,7 +400,7 @@ class Committer:
             except (InvalidRequest, WriterRejected) as error:
                 return error
             except StoreError as error:
-                if isinstance(error, LogFailed) and self._path.log.has_lost:
+                if isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost):
                     raise
                 self._restore()
                 return error

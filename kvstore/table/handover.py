@@ -47,8 +47,8 @@ class CommitLock:
         self._files = files
         self._clock = clock
         self._threads = threading.Lock()
-        self._processes = ProcessLock(self._path)
-        self.presence = Presence(paths.writing_file(store, table))
+        self._processes = ProcessLock(self._path, files)
+        self.presence = Presence(paths.writing_file(store, table), files)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -77,7 +77,7 @@ class CommitLock:
         """Whether another process commits to the table."""
         if self._processes.held:
             return False
-        return is_locked(self._path)
+        return is_locked(self._path, self._files)
 
     @contextmanager
     def wanting(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class CommitLock:
 
     def is_wanted(self) -> bool:
         """Whether another process waits for the buckets."""
-        if not self._wanted_file.exists() or self._processes.held:
+        if not self._files.exists(self._wanted_file) or self._processes.held:
             return False
         if self.held_elsewhere():
             return True
@@ -107,7 +107,7 @@ class CommitLock:
             try:
                 if self._processes.try_acquire():
                     try:
-                        if self._wanted_file.exists():
+                        if self._files.exists(self._wanted_file):
                             self._files.remove(self._wanted_file)
                     finally:
                         self._processes.release()

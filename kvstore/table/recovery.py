@@ -59,7 +59,9 @@ def open_for_writing(
 
     Raises:
         CorruptBatch: The log lost something that was durable. Nothing was changed.
+        StoreReplaced: The directory is not the store's any more. Nothing was changed.
     """
+    files.verify()  # what is found here is this bucket's
     index = usable_index(place, options, files)
     try:
         snapshot.sweep(place.directory, files)
@@ -82,13 +84,13 @@ def open_for_writing(
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
         path = WritePath(definition, index, log, clock)
         try:
-            _replay(path, place, log)
+            _replay(path, place, log, files)
         except lmdb.CorruptedError:
             index.close()
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
             path = WritePath(definition, index, log, clock)
-            _replay(path, place, log)
+            _replay(path, place, log, files)
     except BaseException:
         log.close()
         if index is not None:
@@ -191,7 +193,7 @@ def _build(
         index = _unfinished_index(place, options, files)
     try:
         path = WritePath(definition, index, log, clock)
-        _replay(path, place, log)
+        _replay(path, place, log, files)
     finally:
         index.close()
     put_in_place(place, files)
@@ -263,8 +265,8 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
     )
 
 
-def _replay(path: WritePath, place: BucketPlace, log: Log) -> None:
-    path.catch_up(LogFiles(place.log, place.identity))
+def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None:
+    path.catch_up(LogFiles(place.log, place.identity, files))
     if synced_end(path.state) != log.end:
         path.commit()
 

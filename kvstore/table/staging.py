@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptBatch, CorruptData
-from kvstore.files import Files, read_file, refusals
+from kvstore.files import Files, refusals
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.table.fitting import request_of
@@ -69,7 +69,7 @@ class Staging:
         """
         path = paths.staged_file(self._store, commit.commit_id)
         try:
-            data = memoryview(read_file(path))
+            data = memoryview(self._files.read(path))
         except FileNotFoundError as error:
             raise CorruptData(
                 "The staged rows of a commit are missing; restore them from a copy.", path=path
@@ -91,7 +91,7 @@ class Staging:
         """Remove what a commit staged, if it is there."""
         path = paths.staged_file(self._store, commit_id)
         with refusals(path):
-            if path.exists():
+            if self._files.exists(path):
                 self._files.remove(path)
 
     def sweep(self, open_commits: tuple[OpenCommit, ...]) -> None:

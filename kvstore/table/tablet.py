@@ -79,7 +79,7 @@ class Tablet:
         self._files = files
         self._clock = clock
         self._read_only = read_only
-        self._process_lock = ProcessLock(place.directory / paths.LOCK_FILE)
+        self._process_lock = ProcessLock(place.directory / paths.LOCK_FILE, files)
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._index: Index | None = None
@@ -92,7 +92,7 @@ class Tablet:
     @property
     def log(self) -> LogFiles:
         """The log, for reading up to the ``applied_offset`` of a view."""
-        return LogFiles(self.place.log, self.place.identity)
+        return LogFiles(self.place.log, self.place.identity, self._files)
 
     def submit(self, request: Request | RowRequest, *, waits: bool = True) -> Future[AppendResult]:
         """Have one batch applied, as the bucket's writer; see :class:`kvstore.table.apply.WritePath` for what may fail.

@@ -100,8 +100,9 @@ class Upkeep:
         """
         if not self._cuts:
             return
+        self._files.verify()  # snapshots that stand for what goes are this store's
         with self._working, refusals(self._place.log):
-            log = LogFiles(self._place.log, self._place.identity)
+            log = LogFiles(self._place.log, self._place.identity, self._files)
             expired = self._expired(log)
             if expired <= log.start():
                 return
@@ -174,6 +175,7 @@ class Upkeep:
                 return taken
 
     def _try(self) -> Snapshot:
+        self._files.verify()
         self._flush()
         with refusals(self._place.directory):
             return snapshot.take(

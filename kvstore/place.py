@@ -1,0 +1,176 @@
+"""The directory of an open store: held by a descriptor, so that it stays the same one whatever happens to its path.
+
+* Files of the store are opened by names below a directory that is held, never by the store's path: no byte goes into
+  another directory that was put there, as a restored copy is.
+* A directory that is held keeps its inode: device and inode tell it from any other that has its path.
+* Between two looks at the path pass ``LOOK_SECONDS`` at most, as long as something is done with the store. Once another
+  directory was found there, the store is over for this process: it has to be opened again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.clock import Clock
+from kvstore.errors import StoreReplaced
+
+LOOK_SECONDS = 0.25
+"""How long nobody looks at the path: what is acknowledged meanwhile may be in a directory that was moved away."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+class _Held:
+    """A directory, open until nobody refers to it any more: who looks a name up in it does."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.identity = _identity(os.fstat(descriptor))
+        self.users = 1
+        weakref.finalize(self, os.close, descriptor).atexit = False
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A name, and the directory it is to be looked up in; to be referred to as long as that takes."""
+
+    name: str
+    _held: _Held
+
+    @property
+    def descriptor(self) -> int:
+        """Of the directory."""
+        return self._held.descriptor
+
+
+class StoreDirectory:
+    """The directory of one store, and directories in it that are written to; from any thread.
+
+    Args:
+        path: Absolute, without links.
+
+    Raises:
+        OSError: It can't be opened.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._held = {path: _Held(os.open(path, _DIRECTORY))}
+        self.identity = self._held[path].identity
+        self._looks, self._look_next = 0, 0.0
+        self._failure: StoreReplaced | None = None
+
+    def below(self, path: Path) -> Below | None:
+        """A path as a name below the nearest directory that is held; None if it is not in the store."""
+        if path == self.path:
+            return Below(".", self._held[path])
+        for parent in path.parents:
+            held = self._held.get(parent)
+            if held is not None:
+                return Below(os.fspath(path)[len(os.fspath(parent)) + 1 :], held)
+        return None
+
+    def hold(self, directory: Path) -> None:
+        """Hold a directory of the store until :meth:`let_go`, as often as it is held: its files are to be written.
+
+        Raises:
+            OSError: It can't be opened.
+        """
+        with self._mutex:
+            held = self._held.get(directory)
+            if held is not None:
+                held.users += 1
+            elif (below := self.below(directory)) is not None:
+                self._held[directory] = _Held(os.open(below.name, _DIRECTORY, dir_fd=below.descriptor))
+
+    def let_go(self, directory: Path) -> None:
+        """Hold a directory once less; nobody watches it any more after the last time."""
+        with self._mutex:
+            held = self._held.get(directory)
+            if held is not None:
+                held.users -= 1
+                if not held.users:
+                    del self._held[directory]
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the path leads elsewhere by now, or did when somebody looked."""
+        try:
+            self.verify()
+        except StoreReplaced:
+            return True
+        return False
+
+    def check(self) -> int:
+        """Like :meth:`verify`, if that was done more than ``LOOK_SECONDS`` ago; returns how often it was done by now."""
+        now = self._clock.monotonic()
+        if now >= self._look_next or self._failure is not None:
+            self._look_next = now + LOOK_SECONDS
+            self._looks += 1
+            self.verify()
+        return self._looks
+
+    def expect(self, identity: Identity) -> None:
+        """See whether it is the directory that another process means.
+
+        Raises:
+            StoreReplaced: It is not.
+        """
+        if self.identity != identity:
+            raise _replaced(self.path, "was replaced: its path leads to another one")
+
+    def verify(self) -> None:
+        """See whether the paths of all directories that are held lead to them.
+
+        Raises:
+            StoreReplaced: One does not, or did not before.
+        """
+        if self._failure is None:
+            for path, held in list(self._held.items()):
+                found = _what_happened(path, held)
+                with self._mutex:
+                    # What was let go meanwhile may be removed, by other processes, too.
+                    if found is not None and self._held.get(path) is held:
+                        self._failure = found
+                        break
+        if self._failure is not None:
+            raise StoreReplaced(self._failure.message, **self._failure.where)
+
+    def close(self) -> None:
+        """Hold nothing any more."""
+        with self._mutex:
+            self._held = {}
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def _what_happened(path: Path, held: _Held) -> StoreReplaced | None:
+    """What became of the path of a directory; None if it leads there still."""
+    try:
+        if _identity(os.stat(path)) == held.identity:
+            return None
+        what = "was replaced: its path leads to another one" + (", through a link" if path.is_symlink() else "")
+    except OSError as error:
+        what = "can't be reached by its path any more: " + (error.strerror or str(error))
+        if error.errno in _NOT_THERE:
+            what = "was moved away" if os.fstat(held.descriptor).st_nlink else "was removed"
+    return _replaced(path, what)
+
+
+def _replaced(path: Path, what: str) -> StoreReplaced:
+    return StoreReplaced(
+        f"A directory of the store {what}. Nothing more is written; close the store, and open what is there now.",
+        path=path,
+    )
