@@ -35,7 +35,8 @@ class _Held:
         self.descriptor = descriptor
         self.identity = _identity(os.fstat(descriptor))
         self.users = 1
-        weakref.finalize(self, os.close, descriptor).atexit = False
+        self.close = weakref.finalize(self, os.close, descriptor)
+        self.close.atexit = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class StoreDirectory:
         return False
 
     def check(self) -> int:
-        """Like :meth:`verify`, if that was done more than ``LOOK_SECONDS`` ago; returns how often it was done by now."""
+        """Like :meth:`verify`, if that was ``LOOK_SECONDS`` ago; returns how often it was done by now."""
         now = self._clock.monotonic()
         if now >= self._look_next or self._failure is not None:
             self._look_next = now + LOOK_SECONDS
@@ -147,9 +148,11 @@ class StoreDirectory:
             raise StoreReplaced(self._failure.message, **self._failure.where)
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Hold nothing any more; nobody uses the store."""
         with self._mutex:
-            self._held = {}
+            held, self._held = self._held, {}
+            for each in held.values():
+                each.close()
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -1,4 +1,4 @@
-"""What becomes of the path of a store that is open: it is moved, removed, replaced, restored, or only a part of it is."""
+"""What becomes of the path of an open store: it is moved, removed, replaced, restored, or a part of it is."""
 
 from __future__ import annotations
 
