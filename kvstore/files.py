@@ -48,6 +48,11 @@ class Files:
         if self.place is not None:
             self.place.hold(directory)
 
+    def note(self, directory: Path) -> None:
+        """Note which directory of the store has a path now; see :meth:`StoreDirectory.note`."""
+        if self.place is not None:
+            self.place.note(directory)
+
     def let_go(self, directory: Path) -> None:
         """Hold it no more; see :meth:`StoreDirectory.let_go`."""
         if self.place is not None:

@@ -13,6 +13,7 @@ import errno
 import os
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class StoreDirectory:
         self._mutex = threading.Lock()
         self._held = {path: _Held(os.open(path, _DIRECTORY))}
         self.identity = self._held[path].identity
+        self._noted: dict[Path, Identity] = {}
         self._looks, self._look_next = 0, 0.0
         self._failure: StoreReplaced | None = None
 
@@ -85,6 +87,7 @@ class StoreDirectory:
         """Hold a directory of the store until :meth:`let_go`, as often as it is held: its files are to be written.
 
         Raises:
+            StoreReplaced: It is another one than was noted, or held before.
             OSError: It can't be opened.
         """
         with self._mutex:
@@ -92,7 +95,16 @@ class StoreDirectory:
             if held is not None:
                 held.users += 1
             elif (below := self.below(directory)) is not None:
-                self._held[directory] = _Held(os.open(below.name, _DIRECTORY, dir_fd=below.descriptor))
+                held = _Held(os.open(below.name, _DIRECTORY, dir_fd=below.descriptor))
+                if held.identity != self._noted.setdefault(directory, held.identity):
+                    self._failure = _replaced(directory, "was replaced since the store was opened")
+                    raise self._failure
+                self._held[directory] = held
+
+    def note(self, directory: Path) -> None:
+        """Note which directory of the store has a path now; it may be held later. Nothing, if there is none."""
+        with suppress(OSError):
+            self._noted.setdefault(directory, _identity(os.stat(directory)))
 
     def let_go(self, directory: Path) -> None:
         """Hold a directory once less; nobody watches it any more after the last time."""

@@ -412,7 +412,7 @@ class Store:
             raise ForkedStore("The store was opened before a fork(); open it again in this process.")
         if self._closed:
             raise StoreClosed("The store was closed; open it again.", path=self.path)
-        self._core.files.check()
+        self._core.place.check()
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -19,6 +19,7 @@ from kvstore.meta import image
 from kvstore.meta.journal import Journal, create_journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
+from kvstore.place import StoreDirectory
 from kvstore.replica.bucket_files import write_bucket
 from kvstore.replica.copied_bucket import CopiedBucket
 from kvstore.replica.round import Has, Round
@@ -54,8 +55,14 @@ class Copy:
             self._store = store_file.decode(read_file(path / paths.STORE_FILE))
         except FileNotFoundError as error:
             raise NotAStore("This copy was not made to its end; follow with it again.", path=path) from error
-        self._lock = ProcessLock(path / paths.SHIPPING)
-        self._lock.acquire()
+        with refusals(path):
+            self._place = files.place = StoreDirectory(path, clock)
+        self._lock = ProcessLock(path / paths.SHIPPING, files)
+        try:
+            self._lock.acquire()
+        except BaseException:
+            self._let_go()
+            raise
         try:
             self.journal = Journal(
                 *(path, files, clock, self._store.store_id),
@@ -73,6 +80,7 @@ class Copy:
                 raise
         except BaseException:
             self._lock.release()
+            self._let_go()
             raise
 
     @property
@@ -153,11 +161,16 @@ class Copy:
             return
         self._is_shut = True
         with ExitStack() as stack:
+            stack.callback(self._let_go)
             stack.callback(self.journal.close)
             stack.callback(self.checkpoints.close)
             for bucket in self._buckets.values():
                 stack.callback(bucket.close)
             self._buckets.clear()
+
+    def _let_go(self) -> None:
+        self._place.close()
+        self._files.place = None
 
     def close(self) -> None:
         """Give everything up."""

@@ -112,6 +112,8 @@ def open_parts(
 
     lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
     tablets = [tablet(BucketId(bucket)) for bucket in range(definition.buckets)]
+    for each in tablets:
+        files.note(each.place.directory)
     commits = Commits(table, tablets, lock, staging, journal, writers, clock)
     consumers = Consumers(tablets, journal, current, options, clock)
     return TableParts(tablets, lock, commits, Writers(table, commits, journal, writers), consumers)

@@ -60,7 +60,7 @@ class World:
             "flush": store.flush,
             "snapshot": table.snapshot,
             "checkpoint": store.checkpoint,
-            "commit": lambda: store.consumer("c").commit({"t": {0: 1}}),
+            "commit": lambda: store.consumer("c").commit("t", {0: 1}),
             "drop_table": lambda: store.drop_table("t"),
         }
 
@@ -97,6 +97,16 @@ def world(paths: Paths) -> Iterator[World]:
 
 every_change = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 every_whole_change = pytest.mark.parametrize("change", WHOLE.values(), ids=WHOLE.keys())
+
+
+def test_a_bucket_that_was_replaced_before_it_is_written_is_refused(paths: Paths) -> None:
+    with Store(paths.data, OPTIONS) as store:
+        table = store.table("t")
+        CHANGES["bucket linked"](paths)
+        before = paths.foreign()
+        with pytest.raises(StoreReplaced, match="since the store was opened"):
+            table.upsert([{"k": 1, "v": 7}])
+    assert paths.foreign() == before
 
 
 @every_change

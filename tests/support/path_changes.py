@@ -53,6 +53,7 @@ class Paths:
 
 def make_stores(where: Path) -> None:
     """Make a store and another one."""
+    where.mkdir(exist_ok=True)
     for name in ("data", "other"):
         with kvstore.open(where / name) as store:
             table = store.create_table("t", SCHEMA, "k")

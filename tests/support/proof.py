@@ -69,6 +69,7 @@ FIGURES = (
     Figure("retries after a crash", 1_000, 100_000),
     Figure("catalog histories", 10_000, 10_000),
     Figure("replica losses", 100, 100),
+    Figure("path histories", 20, 100),
     Figure("planted bugs", 12, 12),
 )
 NAMES = {figure.name for figure in FIGURES}
