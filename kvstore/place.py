@@ -75,8 +75,9 @@ class StoreDirectory:
 
     def below(self, path: Path) -> Below | None:
         """A path as a name below the nearest directory that is held; None if it is not in the store."""
-        if path == self.path:
-            return Below(".", self._held[path])
+        held = self._held.get(self.path)
+        if path == self.path and held is not None:
+            return Below(".", held)
         for parent in path.parents:
             held = self._held.get(parent)
             if held is not None:
@@ -149,7 +150,7 @@ class StoreDirectory:
             StoreReplaced: One does not, or did not before.
         """
         if self._failure is None:
-            for path, held in list(self._held.items()):
+            for path, held in self._held.copy().items():
                 found = _what_happened(path, held)
                 with self._mutex:
                     # What was let go meanwhile may be removed, by other processes, too.

@@ -110,7 +110,7 @@ class CatalogMender:
 
     def _replace_images(self, state: CatalogState, damaged: list[Path], aside: Aside) -> None:
         images = self._store / paths.IMAGES
-        lock = ProcessLock(images / paths.LOCK_FILE)
+        lock = ProcessLock(images / paths.LOCK_FILE, self._files)
         if not lock.try_acquire():
             raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=images)
         try:

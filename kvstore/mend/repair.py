@@ -28,6 +28,7 @@ from kvstore.mend.source import Source
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
+from kvstore.place import StoreDirectory
 from kvstore.replica.client import ObjectStore, normalised
 from kvstore.store import Store, path_of
 from kvstore.table.parts import open_parts
@@ -132,7 +133,7 @@ class Repair:
                 path=self._path,
             )
         source = self._source
-        with refusals(self._path):
+        with refusals(self._path), self._held():
             self._refuse_locked()
             store_id = self._identity(source)
             if store_id is not None:
@@ -148,6 +149,16 @@ class Repair:
             report.left += [f"the replica: {each} Run `kvstore replica repair`." for each in source.bad]
         report.aside = self._aside.directory if self._aside.names else None
         return report
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the store's directory: what is mended is in it, whatever its path leads to by now."""
+        place = self._files.place = StoreDirectory(self._path, self._clock)
+        try:
+            yield
+        finally:
+            self._files.place = None
+            place.close()
 
     def _refuse_locked(self) -> None:
         """Refuse a store that somebody writes, before anything is written."""
@@ -216,7 +227,7 @@ class Repair:
     def _locked(self, buckets: list[Path]) -> Iterator[None]:
         with ExitStack() as held:
             for place in buckets:
-                lock = ProcessLock(place / paths.LOCK_FILE)
+                lock = ProcessLock(place / paths.LOCK_FILE, self._files)
                 if not lock.try_acquire():
                     lock.refuse()
                 held.callback(lock.release)
