@@ -14,7 +14,7 @@ from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, Un
 from kvstore.files import read_file
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch
-from kvstore.log.writer_state import WriterStates
+from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
 from kvstore.table import snapshot
 from kvstore.table.layout import layout_of
@@ -153,7 +153,9 @@ class _Fold:
         self._knows_rows = not start
         self._rows = 0
         self._digest = 0
-        self._timestamp = 0
+        # Commit timestamp and uncounted time of the last batch, if it is known; and where timestamps went back last.
+        self._times: tuple[int, int] | None = None if start else (0, 0)
+        self._back = Offset(0)
         self._last_rows = _LastRows()
         self._taken = [each for each in taken if each.log_end.base >= start]
 
@@ -164,9 +166,7 @@ class _Fold:
         if found.position == HEAD_BYTES:
             self._compare_snapshot(found.path, header.base_offset)
         batch = decode_batch(found.data, self._definition.schema_of(header.schema_id), validate=True)
-        if header.commit_timestamp < self._timestamp:
-            self._finding(f"the batch at offset {header.base_offset} is older than the one before it")
-        self._timestamp = max(self._timestamp, header.commit_timestamp)
+        self._fold_times(header)
         self._fold_writer(header)
         self._report.batches += 1
         self._report.empty_batches += batch.record_count == 0
@@ -185,8 +185,10 @@ class _Fold:
             self._finding(f"the log makes {found[0]} rows, the index counts {state.row_count} or has other content")
         if self._writers is not None and self._writers.all() != view.writers():
             self._finding("the index remembers other batches of writers than the log holds")
-        if self._timestamp != state.last_timestamp:
+        if self._times not in (None, (state.last_timestamp, state.uncounted_ms)):
             self._finding("the index has another last commit timestamp than the log")
+        if self._knows_rows and self._back != state.back_offset:
+            self._finding("the index says that commit timestamps went back elsewhere than they do in the log")
 
     def _meet(self, offset: Offset) -> None:
         """Hold a snapshot of this offset against what came before; or take that from it, if it is not known."""
@@ -201,11 +203,11 @@ class _Fold:
             self._writers = WriterStates(writers)
         elif self._writers.all() != writers:
             self._finding(f"{name} remembers other batches of writers than the log before it holds")
-        if self._timestamp > told.manifest.last_timestamp or (
-            self._knows_rows and self._timestamp != told.manifest.last_timestamp
-        ):
+        uncounted, back = told.manifest.times
+        times = told.manifest.last_timestamp, uncounted
+        if self._times not in (None, times) or (self._knows_rows and self._back != back):
             self._finding(f"{name} has another last commit timestamp than the log before it")
-        self._timestamp = told.manifest.last_timestamp
+        self._times, self._back = times, back
         if not self._knows_rows:
             self._take_rows(told)
         elif self._count_and_digest() != (told.manifest.row_count, told.digest):
@@ -223,6 +225,16 @@ class _Fold:
             return self._rows, self._digest
         return self._last_rows.count_and_digest()
 
+    def _fold_times(self, header: BatchHeader) -> None:
+        before, times = self._times, (header.commit_timestamp, header.uncounted_ms)
+        if before is not None and header.base_offset:
+            is_old = before[1] == header.uncounted_ms == 0 and before[0] <= header.commit_timestamp
+            if not is_old and header.uncounted_ms != uncounted_after(*before, header.commit_timestamp):
+                self._finding(f"the batch at offset {header.base_offset} has other uncounted time than it should")
+            if header.commit_timestamp < before[0]:
+                self._back = header.base_offset
+        self._times = times
+
     def _fold_writer(self, header: BatchHeader) -> None:
         if self._writers is None:
             return
@@ -231,7 +243,7 @@ class _Fold:
                 header.writer_id,
                 header.batch_sequence,
                 Epoch(header.writer_epoch),
-                now_ms=header.commit_timestamp,
+                now_ms=header.counted_ms,
                 last_offset=header.last_offset,
             )
             if seen is not None:

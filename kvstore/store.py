@@ -22,7 +22,7 @@ from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.check import CheckReport, check_tablet
 from kvstore.checkpoint.controller import Checkpoint, Controller, Follower
 from kvstore.checkpoint.health import Health, health
-from kvstore.clock import Clock, SystemClock
+from kvstore.clock import Clock, SteadyClock, SystemClock
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
     CorruptImage,
@@ -446,7 +446,7 @@ class _Core:
         self.pid = os.getpid()
         self.users = self.writers = 0
         self._files = files
-        self._clock = clock
+        self._clock = clock = SteadyClock(clock)
         self._mutex = threading.Lock()
         self._parts: dict[TableId, TableParts] = {}
         self._handing_over: HandingOver | None = None

@@ -84,11 +84,12 @@ LAYOUTS = (
     Layout("<qibqIhBiqiii", (*_FLUSS_HEAD, *_FLUSS_BODY, "statistics_length"), 25),
     Layout("<qibqiIhBiqiii", (*_FLUSS_HEAD, "leader_epoch", *_FLUSS_BODY, "statistics_length"), 29),
     Layout(
-        "<qibBhIiqqiiiiqqiiI12x",
+        "<qibBhIiqqiiiiqqiiIq4x",
         (
             *("base_offset", "length", "magic", "attributes", "schema_id", "crc", "last_offset_delta"),
             *("commit_timestamp", "writer_id", "batch_sequence", "writer_epoch", "record_count", "leader_epoch"),
             *("durable_end", "table_id", "bucket_id", "statistics_length", "records_position"),
+            "uncounted_ms",
         ),
         20,
     ),
@@ -103,7 +104,7 @@ class BatchHeader:
     base_offset: Offset = Offset(0)
     last_offset_delta: int = 0
     commit_timestamp: int = 0
-    """Milliseconds since the Unix epoch; never less than that of the batch before."""
+    """Milliseconds since the Unix epoch; it may be less than that of the batch before."""
     schema_id: SchemaId = SchemaId(0)
     attributes: int = 0
     writer_id: WriterId = NO_WRITER
@@ -122,6 +123,13 @@ class BatchHeader:
     statistics_length: int = 0
     records_position: int = 0
     """Where in a batch of magic 3 the Arrow message begins."""
+    uncounted_ms: int = 0
+    """How much of the commit timestamp does not count as age (magic 3); see :attr:`counted_ms`."""
+
+    @property
+    def counted_ms(self) -> int:
+        """The time by which writers age: it grows by the step from timestamp to timestamp, an hour at most."""
+        return self.commit_timestamp - self.uncounted_ms
 
     @property
     def last_offset(self) -> Offset:

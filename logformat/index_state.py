@@ -9,8 +9,10 @@ from logformat.checksum import crc32c
 from logformat.errors import CorruptData, UnsupportedVersion
 from logformat.ids import BucketId, Offset, Position, TableId
 
-VERSION = 1
+VERSION = 2
+"""Written where timestamps were stepped over or went back; a record without these is of version 1, and shorter."""
 _FORMAT = "<IHHqIIqqqqqQqQ"
+_TIMES = "<qq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class IndexState:
         row_count: Rows; for a log table, records appended.
         digest: Sum modulo 2^64 of the hashes of all rows.
         last_timestamp: Commit timestamp (ms) of the last batch applied.
+        uncounted_ms: As in the header of that batch.
+        back_offset: Base offset of the last batch whose commit timestamp is less than that of the one before; or 0.
         next_count: Which new row the next one is that gets an id in an auto-increment column, from 1.
     """
 
@@ -38,16 +42,26 @@ class IndexState:
     digest: int = 0
     last_timestamp: int = 0
     next_count: int = 1
+    uncounted_ms: int = 0
+    back_offset: Offset = Offset(0)
+
+    @property
+    def counted_ms(self) -> int:
+        """Counted time of the last batch applied; see :class:`logformat.batch.BatchHeader`."""
+        return self.last_timestamp - self.uncounted_ms
 
 
 def encode(state: IndexState) -> bytes:
-    """The record, 88 bytes."""
+    """The record, 88 bytes, or 104 of version 2."""
+    times = state.uncounted_ms, state.back_offset
     body = struct.pack(
         _FORMAT[0] + _FORMAT[2:],
-        *(VERSION, 0, state.table_id, state.bucket_id, 0, state.applied_offset, state.synced_base),
+        *(VERSION if any(times) else 1, 0, state.table_id, state.bucket_id, 0, state.applied_offset, state.synced_base),
         *(state.synced_position, state.synced_offset, state.row_count, state.digest, state.last_timestamp),
         state.next_count,
     )
+    if any(times):
+        body += struct.pack(_TIMES, *times)
     return struct.pack("<I", crc32c(body)) + body
 
 
@@ -58,13 +72,17 @@ def decode(data: bytes) -> IndexState:
         CorruptData: It is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
-    if len(data) != struct.calcsize(_FORMAT) or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
+    size = struct.calcsize(_FORMAT)
+    if len(data) < size or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
         raise CorruptData("The state of an index fails its checksum; run `kvstore check`.")
     _, version, _, table, bucket, _, applied, base, position, synced, rows, digest, timestamp, next_count = (
-        struct.unpack(_FORMAT, data)
+        struct.unpack_from(_FORMAT, data)
     )
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         raise UnsupportedVersion("This index was written by a newer kvstore; upgrade.", version=version)
+    if len(data) != size + (version - 1) * struct.calcsize(_TIMES):
+        raise CorruptData("The state of an index has another length than its version; run `kvstore check`.")
+    uncounted, back = struct.unpack_from(_TIMES, data, size) if version > 1 else (0, 0)
     return IndexState(
         TableId(table),
         BucketId(bucket),
@@ -76,4 +94,6 @@ def decode(data: bytes) -> IndexState:
         digest=digest,
         last_timestamp=timestamp,
         next_count=next_count,
+        uncounted_ms=uncounted,
+        back_offset=Offset(back),
     )

@@ -13,8 +13,8 @@ from logformat.errors import CorruptData, UnsupportedVersion
 from logformat.ids import BucketId, Epoch, Offset, Position, SchemaId, TableId, WriterId
 from logformat.writer_entry import RememberedBatch, WriterEntry
 
-FORMAT = 1
-"""Version of a snapshot."""
+FORMAT = 2
+"""Version of a snapshot in which times are uncounted, or went back; one without these is of version 1."""
 
 _DIGEST = re.compile("[0-9a-f]{16}")
 _SEALED = re.compile(rb'(\{.*),"crc32c":([0-9]{1,10})\}\n', re.DOTALL)
@@ -35,11 +35,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         applied_offset: Changes before it are in the snapshot, others are not.
         log_base, log_position: Where the log had that offset: in the segment of this base, at this byte.
         row_count, last_timestamp, next_count: As in the state record.
+        uncounted_ms, back_offset: The same; of version 2 only.
         digest: The same, in 16 hexadecimal digits.
         files: The other files, by name.
     """
 
-    format: int = FORMAT
+    format: int = 1
     store_id: UUID
     table_id: TableId
     bucket_id: BucketId
@@ -51,8 +52,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     digest: str
     last_timestamp: int
     next_count: int
+    uncounted_ms: int | msgspec.UnsetType = msgspec.UNSET
+    back_offset: Offset | msgspec.UnsetType = msgspec.UNSET
     created_ms: int
     files: dict[str, FileSum]
+
+    @property
+    def times(self) -> tuple[int, Offset]:
+        """``uncounted_ms`` and ``back_offset``, 0 where they are not there."""
+        return _or_zero(self.uncounted_ms), Offset(_or_zero(self.back_offset))
 
 
 class _Version(msgspec.Struct):
@@ -64,10 +72,11 @@ class _Writer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     epoch: Epoch
     named: bool
     batches: list[RememberedBatch]
+    uncounted_ms: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Writers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    format: int = FORMAT
+    format: int = 1
     writers: list[_Writer]
 
 
@@ -102,10 +111,17 @@ def decode_manifest(data: bytes) -> Manifest:
 def encode_writers(writers: Mapping[WriterId, WriterEntry]) -> bytes:
     """Every writer with its whole window, by id, as one line of JSON."""
     listed = [
-        _Writer(writer_id=id, epoch=entry.epoch, named=entry.named, batches=list(entry.batches))
+        _Writer(
+            writer_id=id,
+            epoch=entry.epoch,
+            named=entry.named,
+            batches=list(entry.batches),
+            uncounted_ms=entry.uncounted_ms or msgspec.UNSET,
+        )
         for id, entry in sorted(writers.items())
     ]
-    return msgspec.json.encode(_Writers(writers=listed)) + b"\n"
+    version = FORMAT if any(entry.uncounted_ms for entry in writers.values()) else 1
+    return msgspec.json.encode(_Writers(format=version, writers=listed)) + b"\n"
 
 
 def decode_writers(data: bytes) -> dict[WriterId, WriterEntry]:
@@ -119,5 +135,10 @@ def decode_writers(data: bytes) -> dict[WriterId, WriterEntry]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData("Writers of a snapshot can't be read; run `kvstore check`.", reason=str(error)) from error
     return {
-        writer.writer_id: WriterEntry(writer.epoch, writer.named, tuple(writer.batches)) for writer in found.writers
+        writer.writer_id: WriterEntry(writer.epoch, writer.named, tuple(writer.batches), _or_zero(writer.uncounted_ms))
+        for writer in found.writers
     }
+
+
+def _or_zero(value: int | msgspec.UnsetType) -> int:
+    return 0 if isinstance(value, msgspec.UnsetType) else value

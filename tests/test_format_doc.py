@@ -208,6 +208,29 @@ def decoded_entry(data: bytes) -> dict[str, Any]:
     return {"epoch": found.epoch, "named": int(found.named), "batch_count": len(found.batches)}
 
 
+def decoded_uncounted(_: bytes) -> dict[str, Any]:
+    data = FORMAT.dump("Writer entry of version 1")
+    found = writer_entry.decode_entry(WRITER, data)
+    assert writer_entry.encode_entry(WRITER, found) == data
+    return {"uncounted_ms": found.uncounted_ms}
+
+
+TIMES = ("uncounted_ms", "back_offset")
+
+
+def decoded_state(data: bytes) -> dict[str, Any]:
+    found = asdict(index_state.decode(data))
+    assert [found.pop(name) for name in TIMES] == [0, 0]
+    return found
+
+
+def decoded_times(_: bytes) -> dict[str, Any]:
+    data = FORMAT.dump("State record of version 2")
+    found = index_state.decode(data)
+    assert index_state.encode(found) == data
+    return {name: getattr(found, name) for name in TIMES}
+
+
 def decoded_remembered(_: bytes) -> dict[str, Any]:
     return writer_entry.decode_entry(WRITER, FORMAT.dump("Writer entry")).batches[0]._asdict()
 
@@ -334,7 +357,15 @@ STORED = [
     Stored("Writer entry", ENTRY_HEAD, decoded_entry, entry_again, "Writer entry"),
     Stored("Remembered batch", writer_entry._BATCH, decoded_remembered, lambda data: data, "Writer entry", 12),
     Stored("Writer snapshot", writer_entry._SNAPSHOT_HEAD, decoded_snapshot, snapshot_again, "Writer snapshot"),
-    Stored("State record", index_state._FORMAT, lambda d: asdict(index_state.decode(d)), state_again, "State record"),
+    Stored(
+        *("Uncounted time of a writer", writer_entry._UNCOUNTED, decoded_uncounted, lambda data: data),
+        *("Writer entry of version 1", 12),
+    ),
+    Stored("State record", index_state._FORMAT, decoded_state, state_again, "State record"),
+    Stored(
+        *("Times of a state record", index_state._TIMES, decoded_times, lambda data: data),
+        *("State record of version 2", 88),
+    ),
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),
     Stored("Catalog edit", edits._HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
     Stored("Catalog image", image._HEAD, decoded_image_record, image_record_again, "Catalog image"),

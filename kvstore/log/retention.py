@@ -31,8 +31,13 @@ def nobody() -> AbstractContextManager[Iterable[Offset]]:
     return nullcontext(())
 
 
-def expired_before(log: LogFiles, *, older_than_ms: int | None, bytes_max: int = UNLIMITED) -> Offset:
+def expired_before(
+    log: LogFiles, *, older_than_ms: int | None, bytes_max: int = UNLIMITED, now_ms: int = OFFSET_MAX
+) -> Offset:
     """The offset up to which a log has expired; all that is there begins at it, if nothing has.
+
+    A segment whose last commit timestamp is later than now, or earlier than that of one before it, says nothing about
+    its age, for a clock was wrong: it expires with the next one.
 
     Args:
         older_than_ms: A segment has expired if its last commit timestamp is before this; None if age does not count,
@@ -43,12 +48,18 @@ def expired_before(log: LogFiles, *, older_than_ms: int | None, bytes_max: int =
     """
     bases = log.bases()
     left = sum(log.segment(base).size for base in bases) if bytes_max < UNLIMITED else 0
-    start = bases[0]
+    start, latest = bases[0], -OFFSET_MAX
     for base, following in pairwise(bases):
         left -= log.segment(base).size
-        too_many = bytes_max < UNLIMITED and left >= bytes_max
-        if not too_many and (older_than_ms is None or _last_timestamp(log, base, following) >= older_than_ms):
-            break
+        if bytes_max == UNLIMITED or left < bytes_max:
+            if older_than_ms is None:
+                break
+            last = _last_timestamp(log, base, following)
+            if not latest <= last <= now_ms:
+                continue
+            if last >= older_than_ms:
+                break
+            latest = last
         start = following
     return start
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -158,9 +158,18 @@ class LogFiles:
 
     Args:
         files: Of the store that it belongs to, if that is open.
+        back_offset: From where on no commit timestamp is less than the one before; see
+            :class:`logformat.index_state.IndexState`. Asked only by those that look for a time.
     """
 
-    def __init__(self, directory: Path, identity: LogIdentity, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        identity: LogIdentity,
+        files: Files | None = None,
+        back_offset: Callable[[], Offset] = lambda: Offset(0),
+    ) -> None:
+        self.back_offset = back_offset
         self._directory = directory
         self._identity = identity
         self._files = files or Files()
@@ -238,15 +247,40 @@ class LogFiles:
 
     def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
         """Base offset of the first batch not older than a time (ms); ``end`` if all are."""
-        base = self.start()
-        for candidate in self._bases:
+        start = self.start()
+        back = min(max(start, self.back_offset()), end)
+        for found in self.batches(start, back):  # timestamps do not rise there, so nothing can be left out
+            if found.header.commit_timestamp >= timestamp:
+                return found.header.base_offset
+        if back >= end:
+            return end
+        base = self._base_of(back)
+        for candidate in self._bases[self._bases.index(base) + 1 :]:
             entries = self.segment(candidate).sparse_index() if candidate < end else []
             if candidate >= end or not entries or entries[0].timestamp >= timestamp:
                 break
             base = candidate
-        entry = sparse_index.before_time(self.segment(base).sparse_index(), timestamp) if base < end else None
-        for found in self.batches(entry.offset if entry else base, end):
+        entries = [entry for entry in self.segment(base).sparse_index() if entry.offset >= back]
+        entry = sparse_index.before_time(entries, timestamp)
+        for found in self.batches(entry.offset if entry else max(base, back), end):
             if found.header.commit_timestamp >= timestamp:
+                return found.header.base_offset
+        return end
+
+    def first_counted_after(self, counted_ms: int, end: Offset) -> Offset:
+        """Base offset of the first batch of a later counted time, which never goes back; ``end`` if there is none."""
+        start = self.start()
+        marks = self.marks(start, end)
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high) // 2
+            found = self.marked(marks[middle])
+            if found is None or found.header.counted_ms > counted_ms:
+                high = middle
+            else:
+                low = middle + 1
+        for found in self.batches(marks[low - 1].offset if low else start, end):
+            if found.header.counted_ms > counted_ms:
                 return found.header.base_offset
         return end
 

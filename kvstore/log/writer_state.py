@@ -2,8 +2,10 @@
 
 * It is asked before any merge: a batch seen before is answered, never applied again.
 * A writer's sequences go 0, 1, … 2^31-1, 0 …; anything else than the next one, or one of the last five, is refused.
-* A writer without a name is forgotten seven days after its last batch, by the timestamps in the log: whoever replays
-  the log decides the same, and no more is kept than of the writers of seven days.
+* A writer without a name is forgotten seven days after its last batch, by the counted time in the headers of batches:
+  replaying the log decides the same, and no more is kept than of the writers of seven days.
+* Counted time grows by the step from one commit timestamp to the next, by an hour at most, and never goes back. So one
+  wrong timestamp makes no writer more than an hour older.
 * All of it can be rebuilt from batch headers.
 """
 
@@ -18,6 +20,19 @@ from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, Sequence, Write
 from logformat.writer_entry import WINDOW, RememberedBatch, WriterEntry, encode_snapshot
 
 EXPIRY_MS = 7 * 24 * 3600 * 1000
+STEP_MS_MAX = 3600 * 1000
+"""What the step from one commit timestamp to the next counts at most."""
+
+
+def uncounted_after(last_timestamp: int, uncounted_ms: int, timestamp: int) -> int:
+    """How much of a batch's commit timestamp does not count.
+
+    Args:
+        last_timestamp, uncounted_ms: Of the batch before.
+        timestamp: Of the batch.
+    """
+    step = timestamp - last_timestamp
+    return uncounted_ms + step - min(max(step, 0), STEP_MS_MAX)
 
 
 class WriterStates:
@@ -29,8 +44,8 @@ class WriterStates:
 
     def __init__(self, writers: Mapping[WriterId, WriterEntry]) -> None:
         self._writers = dict(writers)
-        # Those without a name, by the time of their last batch: times never decrease, so who writes goes to the end.
-        unnamed = ((id, entry.batches[-1].timestamp) for id, entry in writers.items() if not entry.named)
+        # Those without a name, by the time of their last batch: it never decreases, so a writer that writes goes last.
+        unnamed = ((id, entry.counted_ms) for id, entry in writers.items() if not entry.named)
         self._expiring = dict(sorted(unnamed, key=lambda last: last[1]))
 
     def check(
@@ -39,7 +54,7 @@ class WriterStates:
         """Whether a batch may be applied.
 
         Args:
-            now_ms: Commit timestamp the batch would get.
+            now_ms: Counted time the batch would get.
             last_offset: Offset its last change would get; for the message only.
 
         Returns:
@@ -82,7 +97,7 @@ class WriterStates:
         return entry is not None and any(batch.sequence == sequence for batch in entry.batches)
 
     def last_sequence(self, writer_id: WriterId, *, now_ms: int) -> Sequence | None:
-        """Sequence of a writer's last batch; None if there is none, or it is forgotten by now."""
+        """Sequence of a writer's last batch; None if there is none, or it is forgotten by now, in counted time."""
         entry = self._live(writer_id, now_ms)
         return None if entry is None else entry.batches[-1].sequence
 
@@ -92,7 +107,7 @@ class WriterStates:
         Returns:
             Entries that changed: the writer's, if there is one, and None for each writer that has expired by now.
         """
-        changed: dict[WriterId, WriterEntry | None] = dict.fromkeys(self._forget_expired(header.commit_timestamp))
+        changed: dict[WriterId, WriterEntry | None] = dict.fromkeys(self._forget_expired(header.counted_ms))
         writer_id = header.writer_id
         if writer_id == NO_WRITER:
             return changed
@@ -101,11 +116,12 @@ class WriterStates:
         )
         before = self._writers.get(writer_id)
         batches = (*before.batches, batch)[-WINDOW:] if before else (batch,)
-        entry = WriterEntry(Epoch(header.writer_epoch), bool(header.attributes & NAMED_WRITER), batches)
+        named = bool(header.attributes & NAMED_WRITER)
+        entry = WriterEntry(Epoch(header.writer_epoch), named, batches, header.uncounted_ms)
         self._writers[writer_id] = changed[writer_id] = entry
         self._expiring.pop(writer_id, None)
         if not entry.named:
-            self._expiring[writer_id] = batch.timestamp
+            self._expiring[writer_id] = entry.counted_ms
         return changed
 
     def all(self) -> dict[WriterId, WriterEntry]:
@@ -118,7 +134,7 @@ class WriterStates:
 
     def _live(self, writer_id: WriterId, now_ms: int) -> WriterEntry | None:
         entry = self._writers.get(writer_id)
-        if entry is None or entry.named or not _has_expired(entry.batches[-1].timestamp, now_ms):
+        if entry is None or entry.named or not _has_expired(entry.counted_ms, now_ms):
             return entry
         return None
 
@@ -129,5 +145,5 @@ class WriterStates:
         return expired
 
 
-def _has_expired(timestamp: int, now_ms: int) -> bool:
-    return now_ms - timestamp >= EXPIRY_MS
+def _has_expired(counted_ms: int, now_ms: int) -> bool:
+    return now_ms - counted_ms >= EXPIRY_MS

@@ -24,7 +24,7 @@ from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
 from kvstore.log.log import EncodedBatch, Log
 from kvstore.log.segments import LogFiles
-from kvstore.log.writer_state import WriterStates
+from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.table import cdc
@@ -99,6 +99,7 @@ class WritePath:
         self.log = log
         self._state: IndexState
         self._writers: WriterStates
+        self._stamped: int | None = None
         self.named: TableWriters = NO_WRITERS
         self.use(definition)
         self._load()
@@ -246,12 +247,27 @@ class WritePath:
         self.index.commit(self._state)
 
     def _now_ms(self) -> int:
-        return max(self._state.last_timestamp, self._clock.now_ms())
+        """The commit timestamp of what is applied now.
+
+        It never goes back, but for the first one since the bucket was opened: if the last one is more than an hour
+        later than the clock, the clock was wrong then.
+        """
+        last, now = self._state.last_timestamp, self._clock.now_ms()
+        if self._stamped is None:
+            self._stamped = last if last - now <= STEP_MS_MAX else now
+        self._stamped = max(self._stamped, now)
+        return self._stamped
+
+    def _uncounted_ms(self, timestamp: int) -> int:
+        if not self._state.applied_offset:
+            return 0
+        return uncounted_after(self._state.last_timestamp, self._state.uncounted_ms, timestamp)
 
     def _seen(self, request: Request, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
         """See :meth:`TableWriters.check` and :meth:`WriterStates.check`."""
         if not decided:
             self.named.check(request.writer_id, request.writer_epoch)
+        now_ms -= self._uncounted_ms(now_ms)
         last_offset = Offset(self._state.applied_offset + max(len(request.changes) - 1, 0))
         return self._writers.check(
             request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
@@ -478,6 +494,7 @@ class WritePath:
             last_offset_delta=max(count - 1, 0),
             record_count=count,
             commit_timestamp=timestamp,
+            uncounted_ms=self._uncounted_ms(timestamp),
             schema_id=self.definition.schema_id,
             attributes=attributes,
             writer_id=request.writer_id,
@@ -498,7 +515,11 @@ class WritePath:
     def _note(self, batches: Sequence[LogBatch], effect: _Effect) -> None:
         """Batches are in the index, but for their writers and how far the index is."""
         self.index.begin()
+        before, back = self._state.last_timestamp, self._state.back_offset
         for batch in batches:
+            if batch.commit_timestamp < before:
+                back = batch.base_offset
+            before = batch.commit_timestamp
             for writer_id, entry in self._writers.remember(batch).items():
                 self.index.put_writer(writer_id, entry)
         last = batches[-1]
@@ -506,6 +527,8 @@ class WritePath:
             self._state,
             applied_offset=last.next_offset,
             last_timestamp=last.commit_timestamp,
+            uncounted_ms=last.uncounted_ms,
+            back_offset=back,
             row_count=self._state.row_count + effect.added_rows,
             digest=(self._state.digest + effect.digest) % 2**64,
             next_count=self._next_count(batches),

@@ -79,7 +79,7 @@ def offsets_where(
         start, end: What is read anyway, not empty.
         last_timestamp: No commit before ``end`` is later (ms).
     """
-    marks = log.marks(start, end)
+    marks, back = log.marks(start, end), log.back_offset()
     header = next(log.batches(start, end)).header
     known: dict[int, _Moment] = {
         0: _Moment(start, header.base_offset, header.commit_timestamp),
@@ -92,7 +92,7 @@ def offsets_where(
         return known.get(place)
 
     def possible(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        guarantees = [_guarantee(bucket, known[first], known[last]) for first, last in parts]
+        guarantees = [_guarantee(bucket, known[first], known[last], back) for first, last in parts]
         return [parts[place] for place in possible_places(guarantees, schema, filter)]
 
     ranges = possible([(0, len(marks) + 1)])
@@ -120,16 +120,20 @@ class _Moment:
     timestamp: int
 
 
-def _guarantee(bucket: BucketId, first: _Moment, last: _Moment) -> pc.Expression:
-    """What is true of every change between two moments."""
+def _guarantee(bucket: BucketId, first: _Moment, last: _Moment, back: Offset) -> pc.Expression:
+    """What is true of every change between two moments.
+
+    Args:
+        back: Only from here on no commit timestamp is less than the one before.
+    """
     low, high = (pa.scalar(each.timestamp * 1000, pa.timestamp("us", "UTC")) for each in (first, last))
     offset, version, time = (pc.field(name) for name in ("_log_offset", "_commit_version", "_commit_timestamp"))
-    return (
+    places = (
         (pc.field("_bucket") == pa.scalar(bucket, pa.int32()))
         & ((offset >= first.offset) & (offset <= last.offset - 1))
         & ((version >= first.version) & (version <= last.offset - 1))
-        & ((time >= low) & (time <= high))
     )
+    return places & ((time >= low) & (time <= high)) if first.version >= back else places
 
 
 def _with_outside(

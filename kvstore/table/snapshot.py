@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 
 from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files, names_in, open_regular
@@ -29,6 +30,7 @@ from logformat.checksum import crc32c
 from logformat.ids import Offset, WriterId
 from logformat.index_state import IndexState
 from logformat.snapshot_manifest import (
+    FORMAT,
     FileSum,
     Manifest,
     decode_manifest,
@@ -84,6 +86,8 @@ class Snapshot:
             digest=self.digest,
             last_timestamp=told.last_timestamp,
             next_count=told.next_count,
+            uncounted_ms=told.times[0],
+            back_offset=told.times[1],
         )
 
     def verify(self) -> None:
@@ -275,7 +279,9 @@ def _write(
         paths.SNAPSHOT_WRITERS: _file(directory / paths.SNAPSHOT_WRITERS, files, _all_of(encode_writers(writers))),
     }
     place = _log_end(bucket=directory.parents[1], identity=identity, state=state)
+    has_times = bool(state.uncounted_ms or state.back_offset or any(each.uncounted_ms for each in writers.values()))
     manifest = Manifest(
+        format=FORMAT if has_times else 1,
         store_id=identity.store_id,
         table_id=identity.table_id,
         bucket_id=identity.bucket_id,
@@ -287,6 +293,8 @@ def _write(
         digest=f"{state.digest:016x}",
         last_timestamp=state.last_timestamp,
         next_count=state.next_count,
+        uncounted_ms=state.uncounted_ms if has_times else UNSET,
+        back_offset=state.back_offset if has_times else UNSET,
         created_ms=now_ms,
         files=sums,
     )

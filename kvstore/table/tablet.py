@@ -16,7 +16,7 @@ from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
 from kvstore.log.retention import Standing
 from kvstore.log.segments import LogFiles
-from kvstore.log.writer_state import EXPIRY_MS, WriterStates
+from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit, TableWriters
 from kvstore.options import StoreOptions
@@ -92,7 +92,14 @@ class Tablet:
     @property
     def log(self) -> LogFiles:
         """The log, for reading up to the ``applied_offset`` of a view."""
-        return LogFiles(self.place.log, self.place.identity, self._files)
+        return LogFiles(self.place.log, self.place.identity, self._files, self._back_offset)
+
+    def _back_offset(self) -> Offset:
+        committer = self._committer
+        if committer is not None:
+            return committer.state.back_offset  # not under its lock, which whoever asks may hold
+        with self._reader().view() as view:
+            return view.state().back_offset
 
     def submit(self, request: Request | RowRequest, *, waits: bool = True) -> Future[AppendResult]:
         """Have one batch applied, as the bucket's writer; see :class:`kvstore.table.apply.WritePath` for what may fail.
@@ -216,16 +223,18 @@ class Tablet:
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""
         with self.snapshot() as view:
-            return WriterStates(view.writers()).last_sequence(writer_id, now_ms=self._now_ms(view))
+            return WriterStates(view.writers()).last_sequence(writer_id, now_ms=self._counted_ms(view.state()))
 
     def remembered_from(self) -> Offset:
         """Who wrote a batch from this offset on is remembered."""
         with self.snapshot() as view:
-            last_forgotten = self._now_ms(view) - EXPIRY_MS
-            return self.log.first_at_or_after(last_forgotten + 1, view.state().applied_offset)
+            state = view.state()
+            return self.log.first_counted_after(self._counted_ms(state) - EXPIRY_MS, state.applied_offset)
 
-    def _now_ms(self, view: View) -> int:
-        return max(view.state().last_timestamp, self._clock.now_ms())
+    def _counted_ms(self, state: IndexState) -> int:
+        """Counted time of a batch that would be written now."""
+        now = max(state.last_timestamp, self._clock.now_ms())
+        return now - uncounted_after(state.last_timestamp, state.uncounted_ms, now)
 
     def take_snapshot(self) -> Snapshot:
         """Take a snapshot of everything acknowledged, as the bucket's writer; see :meth:`Upkeep.snapshot`."""

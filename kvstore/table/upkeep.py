@@ -162,8 +162,10 @@ class Upkeep:
                 self.failure = error
 
     def _expired(self, log: LogFiles) -> Offset:
-        older_than = None if self._retention_ms is None else self._clock.now_ms() - self._retention_ms
-        return retention.expired_before(log, older_than_ms=older_than, bytes_max=self._options.log_bytes_max)
+        now = self._clock.now_ms()
+        older_than = None if self._retention_ms is None else now - self._retention_ms
+        bytes_max = self._options.log_bytes_max
+        return retention.expired_before(log, older_than_ms=older_than, bytes_max=bytes_max, now_ms=now)
 
     def _take(self) -> Snapshot:
         began = self._clock.monotonic()

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore.errors import CorruptData, OutOfOrderSequence
 from kvstore.files import Files
-from kvstore.log import recovery
+from kvstore.log import recovery, writer_state
 from kvstore.log.writer_state import EXPIRY_MS
 from logformat import paths, segment
 from logformat.ids import Offset
@@ -42,6 +42,13 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
     bucket.path.close()
 
 
+@pytest.fixture
+def whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step between two timestamps counts as it is: the vectors know no limit of it."""
+    monkeypatch.setattr(writer_state, "STEP_MS_MAX", 2**63)
+
+
+@pytest.mark.usefixtures("whole_steps")
 @pytest.mark.parametrize("name", having("ops"))
 def test_operations(name: str, bucket: Bucket) -> None:
     vector = VECTORS[name]

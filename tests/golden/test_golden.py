@@ -10,8 +10,12 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
+from kvstore.options import StoreOptions
+from kvstore.store import Store
 from tests.golden.description import described
 from tests.golden.write import KEYED
+from tests.support.clocks import SetClock
 
 FORMATS = sorted(path for path in Path(__file__).parent.iterdir() if path.name.startswith("format-"))
 
@@ -62,6 +66,31 @@ def test_it_goes_on(golden: Path) -> None:
     with kvstore.open(golden / "store") as store:
         assert store.table("new").get(1) == {"k": 1, "v": 1}
         assert store.check()
+
+
+def test_its_writers_expire_when_they_would_have(golden: Path) -> None:
+    """No time in it is uncounted: a writer is forgotten seven days after the timestamp of its last batch."""
+    clock = SetClock()
+    with Store(golden / "store", StoreOptions(), clock=clock) as store:
+        unnamed = []
+        for table in map(store.table, store.list_tables()):
+            for bucket, tablet in enumerate(table._tablets):
+                with tablet.snapshot() as view:
+                    assert view.state().uncounted_ms == view.state().back_offset == 0
+                    unnamed += [(table, bucket, id, entry) for id, entry in view.writers().items() if not entry.named]
+        assert unnamed
+        for _, _, _, entry in unnamed:
+            assert entry.counted_ms == entry.batches[-1].timestamp
+        table, number, writer, entry = unnamed[0]
+        last, nothing = entry.batches[-1].timestamp, kvstore.Changes.of([], table.schema)
+        clock.now = last
+        while clock.now < last + EXPIRY_MS:
+            assert table.bucket(number).last_sequence(writer) is not None
+            table.bucket(number).apply(nothing)
+            clock.now = min(clock.now + STEP_MS_MAX, last + EXPIRY_MS)
+        assert table.bucket(number).last_sequence(writer) is None
+        table.bucket(number).apply(nothing)
+        assert store.check().findings == []
 
 
 def test_its_replica_is_restored_and_followed(golden: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -12,6 +13,7 @@ from tests.logformat.damage import bit_flips, cuts
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 STATE = IndexState(7, 1, 100, 40, 4096, 90, 12, 2**64 - 1, 1_700_000_000_000, 42)
+TIMED = replace(STATE, uncounted_ms=3_600_001, back_offset=99)
 
 
 @given(
@@ -27,6 +29,8 @@ STATE = IndexState(7, 1, 100, 40, 4096, 90, 12, 2**64 - 1, 1_700_000_000_000, 42
         digest=st.integers(0, 2**64 - 1),
         last_timestamp=I64,
         next_count=st.integers(0, 2**64 - 1),
+        uncounted_ms=st.just(0) | I64,
+        back_offset=st.just(0) | I64,
     )
 )
 def test_any_state_comes_back(state: IndexState) -> None:
@@ -34,22 +38,31 @@ def test_any_state_comes_back(state: IndexState) -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    for damaged in bit_flips(encode(STATE)):
-        with pytest.raises(CorruptData):
-            decode(damaged)
+    for state in (STATE, TIMED):
+        for damaged in bit_flips(encode(state)):
+            with pytest.raises(CorruptData):
+                decode(damaged)
 
 
 def test_a_state_of_another_length_is_refused() -> None:
-    for damaged in [*cuts(encode(STATE)), encode(STATE) + b"\x00"]:
-        with pytest.raises(CorruptData):
-            decode(damaged)
+    for state in (STATE, TIMED):
+        for damaged in [*cuts(encode(state)), encode(state) + b"\x00"]:
+            with pytest.raises(CorruptData):
+                decode(damaged)
+
+
+@pytest.mark.parametrize(("state", "version"), [(STATE, 2), (TIMED, 1)])
+def test_a_state_has_the_length_of_its_version(state: IndexState, version: int) -> None:
+    body = struct.pack("<H", version) + encode(state)[6:]
+    with pytest.raises(CorruptData, match="another length"):
+        decode(struct.pack("<I", crc32c(body)) + body)
 
 
 def test_a_newer_version_is_refused_as_such() -> None:
-    body = struct.pack("<H", 2) + encode(STATE)[6:]
+    body = struct.pack("<H", 3) + encode(STATE)[6:]
     with pytest.raises(UnsupportedVersion) as refused:
         decode(struct.pack("<I", crc32c(body)) + body)
-    assert refused.value.where == {"version": 2}
+    assert refused.value.where == {"version": 3}
 
 
 def test_a_state_is_written_as_it_always_was() -> None:

@@ -6,7 +6,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, strategies as st
 
-from logformat.errors import CorruptData
+from logformat.errors import CorruptData, UnsupportedVersion
 from logformat.writer_entry import (
     WINDOW,
     RememberedBatch,
@@ -20,14 +20,17 @@ from tests.logformat.damage import bit_flips, cuts
 
 I32, I64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
 BATCHES = st.builds(RememberedBatch, I32, I32, I64, I64)
-ENTRIES = st.builds(WriterEntry, I32, st.booleans(), st.lists(BATCHES, min_size=1, max_size=WINDOW).map(tuple))
+ENTRIES = st.builds(
+    *(WriterEntry, I32, st.booleans(), st.lists(BATCHES, min_size=1, max_size=WINDOW).map(tuple)),
+    uncounted_ms=st.just(0) | I64,
+)
 ENTRY = WriterEntry(2, True, (RememberedBatch(2**31 - 1, 0, 40, 1000), RememberedBatch(0, 9, 41, 1001)))
 
 
 @given(I64, ENTRIES)
 def test_any_entry_comes_back(writer_id: int, entry: WriterEntry) -> None:
     encoded = encode_entry(writer_id, entry)
-    assert len(encoded) == 12 + 24 * len(entry.batches)
+    assert len(encoded) == 12 + 24 * len(entry.batches) + (8 if entry.uncounted_ms else 0)
     assert decode_entry(writer_id, encoded) == entry
 
 
@@ -43,6 +46,18 @@ def test_any_snapshot_comes_back(next_offset: int, writers: dict[int, WriterEntr
     assert decode_snapshot(encode_snapshot(next_offset, writers)) == (next_offset, writers)
     backwards = dict(reversed(writers.items()))
     assert encode_snapshot(next_offset, backwards) == encode_snapshot(next_offset, writers)
+
+
+def test_an_entry_of_a_newer_version_is_refused_as_such() -> None:
+    body = bytearray(encode_entry(5, ENTRY)[4:])
+    struct.pack_into("<H", body, 6, 2)
+    with pytest.raises(UnsupportedVersion, match="version=2"):
+        decode_entry(5, struct.pack("<I", crc32c(struct.pack("<q", 5) + body)) + body)
+
+
+def test_a_writer_ages_from_the_counted_time_of_its_last_batch() -> None:
+    assert ENTRY.counted_ms == 1001
+    assert ENTRY._replace(uncounted_ms=900).counted_ms == 101
 
 
 def test_an_empty_batch_takes_the_offset_it_is_at() -> None:
@@ -67,7 +82,7 @@ def test_every_damage_of_a_snapshot_is_found() -> None:
     "body",
     [
         struct.pack("<4sHHqI", b"KVWX", 1, 0, 51, 0),
-        struct.pack("<4sHHqI", b"KVWS", 2, 0, 51, 0),
+        struct.pack("<4sHHqI", b"KVWS", 3, 0, 51, 0),
         struct.pack("<4sHHqI", b"KVWS", 1, 0, 51, 1),
         struct.pack("<4sHHqI", b"KVWS", 1, 0, 51, 1) + struct.pack("<qI", 5, 1000) + encode_entry(5, ENTRY),
     ],

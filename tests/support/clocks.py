@@ -1,4 +1,4 @@
-"""A clock that shows what it is told."""
+"""Clocks that show what they are told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,31 @@ import time
 
 
 class SetClock:
-    """Wall clock by hand; the monotonic one is real."""
+    """Time by hand: when the wall clock is set ahead, that time has passed; between, the monotonic one is real."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self._now = now_ms
+        self._passed = 0.0
+
+    @property
+    def now(self) -> int:
+        """What the wall clock shows."""
+        return self._now
+
+    @now.setter
+    def now(self, now_ms: int) -> None:
+        self._passed += max(0, now_ms - self._now) / 1000
+        self._now = now_ms
+
+    def now_ms(self) -> int:
+        return self._now
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._passed
+
+
+class JumpingClock:
+    """A wall clock that somebody sets, while no time passes; the monotonic one is real."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.now = now_ms

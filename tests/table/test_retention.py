@@ -171,7 +171,7 @@ def test_snapshots_rest_in_between(opened: Callable[..., Kept], monkeypatch: pyt
     kept.clock.now += HOUR_MS + 1
     keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
-    keeper._rested = time.monotonic() + 100
+    keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
     assert (kept.start, files_in(kept.path, "snapshots")) == (start, names)
     keeper._rested = 0.0
@@ -190,7 +190,7 @@ def test_a_snapshot_that_rotted_lets_nothing_go(opened: Callable[..., Kept]) -> 
     kept.clock.now += HOUR_MS + 1
     keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
-    keeper._rested = time.monotonic() + 100
+    keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
     assert kept.start == 0
     keeper._rested = 0.0
