@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest
+from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.filters import expression_of, values_of
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.place import TablePlace
@@ -93,6 +94,7 @@ def changes_wanted(
     return tuple(Wanted(bucket, *each) for bucket, each in table.offset_ranges(start, end).items())
 
 
+@errors_shown_alone
 class FilteredReader(DataSourceReader):
     """A reader of a table in buckets that makes use of filters, if option ``pushFilters`` says so.
 
@@ -129,6 +131,7 @@ class FilteredReader(DataSourceReader):
         """Columns as they are stored, and which bucket has rows with certain values."""
 
 
+@errors_shown_alone
 class KvStoreReader(FilteredReader):
     """Reads what was pinned, in a few large partitions."""
 

@@ -19,6 +19,7 @@ from pyspark.util import PythonEvalType
 
 from kvstore.arguments import column_names
 from kvstore.spark.batch import Pinned, changes_wanted
+from kvstore.spark.failures import shown_alone
 from kvstore.spark.options import Kind
 from kvstore.spark.place import TablePlace
 from kvstore.spark.shares import Share, Wanted, read, shares_of
@@ -102,6 +103,7 @@ def _reader(shares: Sequence[Any], columns: StructType, where: pc.Expression | N
             for number in batch.column(0).to_pylist():
                 share = shares[number]
                 assert isinstance(share, Share)
-                yield from read(share, target, where, needed)
+                with shown_alone():
+                    yield from read(share, target, where, needed)
 
     return run

@@ -26,6 +26,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.replica.client import ObjectStore, normalised
 from kvstore.replica.reading import Changes, ReplicaReader, ReplicaTable, Rows
 from kvstore.spark.batch import BucketOf, FilteredReader
+from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.shares import Part, columns_of_rows, dealt, freeze_once, larger
 from kvstore.spark.types import for_spark
@@ -131,6 +132,7 @@ class ReplicaShare(InputPartition):
     pieces: tuple[Changes | Rows, ...]
 
 
+@errors_shown_alone
 class KvStoreReplicaReader(FilteredReader):
     """Reads what was pinned, in a few large partitions."""
 

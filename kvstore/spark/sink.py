@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
 from kvstore.replica.store import open_store
+from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options
 from kvstore.spark.place import TablePlace
 from kvstore.spark.staged import CHANGE_TYPE, ORDER, Staged, TaskFile, parts_of, remove, sweep
@@ -40,6 +41,7 @@ BATCHES = "spark batches"
 _QUERY = "spark query"
 
 
+@errors_shown_alone
 class _Sink:
     """What batch writes and streams have in common; it goes to every task."""
 
@@ -109,6 +111,7 @@ class _Sink:
         remove(message.file for message in messages if isinstance(message, Staged) and message.file)
 
 
+@errors_shown_alone
 class KvStoreWriter(_Sink, DataSourceArrowWriter):
     """Writes one DataFrame: all of it or nothing."""
 
@@ -125,6 +128,7 @@ class KvStoreWriter(_Sink, DataSourceArrowWriter):
         self._remove(messages)
 
 
+@errors_shown_alone
 class KvStoreStreamWriter(_Sink, DataSourceStreamArrowWriter):
     """Writes the batches of a stream, each once."""
 

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.spark.batch import KvStoreReader, Pinned, pinned
+from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.place import found
 from kvstore.spark.replica import KvStoreReplicaReader, PinnedReplica, replica_at
@@ -32,6 +33,7 @@ from kvstore.store import check_follows_not
 from kvstore.table.table import Table
 
 
+@errors_shown_alone
 class KvStoreSource(DataSource):
     """Register it with ``spark.dataSource.register(KvStoreSource)``.
 

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
 from kvstore.spark.batch import changes_wanted
+from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.offsets import Began, Raw, StreamOffset, by_name, decoded, initial, table_id
 from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.place import TablePlace, opened
@@ -33,6 +34,7 @@ from kvstore.table.table import Table
 from logformat.ids import Offset
 
 
+@errors_shown_alone
 class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the changes of a table.
 
@@ -120,7 +122,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one share."""
         assert isinstance(partition, Share)
-        return read(partition, arrow_schema(self._schema))
+        yield from read(partition, arrow_schema(self._schema))
 
     def commit(self, end: Raw) -> None:
         """Say how far the stream is, if it has a name to say so; Spark's checkpoint knows better.
