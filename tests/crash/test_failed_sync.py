@@ -16,7 +16,7 @@ from tests.crash.trace import Plan
 from tests.crash.workload import REFUSED, script
 from tests.support.proof import Proves
 
-QUICK_SYNCS = 5
+QUICK_SYNCS = 3
 FOR_EVER = 10_000
 LENGTHS = (1, 2, FOR_EVER)
 

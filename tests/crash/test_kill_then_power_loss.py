@@ -22,7 +22,7 @@ from tests.crash.trace import Plan
 from tests.crash.workload import MARKS, Script, script
 from tests.support.proof import Proves
 
-QUICK_POINTS = 10
+QUICK_POINTS = 6
 TRIES = 3
 """A run makes some calls more or less, as its commits fall, and may end before it is killed."""
 END = Call("exit", "exit")
@@ -69,7 +69,7 @@ def cut_after(
         explorer.explore(directory, [*first.calls, END, *second.calls], limits)
         assert not explorer.report.bad, f"killed at {point}\n" + "\n".join(map(str, explorer.report.bad[:5]))
     tell(f"{killed} kills", *explorer.report.lines())
-    assert killed >= 10
+    assert killed >= QUICK_POINTS
     assert explorer.report.states >= 10 * killed
     explorer.report.prove(proves)
     proves("kill -9 points", killed)

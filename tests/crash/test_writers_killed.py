@@ -35,7 +35,8 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("by", pa.string()
 BUCKETS = 3
 SEQUENCER = 7
 """Writer id of the one who numbers its batches itself."""
-QUICK_RUNS = 8
+QUICK_RUNS = 4
+RUNS_WITH_A_BUG = 32
 RUNS_OF_A_TABLE = 20
 BATCH = 4
 
@@ -281,7 +282,13 @@ def test_writers_and_readers_that_are_killed_200_times(path: Path, tell: Tell) -
     hunt(path, 200, int.from_bytes(os.urandom(4), "big"), tell)
 
 
-@pytest.mark.parametrize("bug", ["nothing is remembered of writers", "acknowledged before it is in the log"])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param("nothing is remembered of writers", marks=pytest.mark.long),
+        "acknowledged before it is in the log",
+    ],
+)
 def test_a_planted_bug_is_found(path: Path, bug: str) -> None:
-    bad, _ = go(path, 4 * QUICK_RUNS, 2, bug)
+    bad, _ = go(path, RUNS_WITH_A_BUG, 2, bug)
     assert bad

@@ -9,8 +9,8 @@ _BUDGETS: dict[str, dict[Run, int]] = {
     "pairs": {"quick": 30, "long": 200, "nightly": 1_250},
     "cuts": {"quick": 2, "long": 22, "nightly": 500},
     "stops": {"quick": 8, "long": 120, "nightly": 120},
-    "full disks": {"quick": 4, "long": 60, "nightly": 60},
-    "path histories": {"quick": 3, "long": 20, "nightly": 100},
+    "full disks": {"quick": 2, "long": 60, "nightly": 60},
+    "path histories": {"quick": 2, "long": 20, "nightly": 100},
     "jumps": {"quick": 1, "long": 10, "nightly": 100},
 }
 

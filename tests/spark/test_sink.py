@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from kvstore.spark import staged
+from kvstore.spark import KvStoreSource, staged
 from logformat import paths
 from tests.spark.test_source import EVERY_TYPE, SCHEMA, listed, load
 from tests.support.tables import rows_of as rows_by_bucket
@@ -231,11 +231,13 @@ def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Sto
 def test_what_does_not_fit_is_refused_before_any_task(
     frame: DataFrame, store: kvstore.Store, table: str, columns: list[str], options: dict[str, Any], message: str
 ) -> None:
+    """test_errors.py shows what Spark makes of such an error."""
     store.create_table("t", SCHEMA, "k")
     store.create_table("log", SCHEMA)
-    arguments = {"table": table} | options
-    with pytest.raises(AnalysisException, match=f"(?s){message}"):
-        save(frame.selectExpr(*columns), store, **arguments)
+    arguments = {"path": str(store.path), "table": table} | options
+    overwrites = arguments.pop("mode", "append") == "overwrite"
+    with pytest.raises(kvstore.errors.StoreError, match=f"(?s){message}"):
+        KvStoreSource(arguments).writer(frame.selectExpr(*columns).schema, overwrites)
 
 
 def test_a_kind_of_change_that_is_none(frame: DataFrame, store: kvstore.Store) -> None:

@@ -255,13 +255,17 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
         ("t$changelog", {"startingOffsets": '{"1": 0}'}, "an offset for each bucket"),
     ],
 )
-def test_bad_options(
-    spark: SparkSession, store: kvstore.Store, table: str, options: dict[str, str], message: str
-) -> None:
+def test_bad_options(store: kvstore.Store, table: str, options: dict[str, str], message: str) -> None:
+    """Before any task; test_errors.py shows what Spark makes of such an error."""
     store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "s": "a", "v": None})
     store.flush()
-    with pytest.raises(AnalysisException, match=message):
-        load(spark, store, table, **options).collect()
+
+    def plan() -> None:
+        source = KvStoreSource({"path": str(store.path), "table": table} | options)
+        source.reader(source.schema()).partitions()
+
+    with pytest.raises(kvstore.errors.StoreError, match=message):
+        plan()
 
 
 @pytest.mark.parametrize(

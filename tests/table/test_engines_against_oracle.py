@@ -325,4 +325,4 @@ def pairs_of(index: Path) -> tuple[dict[bytes, bytes], index_state.IndexState]:
 
 
 TestEngines = Machine.TestCase
-TestEngines.settings = settings(max_examples=max(100, settings().max_examples // 2), stateful_step_count=20)
+TestEngines.settings = settings(max_examples=max(50, settings().max_examples // 2), stateful_step_count=20)

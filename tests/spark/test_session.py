@@ -1,0 +1,99 @@
+"""What `configure` sets, so that workers start fast and a busy machine has time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+import kvstore
+from kvstore.spark.frames import mapped
+from kvstore.spark.session import WORKER_PYTHON, configure
+from kvstore.spark.types import spark_schema
+from tests.spark.test_source import SCHEMA
+
+ZIP = Path(pyspark.__file__).parent / "python/lib/pyspark.zip"
+
+
+class Settings:
+    """A builder of sessions that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def config(self, name: str, value: str) -> Settings:
+        self.told[name] = value
+        return self
+
+
+def test_a_python_that_the_environment_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    settings = Settings()
+    configure(settings)  # type: ignore[arg-type]
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+    assert "spark.executorEnv.KVSTORE_SPARK_PYTHON" not in settings.told
+
+
+def test_workers_have_minutes_to_say_their_first_word() -> None:
+    settings = Settings()
+    configure(settings)  # type: ignore[arg-type]
+    assert settings.told["spark.python.authenticate.socketTimeout"] == "10min"
+
+
+def test_what_else_is_on_the_path_of_a_worker_stays(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ZIP), str(tmp_path / "a b"), "*", str(ZIP.with_name("py4j-0-src.zip"))])
+    done = subprocess.run(
+        [WORKER_PYTHON, "-c", "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1])", "c  d"],
+        env={**os.environ, "PYTHONPATH": path, "KVSTORE_SPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{tmp_path / 'a b'}:* c  d\n"
+
+
+@pytest.mark.spark
+def test_workers_of_tasks_take_pyspark_from_where_it_is_compiled(spark: SparkSession) -> None:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.record_batch([[sys.modules["pyspark.worker"].__file__]], ["file"])
+
+    columns = spark_schema(pa.schema([("file", pa.string())]))
+    (row,) = mapped(spark.range(0, 1, 1, 1), run, columns).collect()
+    assert row["file"] == str(Path(pyspark.__file__).with_name("worker.py"))
+
+
+@pytest.mark.spark
+def test_the_worker_of_a_stream_does_too(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
+    store.create_table("t", SCHEMA, "k")
+    stream = spark.readStream.format("kvstore").options(path=str(store.path), table="t$changelog").load()
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        while not (found := paths_of("pyspark.sql.streaming.python_streaming_source_runner")):
+            assert query.isActive, query.exception()
+            time.sleep(0.05)
+    finally:
+        query.stop()
+    assert all(".zip" not in path for path in found)
+
+
+def paths_of(module: str) -> list[str]:
+    """What `PYTHONPATH` processes have that run a module."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        if module.encode() in words and words[0] == sys.executable.encode():
+            found += [entry.decode() for entry in environment if entry.startswith(b"PYTHONPATH=")]
+    return found

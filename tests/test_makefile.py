@@ -1,0 +1,54 @@
+"""The Makefile prints a line for each step of the set-up, and what went wrong if one fails."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def step(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / ".ci/step", *arguments], cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_a_step_prints_its_name_and_its_time(tmp_path: Path) -> None:
+    done = step(tmp_path, "Python packages", "sh", "-c", "echo chatter; echo warning >&2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"Python packages +\d+ s\n", done.stdout)
+    assert (tmp_path / ".logs/Python-packages.log").read_text() == "chatter\nwarning\n"
+
+
+def test_a_step_may_show_its_output_without_the_warnings(tmp_path: Path) -> None:
+    done = step(tmp_path, "--shown", "demo", "sh", "-c", 'echo "$1"; echo warning >&2', "sh", "a  b")
+    assert done.stderr == ""
+    assert re.fullmatch(r"a  b\ndemo +\d+ s\n", done.stdout)
+
+
+def test_a_step_that_fails_shows_why_and_names_its_log(tmp_path: Path) -> None:
+    done = step(tmp_path, "types", "sh", "-c", "echo wrong >&2; exit 3")
+    assert done.returncode == 3
+    assert re.search(r"types +\d+ s, failed with status 3\nwrong\n.*: \.logs/types\.log\n", done.stderr)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("target", ["setup", "lint", "demo"])
+def test_all_that_prints_is_a_step(target: str) -> None:
+    done = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.replace("\\\n", "").splitlines()
+    quiet = r"touch |rm -f |mv |\.venv/bin/python -c .* > \.venv/java\.tmp 2> \.venv/java\.none"
+    assert [line for line in lines if not re.match(rf"\.ci/step |{quiet}", line)] == []
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_processes_of_a_run_keep_what_they_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each of hundreds would compile all that it imports, which is a tenth of the time of all tests."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    makefile = tmp_path / "Makefile"
+    makefile.write_text((ROOT / "Makefile").read_text() + "\nshown:\n\t@echo [$$PYTHONDONTWRITEBYTECODE]\n")
+    done = subprocess.run(["make", "-f", makefile, "shown"], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
