@@ -25,7 +25,7 @@ def test_changes_are_printed_as_they_come_until_interrupted(tmp_path: Path) -> N
                 table.upsert({"k": k + 1})
             assert json.loads(following.stdout.readline()) == {"_log_offset": 3, "k": 3}
             following.send_signal(signal.SIGINT)
-            out, err = following.communicate(timeout=30)
+            out, err = following.communicate(timeout=600)
         finally:
             following.kill()
     assert (following.returncode, out, err) == (130, "", "")
@@ -43,7 +43,7 @@ def test_who_reads_no_further_ends_it(tmp_path: Path) -> None:
             following.stdout.close()
             table.upsert({"k": 1})
             table.flush()
-            assert following.wait(30) == 0
+            assert following.wait(600) == 0
             assert following.stderr is not None
             with following.stderr as errors:
                 assert errors.read() == ""

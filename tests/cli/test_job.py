@@ -112,6 +112,6 @@ def test_followed_until_it_is_interrupted(store: Path, tmp_path: Path) -> None:
     write(tmp_path / "in", "b.csv", 0)
     assert following.stdout.readline() == "task 2: 12 rows of b.csv\n"
     following.send_signal(signal.SIGINT)
-    following.communicate(timeout=20)
+    following.communicate(timeout=600)
     assert following.returncode == 130
     assert shown(store)["offset"] == "b.csv"

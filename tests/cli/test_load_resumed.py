@@ -69,7 +69,7 @@ def test_a_load_that_was_stopped_goes_on(
     fine("init", store)
     script = SMALL_BATCHES.format(rows=BATCH) + STOP.format(after=4, signal=int(number))
     stopped = process("load", store, name, file, *KINDS[name], script=script)
-    out, err = stopped.communicate(timeout=60)
+    out, err = stopped.communicate(timeout=600)
     assert out == ""
     if number == signal.SIGINT:
         assert stopped.returncode == 130

@@ -126,7 +126,7 @@ def test_a_log_is_shown_while_another_process_writes_it(store: Path, tmp_path: P
         table.upsert({"k": 9, "v": "new"})
         table.flush()
         other = process("log", "show", store, "t", "--from", "9", "--records", "--json")
-        out, err = other.communicate(timeout=60)
+        out, err = other.communicate(timeout=600)
         table.upsert({"k": 10, "v": "newer"})
     assert (other.returncode, err) == (0, "")
     assert json.loads(out)["changes"] == [{"_log_offset": 9, "_change_type": "insert", "k": 9, "v": "new"}]

@@ -32,7 +32,7 @@ THOROUGH_EVERY = 4
 AGAIN = "again "
 """Kinds of states begin so that a crash of a recovery left."""
 WAITING_MAX = 300
-SECONDS_MAX = 60
+SECONDS_MAX = 600
 """A state that takes longer is a hang."""
 KILLED = ("kill", "kill -9")
 """Kinds of states in which all is there that was written."""

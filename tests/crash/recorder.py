@@ -30,7 +30,7 @@ JOBS: dict[str, Callable[[Path, Any], int]] = {
 }
 FAILED = 70
 """Exit status of a job that ended on an error."""
-SECONDS_MAX = 60
+SECONDS_MAX = 600
 """A job that takes longer hangs, and is ended by SIGALRM."""
 
 

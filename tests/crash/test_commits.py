@@ -34,7 +34,7 @@ from tests.support.tables import rows_of
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 BUCKETS = 3
 KEYS = range(12)
-SECONDS_MAX = 20
+SECONDS_MAX = 200
 
 
 def changes(value: int) -> kvstore.Changes:
@@ -82,10 +82,11 @@ ASKING = {
 }
 
 
-def leave_a_child() -> None:
-    """Fork a child that has all this process has open, and outlives it."""
+def leave_a_child(path: Path) -> None:
+    """Fork a child that has all this process has open, and lives as long as the store is there."""
     if not os.fork():
-        time.sleep(2 * SECONDS_MAX)
+        while path.exists():
+            time.sleep(0.05)
         os._exit(0)
 
 
@@ -99,7 +100,7 @@ def commit(pipe: Pipe, path: Path, step: str | None, *, own: bool, child_lives: 
         table.apply(changes(0))
         store.flush()
     if child_lives:
-        leave_a_child()
+        leave_a_child(path)
     if step is not None:
         (STEPS | ASKING)[step][0]()
     pipe.send("ready")
@@ -114,7 +115,7 @@ def write(pipe: Pipe, path: Path, *, child_lives: bool = False) -> None:
     table = store.table("t")
     table.apply(changes(0))
     if child_lives:
-        leave_a_child()
+        leave_a_child(path)
     pipe.send("ready")
     pipe.recv()
     written = 0

@@ -126,7 +126,7 @@ def test_what_waits_is_added_after_a_while(tmp_path: Path) -> None:
     pair = Pair(tmp_path / "s", "NO_SYNC", wait_ms=30)
     for offset in range(3):
         pair.consumer_at(offset)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while place_of(pair.other.state()) != (2,):
         assert time.monotonic() < deadline
         time.sleep(0.005)

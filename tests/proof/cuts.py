@@ -27,7 +27,7 @@ from tests.proof.power import Disk
 from tests.support.processes import Child, Pipe
 
 IDS = "ids"
-SECONDS_MAX = 60
+SECONDS_MAX = 600
 BATCHES = 8
 
 

@@ -77,7 +77,8 @@ def test_the_worker_of_a_stream_does_too(spark: SparkSession, store: kvstore.Sto
     stream = spark.readStream.format("kvstore").options(path=str(store.path), table="t$changelog").load()
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        while not (found := paths_of("pyspark.sql.streaming.python_streaming_source_runner")):
+        driver = spark.sparkContext._gateway.proc.pid
+        while not (found := paths_of(driver, "pyspark.sql.streaming.python_streaming_source_runner")):
             assert query.isActive, query.exception()
             time.sleep(0.05)
     finally:
@@ -85,15 +86,16 @@ def test_the_worker_of_a_stream_does_too(spark: SparkSession, store: kvstore.Sto
     assert all(".zip" not in path for path in found)
 
 
-def paths_of(module: str) -> list[str]:
-    """What `PYTHONPATH` processes have that run a module."""
+def paths_of(parent: int, module: str) -> list[str]:
+    """`PYTHONPATH` of the children of a process that run a module."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
             environment = (process / "environ").read_bytes().split(b"\0")
+            of = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
         except OSError:
             continue  # it has ended, or is another user's
-        if module.encode() in words and words[0] == sys.executable.encode():
+        if of == parent and module.encode() in words and words[0] == sys.executable.encode():
             found += [entry.decode() for entry in environment if entry.startswith(b"PYTHONPATH=")]
     return found

@@ -19,7 +19,7 @@ import pytest
 import kvstore
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
-SECONDS_MAX = 10
+SECONDS_MAX = 120
 OPEN = """
 import signal, sys, traceback
 import kvstore

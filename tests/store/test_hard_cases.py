@@ -112,7 +112,7 @@ def test_a_table_that_can_not_be_created_blocks_nobody(store_path: Path, failure
         others: list[int] = []
         thread = threading.Thread(target=lambda: others.append(store.new_writer_id()), daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(600)
         assert len(others) == 1
         store.create_table("t", SCHEMA, "k").upsert({"k": 1, "v": "a"})
         assert store.check()

@@ -28,7 +28,7 @@ class Child:
         assert self._process.pid is not None
         return self._process.pid
 
-    def hear(self, seconds: float = 60) -> Any:
+    def hear(self, seconds: float = 600) -> Any:
         """What it says next; EOFError if it ended."""
         if not self.pipe.poll(seconds):
             raise TimeoutError(f"nothing was said for {seconds} s")
@@ -42,7 +42,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
         self.join()
 
-    def join(self, seconds: float = 60) -> int:
+    def join(self, seconds: float = 600) -> int:
         """Wait for its end; its exit status, negative for a signal."""
         self._process.join(seconds)
         assert self._process.exitcode is not None, "it did not end"

@@ -58,7 +58,7 @@ class Following(threading.Thread):
         wait_until(lambda: len(self.taken) >= count or not self.is_alive())
 
     def ended(self) -> list[dict[str, Any]]:
-        self.join(20)
+        self.join(600)
         assert not self.is_alive()
         if self.error is not None:
             raise self.error
@@ -66,7 +66,7 @@ class Following(threading.Thread):
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -240,7 +240,7 @@ class TestWaiting:
     def test_a_change_comes_soon_after_its_commit(self, table: kvstore.Table) -> None:
         following = Following(table.changelog(follow=True))
         rounds: list[list[float]] = []
-        for _ in range(5):  # a round may be spoilt by what else the machine does
+        for _ in range(50):  # a round may be spoilt by what else the machine does
             late = []
             for _ in range(20):
                 time.sleep(0.05)

@@ -64,7 +64,7 @@ def submit(table: kvstore.Table, request: tuple[Any, ...]) -> Future[Any]:
 
 
 def outcome(answer: Future[Any]) -> Any:
-    error = answer.exception(timeout=60)
+    error = answer.exception(timeout=600)
     # Where a refused batch would have begun is only told, so it may be of the beginning of its group.
     return answer.result() if error is None else type(error)
 

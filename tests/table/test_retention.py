@@ -286,7 +286,7 @@ def test_snapshots_lost_alone_are_found_by_the_check(opened: Callable[..., Kept]
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

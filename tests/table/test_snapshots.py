@@ -291,7 +291,7 @@ def test_writing_goes_on_while_a_snapshot_waits(store: kvstore.Store, monkeypatc
 
     def held(self: Upkeep) -> None:
         reading.set()
-        assert go_on.wait(20)
+        assert go_on.wait(600)
         step(self)
 
     monkeypatch.setattr(Upkeep, "_step", held)
@@ -299,7 +299,7 @@ def test_writing_goes_on_while_a_snapshot_waits(store: kvstore.Store, monkeypatc
     before, end = rows_of(table), table.offsets()[0][1]
     thread = threading.Thread(target=lambda: taken.append(table.snapshot()))
     thread.start()
-    assert reading.wait(20)
+    assert reading.wait(600)
     filled(store)
     table.flush()
     go_on.set()
@@ -327,7 +327,7 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
         table = filled(store)
         thread = threading.Thread(target=table.snapshot)
         thread.start()
-        assert reading.wait(20)
+        assert reading.wait(600)
         for first in range(0, 40_000, 5_000):
             table.upsert([{"k": k, "n": 0, "s": "x" * 40} for k in range(first, first + 5_000)])
         thread.join()
@@ -343,7 +343,7 @@ def test_closing_a_store_ends_a_snapshot(store_path: Path, monkeypatch: pytest.M
     def slow(self: Upkeep) -> None:
         reading.set()
         with self._state:
-            self._state.wait_for(lambda: self._closing, timeout=20)
+            self._state.wait_for(lambda: self._closing, timeout=600)
         step(self)
 
     monkeypatch.setattr(Upkeep, "_step", slow)
@@ -359,7 +359,7 @@ def test_closing_a_store_ends_a_snapshot(store_path: Path, monkeypatch: pytest.M
         table = filled(store)
         thread = threading.Thread(target=take)
         thread.start()
-        assert reading.wait(20)
+        assert reading.wait(600)
     thread.join()
     assert len(raised) == 1
     assert files_in(store_path, "snapshots") == []

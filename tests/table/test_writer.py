@@ -159,7 +159,7 @@ def test_a_writer_waits_for_buckets_that_another_process_writes(store: kvstore.S
         assert flushed.is_alive()
         other.go_on()
         assert other.line() == "closed"
-        flushed.join(30)
+        flushed.join(600)
         assert not flushed.is_alive()
         writer.close()
     assert {each["v"] for each in rows_of(table)} == {2}

@@ -49,7 +49,7 @@ def rows(*keys: int) -> list[dict[str, Any]]:
     return [row(k) for k in keys]
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 600.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -166,11 +166,12 @@ def test_who_brings_more_than_may_wait_has_to_wait() -> None:
 
     thread = threading.Thread(target=bring)
     thread.start()
+    assert eventually(lambda: done >= 100)
     time.sleep(0.3)
     # A chunk of rows of which nobody knows yet how large they are may come on top.
     assert 100 <= done < 700
     table.ways[0].open()
-    thread.join(timeout=10)
+    thread.join(timeout=600)
     assert done == 1000
     writer.close()
     assert len(table.rows()) == 1000
@@ -212,7 +213,7 @@ def test_flush_means_acknowledged() -> None:
         flushed.join(timeout=0.05)
         assert flushed.is_alive()
         table.ways[0].open()
-        flushed.join(timeout=5)
+        flushed.join(timeout=600)
         assert not flushed.is_alive()
 
 

@@ -217,7 +217,7 @@ for k in range(10):
     writer.upsert({"k": k})
 """
     run = [sys.executable, "-W", "always", "-c", program, str(store_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0
     assert "ResourceWarning: TableWriter was not closed" in done.stderr
     with kvstore.open(store_path) as store:

@@ -210,7 +210,7 @@ class World:
         """Have requests reach their buckets together; the answers are on their way then."""
         answers = [(request, self._submit(request)) for request in requests]
         for request, answer in answers:
-            reply = Reply(request, answer.exception(timeout=30) or answer.result())
+            reply = Reply(request, answer.exception(timeout=600) or answer.result())
             assert not isinstance(reply.answer, UnsupportedOperation)
             if not lose_answers:
                 self.replies.append(reply)
