@@ -35,6 +35,7 @@ _NAME = re.compile(
     rf"(?:catalog|tables/(0|[1-9][0-9]{{0,18}})/(0|[1-9][0-9]{{0,9}}))/"
     rf"(?:{_DIGITS}-{_DIGITS}\.{_DIGITS}\.range|{_DIGITS}\.{_DIGITS}\.snapshot)"
 )
+_CLAIM = b"claim "
 _LEADER = re.compile(rf"leader/{_DIGITS}")
 _NUMBER_MAX = 2**63 - 1
 
@@ -86,6 +87,21 @@ def leader_epoch(name: str) -> Epoch | None:
     """The epoch in the name of such an object; None for any other name."""
     match = _LEADER.fullmatch(name)
     return Epoch(int(match[1])) if match and int(match[1]) <= _NUMBER_MAX else None
+
+
+def claimed_by(leader: str) -> bytes:
+    """What such an object says while the leader is being promoted, and does not lead yet."""
+    return _CLAIM + leader.encode()
+
+
+def is_claim(said: bytes) -> bool:
+    """Whether such an object is of a promotion that is under way, or died."""
+    return said.startswith(_CLAIM)
+
+
+def is_of(said: bytes, leader: str) -> bool:
+    """Whether such an object is of a leader, which leads or is being promoted."""
+    return said in (leader.encode(), claimed_by(leader))
 
 
 def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:

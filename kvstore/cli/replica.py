@@ -188,6 +188,10 @@ def promote(path: Directory, as_json: AsJson = False) -> None:
             ["table", "bucket", "end"],
             [[table, bucket, end] for table, ends in done.ends.items() for bucket, end in ends.items()],
         )
+        for name, reason in done.unreached.items():
+            print_line(
+                f"warning: replica {name} could not be reached, so a leader that reaches only it goes on: {reason}"
+            )
 
 
 def replicate(

@@ -20,7 +20,7 @@ from logformat import store_file
 from logformat.batch import BatchHeader
 from logformat.edits import Edit, TellReplica
 from logformat.ids import Epoch
-from logformat.replica_object import ObjectName, leader_epoch
+from logformat.replica_object import ObjectName, is_of, leader_epoch
 from logformat.replicas import CATALOG, ReplicaStatus, Shipped, Track
 
 Met = Callable[[BatchHeader], None]
@@ -71,7 +71,7 @@ class Source:
         newest = max(leaders, default=Epoch(0))
         others = newest > ours
         if newest == ours and newest in leaders and leader is not None:
-            others = bytes(self._client.get(leaders[newest])) != leader.encode()
+            others = not is_of(bytes(self._client.get(leaders[newest])), leader)
         if others:
             raise WriterFenced(
                 "Another leader has taken this store's place, and the replica is of that one: this copy is over. Take"

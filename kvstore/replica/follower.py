@@ -10,21 +10,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
 from kvstore.checkpoint.room import available_memory, obstacle
 from kvstore.clock import Clock
-from kvstore.errors import Diverged, NotAStore, ReplicaBehind, StoreError, Unavailable, WriterFenced
+from kvstore.errors import Diverged, NotAStore, ReplicaBehind, StoreError, Unavailable
 from kvstore.files import Files, refusals
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.replica import lead
-from kvstore.replica.client import Client, ObjectStore
+from kvstore.replica.client import Client, ObjectStore, place_of
 from kvstore.replica.copy import Copy, create_copy, following_of
 from kvstore.replica.divergence import begins_behind, lacking_of
 from kvstore.replica.image_worker import look_for_task
+from kvstore.replica.promotion import Places, Promotion
 from kvstore.replica.restore import make_room
 from kvstore.replica.round import Planner, Round
 from kvstore.replica.source import Source, what_was_told
@@ -34,7 +36,6 @@ from logformat.edits import BeginEpoch, Edit, EndCommit, Payload, SetConsumer
 from logformat.follower_status import FollowerStatus
 from logformat.following_file import FollowingFile
 from logformat.ids import BucketId, Epoch, Offset, Txid
-from logformat.replica_object import leader_epoch, leader_name
 from logformat.replica_told import Told
 from logformat.replicas import CATALOG, Track
 from logformat.urls import shown_url
@@ -99,11 +100,14 @@ class Promoted:
         txid: The edit it goes on behind.
         leader_epoch: The epoch it leads in.
         ends: Of each table, for each bucket, the offset it goes on at.
+        unreached: Replicas of its catalog that could not be reached, by name, and why not. A leader that reaches only
+            those may still write, and so may another copy that follows one of them and is promoted.
     """
 
     txid: Txid
     leader_epoch: Epoch
     ends: dict[str, dict[int, int]]
+    unreached: dict[str, str] = field(default_factory=dict)
 
 
 class Follower:
@@ -144,9 +148,10 @@ class Follower:
         self._told: Told | None = None
         self._said: float | None = None
         self._copy: Copy | None = None
-        url = following_of(self.path).url
-        self.url = shown_url(url)
-        self._client = connect(url)
+        self._url = following_of(self.path).url
+        self.url = shown_url(self._url)
+        self._connect = connect
+        self._client = connect(self._url)
         self._open()
 
     def __enter__(self) -> Self:
@@ -179,10 +184,12 @@ class Follower:
     def promote(self) -> Promoted:
         """Have the copy take its leader's place; it is closed then, and a store. Takes three seconds at least.
 
-        A leader that reaches the replica appends and ships nothing any more when this returns.
+        A leader that reaches a replica that is not in ``unreached`` appends and ships nothing any more when this
+        returns.
 
         Raises:
-            WriterFenced: Another copy is about to, or fenced this one meanwhile.
+            WriterFenced: Another copy is about to, or fenced this one meanwhile. This one still follows; what it had
+                claimed in replicas it reaches is removed.
             NotAStore: The replica is of another store by now. Nobody was fenced.
             Unavailable: The replica can't be reached.
             MissingVersion, CorruptData, Diverged: Not all that was shipped can be had; the leader may have been fenced.
@@ -193,19 +200,16 @@ class Follower:
             leader = copy.following.leader or uuid4().hex
             if copy.following.leader is None:
                 copy.mark(leader)
-            epoch = self._fence(copy.state, leader)
+            promotion = Promotion(leader, copy.following.store_id, copy.state.leader_epoch)
             if copy.state.leader != leader:
-                lead.let_pass()  # what is shipped meanwhile is taken
-                self._pull()
-                copy = self._open()
-                if max(self._leaders()) > epoch:
-                    raise self._second(epoch)
-                copy.journal.replay(list(self._last_words(copy, epoch, leader)))
+                copy = self._taken_over(promotion, leader)
+            else:  # it died then
+                promotion.look(self._places(copy), copy.state.leader_epoch)
             state = copy.state
             ends = {definition.name: dict(enumerate(_ends(copy, definition))) for definition in state.tables.values()}
             copy.end_following()
             self._close()
-            return Promoted(state.txid, epoch, ends)
+            return Promoted(state.txid, state.leader_epoch, ends, promotion.unreached)
 
     def close(self) -> None:
         """Follow no more; the copy stays as it is."""
@@ -318,30 +322,35 @@ class Follower:
             self._client.replace(follower_status.object_name(status.name), [follower_status.encode(status)])
             self._said = now
 
-    def _fence(self, state: CatalogState, leader: str) -> Epoch:
-        """Have whoever leads now find that it is over; the epoch of the new leader."""
-        names = self._leaders()
-        newest = max(names, default=Epoch(0))
-        # One's own that is not the newest is over before it has begun.
-        if newest > state.leader_epoch and bytes(self._client.get(names[newest])) == leader.encode():
-            return newest
-        if state.leader == leader:
-            return state.leader_epoch
-        epoch = Epoch(max(state.leader_epoch, newest) + 1)
-        created = self._client.create(leader_name(epoch), [leader.encode()])
-        if not created and bytes(self._client.get(leader_name(epoch))) != leader.encode():
-            raise self._second(epoch)
-        return epoch
+    def _taken_over(self, promotion: Promotion, leader: str) -> Copy:
+        """Take the leader's place, then what it shipped; the copy with its catalog in the new epoch."""
+        copy = self._open()
+        promotion.take(self._places(copy))
+        while True:
+            lead.let_pass()  # what is shipped meanwhile is taken
+            self._pull()
+            copy = self._open()
+            if copy.state.leader_epoch >= promotion.epoch:
+                raise promotion.give_up(self._place_followed(copy.state))
+            # Replicas that were added or came back meanwhile, too; and where it is held already, it still is.
+            if not promotion.take(self._places(copy)):
+                break
+        followed = self._place_followed(copy.state)
+        if not promotion.has(followed):
+            raise Unavailable("The replica that the copy follows can't be reached; try again.", url=self.url)
+        promotion.begin()
+        copy.journal.replay(list(self._last_words(copy, promotion.epoch, leader)))
+        return copy
 
-    def _leaders(self) -> dict[Epoch, str]:
-        """Objects that say who leads, by epoch."""
-        listed = self._client.list("leader/")
-        return {epoch: name for name, _ in listed if (epoch := leader_epoch(name)) is not None}
+    def _places(self, copy: Copy) -> Places:
+        """All replicas that the copy's catalog knows, and the one it follows if that is another one."""
+        known = {name: partial(self._connect, replica.url) for name, replica in copy.state.replicas.items()}
+        return {**known, self._place_followed(copy.state): lambda: self._client}
 
-    def _second(self, epoch: Epoch) -> WriterFenced:
-        return WriterFenced(
-            "Another copy takes the leader's place just now; follow that.", path=self.path, leader_epoch=epoch
-        )
+    def _place_followed(self, state: CatalogState) -> str:
+        """The name of the replica that the copy follows; its URL if the catalog does not know it."""
+        url = place_of(self._url)
+        return next((name for name, replica in state.replicas.items() if place_of(replica.url) == url), self._url)
 
     def _last_words(self, copy: Copy, epoch: Epoch, leader: str) -> Iterator[Edit]:
         now_ms, state = self._clock.now_ms(), copy.state

@@ -1,8 +1,8 @@
 """Whether a store still leads: nothing is appended longer than a lease after somebody has taken its place.
 
 * Who takes the place creates an object in a replica, and lets a lease pass before it goes on.
-* A leader appends nothing unless it has asked each of its replicas for that object within a lease. While it appends it
-  asks beside that; after a rest it waits for the answer.
+* A leader appends nothing unless it has asked each of its replicas for that object, and for its own, within a lease.
+  While it appends it asks beside that; after a rest it waits for the answer.
 * A place that can't be reached, or says nothing for a while, stops nobody: to write does not depend on replicas. Who
   promotes a copy of a leader that is cut off has to see to it that it is gone.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from uuid import UUID
 
 from kvstore.clock import Clock
@@ -22,7 +21,7 @@ from kvstore.meta.state import CatalogState
 from kvstore.replica.client import NO_RETRIES, Client, ObjectStore
 from logformat import paths, store_file
 from logformat.ids import Epoch
-from logformat.replica_object import leader_name
+from logformat.replica_object import is_claim, is_of, leader_name
 
 LEASE_SECONDS = 2.0
 WAIT_SECONDS = 2.0
@@ -71,13 +70,13 @@ class Lead:
         for place in places:
             place.wait(state)
         lost_to = max((place.lost_to for place in places), default=Epoch(0))
-        if lost_to > state.leader_epoch:
+        if lost_to and lost_to >= state.leader_epoch:
             self._journal.lose_lead(lost_to).check_leads()
 
     def _place(self, url: str) -> _Place:
         with self._mutex:
             if url not in self._places:
-                self._places[url] = _Place(partial(self._connect, url), self._store_id, self._clock)
+                self._places[url] = _Place(url, self._connect, self._store_id, self._clock)
             return self._places[url]
 
 
@@ -85,10 +84,11 @@ class _Place:
     """Where a replica is.
 
     Attributes:
-        lost_to: The epoch of who took this store's place, once that is known.
+        lost_to: The epoch of the leader that took this store's place, once that is known.
     """
 
-    def __init__(self, connect: Callable[[], Client], store_id: UUID, clock: Clock) -> None:
+    def __init__(self, url: str, connect: Callable[[str], Client], store_id: UUID, clock: Clock) -> None:
+        self._url = url
         self._connect = connect
         self._store_id = store_id
         self._clock = clock
@@ -144,20 +144,51 @@ class _Place:
         answered.set()
 
     def _found(self, state: CatalogState) -> Epoch:
-        """The epoch of the leader that came after this one; 0 if there is none, or it is another store's."""
         if self._client is None:
-            self._client = self._connect()
-        following = Epoch(state.leader_epoch + 1)
-        try:
-            self._client.get(leader_name(following))
-            theirs = store_file.decode(bytes(self._client.get(paths.STORE_FILE))).store_id
-        except FileNotFoundError:
-            return Epoch(0)
-        try:
-            before = bytes(self._client.get(leader_name(state.leader_epoch))).decode(errors="replace")
-        except FileNotFoundError:
-            before = state.leader
-        return following if (theirs, before) == (self._store_id, state.leader) else Epoch(0)
+            self._client = self._connect(self._url)
+        was_shipped_to = any(each.shipped for each in state.replicas.values() if each.url == self._url)
+        return replaced_by(self._client, state, self._store_id, was_shipped_to=was_shipped_to)
+
+
+def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_shipped_to: bool) -> Epoch:
+    """The epoch of the leader that has taken this one's place, by what a replica says; 0 if none has.
+
+    If the replica has lost what says that this one leads, it is put there again.
+
+    Args:
+        was_shipped_to: Whether this leader, or one it replaced, has shipped there; else a leader object of its epoch
+            that is another's only says that the place is not empty.
+
+    Raises:
+        Unavailable: The replica can't be reached.
+        CorruptData: What says who leads, or which store it is, is damaged.
+    """
+    following, ours = Epoch(state.leader_epoch + 1), leader_name(state.leader_epoch)
+    is_followed, said = _said(client, leader_name(following)) is not None, _said(client, ours)
+    if not is_followed and said is not None and is_of(said, state.leader):
+        return Epoch(0)
+    whose = _said(client, paths.STORE_FILE)
+    if whose is None or store_file.decode(whose).store_id != store_id:
+        return Epoch(0)
+    if said is None and not is_followed and was_shipped_to:
+        client.create(ours, [state.leader.encode()])
+        said = _said(client, ours)
+    if said is None or is_of(said, state.leader):
+        return following if is_followed else Epoch(0)
+    if not said:
+        raise CorruptData("What says who leads is empty, as a disk may leave it that lost power.", object=ours)
+    if not was_shipped_to:
+        return Epoch(0)
+    if is_followed:
+        return following
+    return Epoch(0) if is_claim(said) else Epoch(max(1, state.leader_epoch))
+
+
+def _said(client: Client, name: str) -> bytes | None:
+    try:
+        return bytes(client.get(name))
+    except FileNotFoundError:
+        return None
 
 
 def let_pass() -> None:

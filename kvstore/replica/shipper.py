@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from kvstore.errors import (
 from kvstore.files import read_file
 from kvstore.meta.journal import Journal
 from kvstore.replica.client import Client
+from kvstore.replica.lead import replaced_by
 from kvstore.replica.merging import RANGE_BYTES
 from kvstore.store import _Core
 from kvstore.table import snapshot
@@ -33,7 +33,16 @@ from kvstore.table.tablet import Tablet
 from logformat import edits, paths, replica_told, store_file
 from logformat.edits import FindReplica, ReportReplica, TellReplica
 from logformat.ids import BucketId, Epoch, Offset, Txid
-from logformat.replica_object import Kind, ObjectName, decode_object, encode_object, leader_epoch, leader_name
+from logformat.replica_object import (
+    Kind,
+    ObjectName,
+    claimed_by,
+    decode_object,
+    encode_object,
+    is_claim,
+    leader_epoch,
+    leader_name,
+)
 from logformat.replica_told import Told
 from logformat.replicas import CATALOG, ReplicaStatus, Shipped, Track
 from logformat.urls import shown_url
@@ -344,8 +353,10 @@ class Shipper:
                 raise WriterFenced(
                     "This place has what another leader shipped; choose one that is empty.", replica=self._name
                 )
-            # Who is of an epoch between asks for the one behind its own only.
-            for between in range(max(leaders, default=ours.leader_epoch - 1) + 1, ours.leader_epoch + 1):
+            self._client.create(name, [leader])
+        # A leader of an epoch between asks for the one after its own only.
+        for between in range(min(leaders, default=ours.leader_epoch), ours.leader_epoch):
+            if between not in leaders:
                 self._client.create(leader_name(Epoch(between)), [leader])
         try:
             found = bytes(self._client.get(name))
@@ -358,24 +369,33 @@ class Shipper:
                 replica=self._name,
                 object=name,
             )
-        if found != leader:
+        if found == claimed_by(ours.leader):
+            self._client.replace(name, [leader])  # its promotion could not say so
+        elif is_claim(found):
+            raise Unavailable(
+                "A copy of the store is being promoted, or its promotion died: then promote that copy again, or remove"
+                " the object. Try again.",
+                replica=self._name,
+                object=name,
+            )
+        elif found != leader:
             raise self._fenced(ours.leader_epoch)
 
     def _glance(self) -> None:
-        """See whether the next leader is there, which costs next to nothing.
+        """See whether another leads by now, which costs next to nothing.
 
         Raises:
-            WriterFenced: It is.
+            WriterFenced: It does.
         """
-        following = Epoch(self.epoch + 1)
-        with suppress(FileNotFoundError):
-            self._client.get(leader_name(following))
-            raise self._fenced(following)
+        told = status_of(self._core, self._name)
+        by = replaced_by(self._client, self._core.catalog(), self._core.store_id, was_shipped_to=bool(told.shipped))
+        if by:
+            raise self._fenced(by)
 
     def _fenced(self, epoch: Epoch) -> WriterFenced:
         """Have it known in every process of this store that nothing is to be written any more."""
-        if epoch > max(self.epoch, self._core.catalog().lost_to):
-            self._core.journal.lose_lead(epoch)
+        if not self._core.catalog().lost_to:
+            self._core.journal.lose_lead(Epoch(max(1, epoch)))
         return WriterFenced(
             "Another leader has taken this store's place: write there, and follow the replica anew.",
             replica=self._name,

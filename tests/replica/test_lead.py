@@ -172,7 +172,7 @@ def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path
     objects, clock = Late(), Ahead()
     with kvstore.open(tmp_path / "s", read_only=True) as store:
         state, store_id = store._core.catalog(), store._core.store_id
-    place = lead._Place(lambda: objects, store_id, clock)
+    place = lead._Place("r", lambda _: objects, store_id, clock)
     place.renew(state)
     assert asked.wait(600)
     objects.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
