@@ -29,8 +29,9 @@ from benchmarks.rows import SCHEMA, Rows
 from kvstore.clock import SystemClock
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
-from logformat import paths, store_file
-from logformat.edits import AllocateWriter, Payload, SetConsumer
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.edits import AllocateWriter, Payload, SetConsumer
 from logformat.ids import Offset, TableId
 
 CONSUMERS = 1_000

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rows import SCHEMA, Rows
-from logformat.batch import LogBatch, decode_batch, encode_batch
-from logformat.change import ChangeType
 from logformat.checksum import crc32c, key_sums, mix, value_sums
 from logformat.ids import SchemaId
-from logformat.keys import KeyCodec
-from logformat.rows import RowCodec
+from logformat.log.batch import LogBatch, decode_batch, encode_batch
+from logformat.log.change import ChangeType
+from logformat.rows.keys import KeyCodec
+from logformat.rows.rows import RowCodec
 
 ROWS = 50_000
 _COMPRESSIONS = (None, "lz4", "zstd")

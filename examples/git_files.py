@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import kvstore
-from kvstore.cli.git_history import Repository
+from kvstore.cli.demo.git_history import Repository
 
 SCHEMA = pa.schema(
     [

@@ -3,24 +3,24 @@
 from kvstore.check import BucketReport, CheckReport
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
+from kvstore.commit.consumers import Consumer
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
 from kvstore.ingest.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
-from kvstore.mend.repair import RepairReport, repair
 from kvstore.options import StoreOptions
-from kvstore.replica.follower import Follower, FollowReport, Promoted, Pulled
+from kvstore.repair.repair import RepairReport, repair
+from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
+from kvstore.replica.read.restore import Restored
 from kvstore.replica.replica import Replica, ReplicaReport
-from kvstore.replica.restore import Restored
-from kvstore.replica.shipper import Shipment
-from kvstore.replica.shipping import Shipping
+from kvstore.replica.ship.background import Shipping
+from kvstore.replica.ship.shipper import Shipment
 from kvstore.replica.store import follow, promote, restore
+from kvstore.request.results import AppendResult, WriteResult
 from kvstore.table.bucket import Bucket
-from kvstore.table.consumers import Consumer
-from kvstore.table.results import AppendResult, WriteResult
 from kvstore.table.table import Table
-from logformat.change import ChangeType
-from logformat.changes import Changes
-from logformat.jobs import JobOptions, JobStatistics, JobStatus
+from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus
+from logformat.log.change import ChangeType
+from logformat.rows.changes import Changes
 from merge_engines.aggregate import Aggregate
 from merge_engines.functions.function import listagg
 from merge_engines.versioned import Versioned

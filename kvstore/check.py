@@ -10,25 +10,25 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from kvstore.bucket import snapshot
+from kvstore.bucket.handle import Tablet
+from kvstore.bucket.snapshot import Snapshot
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.files import read_file
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
-from kvstore.table import snapshot
-from kvstore.table.layout import layout_of
-from kvstore.table.scan import SCAN_ROWS
-from kvstore.table.snapshot import Snapshot
-from kvstore.table.tablet import Tablet
+from kvstore.read.scan import SCAN_ROWS
+from kvstore.request.row_layout import layout_of
 from logformat import paths
-from logformat.batch import BatchHeader, LogBatch, decode_batch
-from logformat.change import ChangeType
 from logformat.checksum import key_sums
 from logformat.ids import BucketId, Epoch, Offset
-from logformat.index_state import IndexState
-from logformat.segment import HEAD_BYTES
-from logformat.writer_entry import decode_snapshot
+from logformat.log.batch import BatchHeader, LogBatch, decode_batch
+from logformat.log.change import ChangeType
+from logformat.log.index_state import IndexState
+from logformat.log.segment import HEAD_BYTES
+from logformat.log.writer_entry import decode_snapshot
 
 _GAINS = (ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
 

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from kvstore.arguments import integer_within
 from kvstore.errors import InvalidRequest
-from logformat.batch import RECORDS_MAX
 from logformat.ids import OFFSET_MAX
+from logformat.log.batch import RECORDS_MAX
 
 Durability = Literal["sync", "interval", "none"]
 

@@ -19,10 +19,14 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 
 from kvstore.arguments import column_names, integer_within, printable, shown
+from kvstore.bucket.handle import Tablet
 from kvstore.check import CheckReport, check_tablet
 from kvstore.checkpoint.controller import Checkpoint, Controller, Follower
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock, SystemClock
+from kvstore.commit.consumers import Consumer, Consumers
+from kvstore.commit.named_writers import new_writer_id
+from kvstore.commit.staging import Staging
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
     CorruptImage,
@@ -41,16 +45,12 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
 from kvstore.place import StoreDirectory
-from kvstore.table.consumers import Consumer, Consumers
-from kvstore.table.creation import added_fields, bucket_key_of, options_of
-from kvstore.table.parts import HandingOver, TableParts, open_parts
-from kvstore.table.staging import Staging
+from kvstore.table.definition import added_fields, bucket_key_of, options_of
+from kvstore.table.open_table import HandingOver, TableParts, open_parts
 from kvstore.table.table import Table
-from kvstore.table.tablet import Tablet
-from kvstore.table.writers import new_writer_id
-from logformat import paths, schema as schemas, store_file
-from logformat.arrow_message import Compression
-from logformat.edits import (
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.edits import (
     AddSchema,
     ChangelogImage,
     CreateTable,
@@ -60,10 +60,12 @@ from logformat.edits import (
     DropWriter,
     TableOptions,
 )
+from logformat.catalog.replicas import CATALOG
+from logformat.catalog.store_file import StoreFile
 from logformat.ids import BucketId, SchemaId, TableId, Txid, WriterId
-from logformat.replicas import CATALOG
-from logformat.segment import HEAD_BYTES
-from logformat.store_file import StoreFile
+from logformat.log.arrow_message import Compression
+from logformat.log.segment import HEAD_BYTES
+from logformat.rows import schema as schemas
 from merge_engines.engine import MergeEngine
 
 BUCKETS_MAX = 1024

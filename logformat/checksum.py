@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import crc32c as _library
 import numpy as np
 
-from logformat.octets import WORD, Octets
+from logformat.binary_column import WORD, Octets
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

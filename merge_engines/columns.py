@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from logformat.schema import is_variable
+from logformat.rows.schema import is_variable
 
 _BYTES_MAX = 2**31 - 1
 

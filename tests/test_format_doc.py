@@ -30,44 +30,26 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvstore
+from kvstore.bucket import snapshot_rows
 from kvstore.checkpoint import worker
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import SystemClock
+from kvstore.commit.coordinator import Commits
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.meta.image import items_of
 from kvstore.meta.state import TABLES_SKIPPED, WRITER_EPOCHS_SKIPPED, WRITERS_SKIPPED, CatalogState
 from kvstore.options import StoreOptions
+from kvstore.read.changelog import CHANGE_FIELDS
 from kvstore.spark import KvStoreSource
-from kvstore.spark.sink import KvStoreWriter
-from kvstore.spark.staged import OLD_SECONDS
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
-from kvstore.table import snapshot_rows
-from kvstore.table.changelog import CHANGE_FIELDS
-from kvstore.table.commits import Commits
-from logformat import (
-    batch,
-    checksum,
-    edits,
-    follower_status,
-    following_file,
-    image,
-    index_state,
-    intake,
-    jobs,
-    paths,
-    replica_object,
-    replica_told,
-    rows,
-    schema as schemas,
-    segment,
-    snapshot_manifest,
-    sparse_index,
-    store_file,
-    writer_entry,
-)
-from logformat.change import ChangeType
+from kvstore.spark.write.sink import KvStoreWriter
+from kvstore.spark.write.staged import OLD_SECONDS
+from logformat import checksum, paths
+from logformat.binary_column import WORD, Octets
+from logformat.catalog import edits, following_file, image, jobs, store_file
+from logformat.catalog.replicas import CATALOG
 from logformat.ids import (
     NO_SEQUENCE,
     OFFSET_MAX,
@@ -82,11 +64,13 @@ from logformat.ids import (
     WriterId,
     next_sequence,
 )
-from logformat.keys import ROW, KeyCodec
-from logformat.octets import WORD, Octets
-from logformat.record import RecordCodec
-from logformat.replicas import CATALOG
-from logformat.rows import RowCodec
+from logformat.log import batch, index_state, segment, snapshot_manifest, sparse_index, writer_entry
+from logformat.log.change import ChangeType
+from logformat.replica import follower_status, manifest as replica_told, object_file as replica_object
+from logformat.rows import intake, rows, schema as schemas
+from logformat.rows.keys import ROW, KeyCodec
+from logformat.rows.record import RecordCodec
+from logformat.rows.rows import RowCodec
 from merge_engines import aggregate
 from merge_engines.functions import function as function_module
 from merge_engines.spec import engine_of, spec_of

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from logformat.changes import Changes
 from logformat.errors import SchemaMismatch
+from logformat.rows.changes import Changes
 from writer.intake import Intake, Item, Key, Whole, beginning, part, together
 from writer.options import WriterOptions
 from writer.refused import Refused, tell_apart

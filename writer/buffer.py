@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from copy import copy
 
-from logformat.changes import Changes
 from logformat.errors import ForkedStore, RowsRefused, StoreError
+from logformat.rows.changes import Changes
 from writer.intake import Item, Whole
 from writer.refused import Refused
 

@@ -1,6 +1,6 @@
 """Rows, keys and Arrow data, mixed as they came, as changes.
 
-Whether a row fits is decided by :mod:`logformat.intake` alone.
+Whether a row fits is decided by :mod:`logformat.rows.intake` alone.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logformat import intake
-from logformat.changes import Changes
 from logformat.errors import SchemaMismatch, StoreError
-from logformat.keys import KEY_BYTES_MAX, KeyCodec
-from logformat.schema import is_variable
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+from logformat.rows.keys import KEY_BYTES_MAX, KeyCodec
+from logformat.rows.schema import is_variable
 from writer.refused import Refused, tell_apart
 
 

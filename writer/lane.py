@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from logformat.changes import Changes
 from logformat.errors import NotAcknowledged, StoreError, Unavailable
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, Sequence, WriterId, next_sequence
-from logformat.intake import empty
-from logformat.writer_entry import WINDOW
+from logformat.log.writer_entry import WINDOW
+from logformat.rows.changes import Changes
+from logformat.rows.intake import empty
 from writer.sequence import SETTLED, TRANSITIONS, Action, Event, State, event_of_answer, event_of_error
 from writer.target import Appended, Identity
 

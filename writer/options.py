@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from operator import index
 
-from logformat.arrow_message import RAW_BYTES_MAX
-from logformat.batch import RECORDS_MAX
 from logformat.errors import InvalidRequest
+from logformat.log.arrow_message import RAW_BYTES_MAX
+from logformat.log.batch import RECORDS_MAX
 from writer.lane import Timing
 
 _MS_MAX = 2**31 - 1

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from logformat.changes import Changes
 from logformat.errors import StoreError
+from logformat.rows.changes import Changes
 from writer.sequence import is_about_content
 
 T = TypeVar("T")

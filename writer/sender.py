@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from logformat.changes import Changes
 from logformat.errors import NotAcknowledged, StoreClosed, StoreError, Unavailable, UnsupportedOperation
+from logformat.rows.changes import Changes
 from writer.accumulator import Accumulator
 from writer.buffer import Buffer
 from writer.clock import Clock

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from logformat.changes import Changes
 from logformat.ids import Epoch, WriterId
+from logformat.rows.changes import Changes
 
 
 class Identity(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Self
 
 import pyarrow as pa
 
-from logformat import intake
-from logformat.changes import Changes
 from logformat.errors import DeletionDisabled, SchemaMismatch, UnsupportedOperation
-from logformat.intake import Data, Keys
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+from logformat.rows.intake import Data, Keys
 from writer.accumulator import columns_of
 from writer.clock import Clock, SystemClock
 from writer.intake import Key, Whole

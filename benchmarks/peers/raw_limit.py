@@ -19,10 +19,10 @@ from benchmarks.peers.store import Durability
 from benchmarks.rows import NARROW, Shape
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
-from kvstore.table.layout import TableLayout
-from kvstore.table.request import group
+from kvstore.request.request import group
+from kvstore.request.row_layout import TableLayout
+from logformat.catalog.edits import TableOptions
 from logformat.checksum import key_sums
-from logformat.edits import TableOptions
 from logformat.ids import SchemaId, TableId
 
 

@@ -17,7 +17,7 @@ from benchmarks.measuring import KVSTORE, Figure, Setting, fill, in_turns, secon
 from benchmarks.peers import KvStore, Sqlite, Store
 from benchmarks.rows import NARROW, Rows
 from benchmarks.works.writes import BATCH_ROWS
-from kvstore.table.layout import layout_of
+from kvstore.request.row_layout import layout_of
 
 GET = "get of one key, warm"
 LOOKUP = "lookup of 10,000 keys"

@@ -23,10 +23,11 @@ from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES, create_journal
 from kvstore.meta.salvage import Elsewhere, Salvaged, salvage
 from kvstore.meta.state import CatalogState
-from logformat import paths, replica_told
-from logformat.edits import BeginEpoch, DropTable, Edit, EndCommit, Payload
+from logformat import paths
+from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit, Payload
 from logformat.ids import BucketId, Epoch, TableId, Txid
-from logformat.segment import HEAD_BYTES
+from logformat.log.segment import HEAD_BYTES
+from logformat.replica import manifest as replica_told
 
 
 @dataclass(frozen=True)

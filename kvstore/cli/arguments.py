@@ -16,10 +16,11 @@ import typer
 import kvstore
 from kvstore.errors import InvalidRequest, NotAStore, SchemaMismatch, UnsupportedOperation
 from kvstore.files import read_file
-from kvstore.table.changelog import End, Start
-from logformat import paths, store_file
-from logformat.json_form import from_text
-from logformat.python_values import MISFITS
+from kvstore.read.changelog import End, Start
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.rows.json_form import from_text
+from logformat.rows.python_values import MISFITS
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]

@@ -10,10 +10,14 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import job, job_run, load, log, meta, meta_journal, meta_recovery, replica, rows, tables
+from kvstore.cli import replica, rows, tables
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
-from kvstore.cli.demo import demo
+from kvstore.cli.demo.command import demo
+from kvstore.cli.job import command as job, run as job_run
+from kvstore.cli.load import command as load
+from kvstore.cli.log import command as log
+from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
 from kvstore.errors import InvalidRequest, StoreError
 

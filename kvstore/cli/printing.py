@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
-from logformat.json_form import to_json
+from logformat.rows.json_form import to_json
 from logformat.urls import shown_text
 
 Row = Sequence[Any]

@@ -13,12 +13,12 @@ import typer
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, opened
-from kvstore.cli.meta_journal import time_of
+from kvstore.cli.meta.journal import time_of
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
-from kvstore.replica.follower import ROLLBACK_LIMIT
-from logformat.follower_status import FollowerStatus
-from logformat.replicas import CATALOG, Finding
+from kvstore.replica.follow.follower import ROLLBACK_LIMIT
+from logformat.catalog.replicas import CATALOG, Finding
+from logformat.replica.follower_status import FollowerStatus
 
 ReplicaName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replica.", show_default=False)]
 Url = Annotated[

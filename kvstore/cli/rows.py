@@ -21,7 +21,7 @@ from kvstore.cli.arguments import (
     start_of,
 )
 from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
-from kvstore.table.lookup import FOUND
+from kvstore.read.lookup import FOUND
 
 
 def get(

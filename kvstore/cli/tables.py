@@ -15,7 +15,7 @@ from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
 from kvstore.cli.printing import plain, print_facts, print_json, print_line, print_table
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.ingest.formats import source_of
-from logformat import schema as schemas
+from logformat.rows import schema as schemas
 
 NOT_NULL = " not null"
 

@@ -19,12 +19,12 @@ from kvstore.errors import CorruptData
 from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
 from kvstore.pages import tree_of
-from logformat import index_state, writer_entry
+from logformat.binary_column import Octets
 from logformat.ids import WriterId
-from logformat.index_state import IndexState
-from logformat.keys import ROW
-from logformat.octets import Octets
-from logformat.writer_entry import WriterEntry
+from logformat.log import index_state, writer_entry
+from logformat.log.index_state import IndexState
+from logformat.log.writer_entry import WriterEntry
+from logformat.rows.keys import ROW
 
 _STATE = b"\x00"
 _AFTER_STATE = b"\x00\x00"

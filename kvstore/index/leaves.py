@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kvstore.errors import CorruptData
 from kvstore.pages import BIG, BRANCH, DEPTH_MAX, HEAD, LEAF, NODE, NOWHERE, OVERFLOW, Tree
-from logformat.octets import Octets, gather, gather_padded, windows
+from logformat.binary_column import Octets, gather, gather_padded, windows
 
 CHUNK_BYTES = 8 << 20
 """Bytes of the values of one chunk; or one value, if it is larger. Of more, memory would be faulted in for each."""

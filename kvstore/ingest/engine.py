@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from kvstore.ingest.reading import FileReader, FileRows
-from logformat.jobs import SourceFile
+from logformat.catalog.jobs import SourceFile
 
 _THREADS_MAX = 8
 

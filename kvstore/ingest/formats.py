@@ -23,9 +23,9 @@ import pyarrow as pa
 from pyarrow import csv, ipc, json, parquet
 
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
-from logformat import intake
-from logformat.json_form import from_json, from_text
-from logformat.python_values import MISFITS
+from logformat.rows import intake
+from logformat.rows.json_form import from_json, from_text
+from logformat.rows.python_values import MISFITS
 
 PIECE_ROWS = 1 << 13
 INFERRED_BYTES = 1 << 20

@@ -20,9 +20,9 @@ from kvstore.ingest.runner import Run, Runner
 from kvstore.lock import ProcessLock
 from kvstore.meta.jobs import writer_of
 from logformat import paths
-from logformat.edits import AlterJob, DropJob, DropWriter, PauseJob, ResumeJob
+from logformat.catalog.edits import AlterJob, DropJob, DropWriter, PauseJob, ResumeJob
+from logformat.catalog.jobs import EndedTask, JobOptions, JobStatus
 from logformat.ids import OFFSET_MAX, JobId, TableId
-from logformat.jobs import EndedTask, JobOptions, JobStatus
 
 REASON_BYTES_MAX = 1_000
 PATH_BYTES_MAX = 4_096

@@ -19,7 +19,7 @@ from kvstore.errors import CorruptData
 from kvstore.files import Files, read_file, refusals
 from kvstore.ingest.sources import is_same, order_of
 from logformat import paths
-from logformat.jobs import JobStatus, SourceFile
+from logformat.catalog.jobs import JobStatus, SourceFile
 
 _log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ingest.formats import UNFIT, Piece, reader_of
 from kvstore.ingest.sources import Source
-from logformat.change import ChangeType
-from logformat.changes import Changes
-from logformat.jobs import SourceFile, TaskCounts
-from logformat.keys import KEY_BYTES_MAX, KeyCodec
-from logformat.value_bytes import row_bytes
+from logformat.catalog.jobs import SourceFile, TaskCounts
+from logformat.log.change import ChangeType
+from logformat.rows.changes import Changes
+from logformat.rows.keys import KEY_BYTES_MAX, KeyCodec
+from logformat.rows.value_bytes import row_bytes
 
 CHANGE_TYPE = "_change_type"
 MISFITS_MAX = 10_000

@@ -14,9 +14,9 @@ from kvstore.meta.jobs import NEXT
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from kvstore.table.table import Table
-from logformat.edits import AboutJob, AlterJob, BeginTask, DropJob, PauseJob, ResumeJob
+from logformat.catalog.edits import AboutJob, AlterJob, BeginTask, DropJob, PauseJob, ResumeJob
+from logformat.catalog.jobs import JobStatus
 from logformat.ids import JobId, TableId
-from logformat.jobs import JobStatus
 
 _REFUSED = {
     AlterJob: "A job is altered while it is paused; pause it first.",

@@ -29,9 +29,9 @@ from kvstore.ingest.tasks import bytes_max_of, columns_of, gathered, write_rejec
 from kvstore.meta.jobs import HISTORY_MAX, writer_of
 from kvstore.table.table import Table
 from logformat import paths
-from logformat.edits import BeginTask, EndTask, FailTask, ReadTask, ResumeJob
+from logformat.catalog.edits import BeginTask, EndTask, FailTask, ReadTask, ResumeJob
+from logformat.catalog.jobs import EndedTask, JobStatus, OpenTask, SourceFile
 from logformat.ids import TableId
-from logformat.jobs import EndedTask, JobStatus, OpenTask, SourceFile
 
 RETRY_MS_MIN = 1_000
 RETRY_MS_MAX = 300_000

@@ -28,7 +28,7 @@ from obstore.store import ObjectStore, from_url
 from kvstore.arguments import url_without_credentials
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ingest.formats import SUFFIXES, Format, readable
-from logformat.jobs import SourceFile
+from logformat.catalog.jobs import SourceFile
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

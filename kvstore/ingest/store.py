@@ -22,9 +22,9 @@ from kvstore.replica.store import Store as ReplicatedStore
 from kvstore.store import options_of_call, path_of
 from kvstore.table.table import Table
 from logformat import paths
-from logformat.edits import CreateJob
+from logformat.catalog.edits import CreateJob
+from logformat.catalog.jobs import JobOptions
 from logformat.ids import JobId, TableId
-from logformat.jobs import JobOptions
 
 JOB_NAME_BYTES_MAX = 255
 SOURCE_BYTES_MAX = 4_096

@@ -12,11 +12,11 @@ import pyarrow as pa
 from kvstore.errors import InvalidRequest
 from kvstore.files import Files, refusals
 from kvstore.ingest.reading import MISFITS_MAX, Columns, FileRows, Misfit, check_bytes
-from kvstore.table.fitting import ROWS_BYTES_MAX
+from kvstore.request.preparation import ROWS_BYTES_MAX
 from kvstore.table.table import Table
-from logformat.changes import Changes
-from logformat.intake import empty
-from logformat.jobs import JobOptions, SourceFile, TaskCounts
+from logformat.catalog.jobs import JobOptions, SourceFile, TaskCounts
+from logformat.rows.changes import Changes
+from logformat.rows.intake import empty
 
 TASK_BYTES_MAX = 2**31 - 1
 """Rows of a task take no more in memory: Arrow has no longer columns of text."""

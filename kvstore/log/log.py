@@ -19,9 +19,10 @@ from pathlib import Path
 from kvstore.errors import LogFailed, StoreError, StoreFull
 from kvstore.files import Files, refusal
 from kvstore.log.segments import LogIdentity
-from logformat import paths, segment, sparse_index
+from logformat import paths
 from logformat.ids import Offset, Position
-from logformat.sparse_index import Entry
+from logformat.log import segment, sparse_index
+from logformat.log.sparse_index import Entry
 
 UNSYNCED_BYTES_MAX = 64 << 20
 """Bytes that may wait for a sync; they are kept in memory, to be written again should it fail."""

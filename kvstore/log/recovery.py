@@ -21,11 +21,12 @@ from kvstore.errors import CorruptBatch
 from kvstore.files import Files, read_file
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
-from logformat import paths, segment, sparse_index
-from logformat.batch import ALIGNMENT, MAGIC, decode_header, verify
+from logformat import paths
 from logformat.ids import Offset, Position
-from logformat.segment import NO_OFFSET
-from logformat.sparse_index import Entry
+from logformat.log import segment, sparse_index
+from logformat.log.batch import ALIGNMENT, MAGIC, decode_header, verify
+from logformat.log.segment import NO_OFFSET
+from logformat.log.sparse_index import Entry
 
 _PIECE_BYTES = 1 << 24
 

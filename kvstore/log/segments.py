@@ -19,10 +19,11 @@ from uuid import UUID
 
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
 from kvstore.files import Files, no_file, open_regular
-from logformat import paths, sparse_index
-from logformat.batch import BatchHeader, decode_header, verify
+from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
-from logformat.segment import HEAD_BYTES, decode_head
+from logformat.log import sparse_index
+from logformat.log.batch import BatchHeader, decode_header, verify
+from logformat.log.segment import HEAD_BYTES, decode_head
 
 _OPEN_MAX = 2
 """Segments kept open: the one being read, and the one before or behind it."""
@@ -159,7 +160,7 @@ class LogFiles:
     Args:
         files: Of the store that it belongs to, if that is open.
         back_offset: From where on no commit timestamp is less than the one before; see
-            :class:`logformat.index_state.IndexState`. Asked only by those that look for a time.
+            :class:`logformat.log.index_state.IndexState`. Asked only by those that look for a time.
     """
 
     def __init__(

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from itertools import takewhile
 
 from kvstore.errors import OutOfOrderSequence, WriterFenced
-from logformat.batch import NAMED_WRITER, BatchHeader
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, Sequence, WriterId, next_sequence
-from logformat.writer_entry import WINDOW, RememberedBatch, WriterEntry, encode_snapshot
+from logformat.log.batch import NAMED_WRITER, BatchHeader
+from logformat.log.writer_entry import WINDOW, RememberedBatch, WriterEntry, encode_snapshot
 
 EXPIRY_MS = 7 * 24 * 3600 * 1000
 STEP_MS_MAX = 3600 * 1000

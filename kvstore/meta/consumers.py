@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from logformat.edits import DropConsumer, SetConsumer
+from logformat.catalog.edits import DropConsumer, SetConsumer
 from logformat.ids import BucketId, Offset
 
 

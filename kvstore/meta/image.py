@@ -20,9 +20,8 @@ from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.jobs import Jobs
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
-from logformat import paths, schema as schemas
-from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
-from logformat.image import (
+from logformat import paths
+from logformat.catalog.image import (
     Commit,
     Consumer,
     Former,
@@ -38,7 +37,9 @@ from logformat.image import (
     counts_of,
     encode_image,
 )
-from logformat.replicas import ReplicaStatus
+from logformat.catalog.replicas import ReplicaStatus
+from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
+from logformat.rows import schema as schemas
 
 TXID_MAX = Txid(2**63 - 1)
 """No edit has it: txids are signed integers of 64 bits."""

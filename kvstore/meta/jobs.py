@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from logformat.edits import (
+from logformat.catalog.edits import (
     AboutJob,
     AlterJob,
     BeginTask,
@@ -24,8 +24,8 @@ from logformat.edits import (
     ReadTask,
     ResumeJob,
 )
+from logformat.catalog.jobs import EndedTask, JobState, JobStatus, OpenTask
 from logformat.ids import JobId, Txid
-from logformat.jobs import EndedTask, JobState, JobStatus, OpenTask
 
 HISTORY_MAX = 20
 """Tasks of a job that are remembered, the last."""

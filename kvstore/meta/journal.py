@@ -40,8 +40,9 @@ from kvstore.files import Files
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
-from logformat import edits, paths
-from logformat.edits import Edit, LoseLead, Payload, SetConsumer
+from logformat import paths
+from logformat.catalog import edits
+from logformat.catalog.edits import Edit, LoseLead, Payload, SetConsumer
 from logformat.ids import Epoch, Txid
 
 MAP_BYTES = 64 << 30

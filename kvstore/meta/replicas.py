@@ -10,9 +10,9 @@ from collections.abc import Container, Mapping
 
 import msgspec
 
-from logformat.edits import AddReplica, DropReplica, FindReplica, ReportReplica, TellReplica
+from logformat.catalog.edits import AddReplica, DropReplica, FindReplica, ReportReplica, TellReplica
+from logformat.catalog.replicas import CATALOG, ReplicaStatus, Track
 from logformat.ids import TableId
-from logformat.replicas import CATALOG, ReplicaStatus, Track
 
 Replicas = Mapping[str, ReplicaStatus]
 AboutReplica = AddReplica | DropReplica | ReportReplica | TellReplica | FindReplica

@@ -19,8 +19,9 @@ from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.browse import browse
 from kvstore.meta.state import CatalogState
-from logformat import edits, paths
-from logformat.edits import Edit, Payload
+from logformat import paths
+from logformat.catalog import edits
+from logformat.catalog.edits import Edit, Payload
 from logformat.ids import Epoch, Txid
 
 

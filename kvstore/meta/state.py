@@ -19,8 +19,7 @@ from kvstore.meta.consumers import NO_CONSUMERS, TableConsumers
 from kvstore.meta.jobs import NO_JOBS, Jobs, jobs_after
 from kvstore.meta.replicas import AboutReplica, Replicas, replicas_after, without_table
 from kvstore.meta.writers import NO_WRITERS, TableWriters
-from logformat import schema as schemas
-from logformat.edits import (
+from logformat.catalog.edits import (
     AboutJob,
     AddReplica,
     AddSchema,
@@ -45,6 +44,7 @@ from logformat.edits import (
     TellReplica,
 )
 from logformat.ids import GIVEN_WRITERS, Epoch, SchemaId, TableId, Txid, WriterId
+from logformat.rows import schema as schemas
 
 TABLES_SKIPPED, WRITERS_SKIPPED, WRITER_EPOCHS_SKIPPED = 2**20, 2**32, 2**16
 """What a new leader gives out is so far behind what is known: more than lost edits can have given out."""

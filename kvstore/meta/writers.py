@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kvstore.errors import WriterFenced
-from logformat.edits import BeginCommit, DropWriter, EndCommit, OpenWriter, WriterKind
+from logformat.catalog.edits import BeginCommit, DropWriter, EndCommit, OpenWriter, WriterKind
 from logformat.ids import Epoch, Sequence, WriterId
 
 

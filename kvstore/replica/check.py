@@ -13,11 +13,13 @@ from uuid import UUID
 from kvstore.errors import CorruptData
 from kvstore.replica.client import Client
 from kvstore.replica.contents import verify_parts
-from kvstore.replica.gaps import holes
-from logformat import paths, replica_told, store_file
-from logformat.batch import BATCH_BYTES_MAX
-from logformat.replica_object import FoundObject, ObjectName, decode_object, parse_name
-from logformat.replicas import CATALOG, Finding, ReplicaStatus
+from kvstore.replica.coverage import holes
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
+from logformat.log.batch import BATCH_BYTES_MAX
+from logformat.replica import manifest as replica_told
+from logformat.replica.object_file import FoundObject, ObjectName, decode_object, parse_name
 
 RANGE_BYTES_MAX = 2 * BATCH_BYTES_MAX
 """A range that is larger is none: it is not even read."""

@@ -11,15 +11,16 @@ from io import BytesIO
 from uuid import UUID
 
 from kvstore.errors import CorruptData
-from logformat import edits, paths
-from logformat.batch import BatchHeader, decode_header, verify
+from logformat import paths
+from logformat.catalog import edits
+from logformat.catalog.edits import Edit
+from logformat.catalog.image import Reader
+from logformat.catalog.replicas import CATALOG
 from logformat.checksum import crc32c
-from logformat.edits import Edit
 from logformat.ids import Txid
-from logformat.image import Reader
-from logformat.replica_object import FoundObject, ObjectName
-from logformat.replicas import CATALOG
-from logformat.snapshot_manifest import FileSum, decode_manifest
+from logformat.log.batch import BatchHeader, decode_header, verify
+from logformat.log.snapshot_manifest import FileSum, decode_manifest
+from logformat.replica.object_file import FoundObject, ObjectName
 
 _FILES = (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)
 """Of a bucket's snapshot, behind its manifest."""

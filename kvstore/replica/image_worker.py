@@ -21,10 +21,11 @@ from kvstore.files import Files, read_file, refusals
 from kvstore.meta import image
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import Client
-from logformat import follower_status, paths
-from logformat.follower_status import FollowerStatus, answer_name, image_name, task_name
+from logformat import paths
+from logformat.catalog.image import Leader
 from logformat.ids import Txid
-from logformat.image import Leader
+from logformat.replica import follower_status
+from logformat.replica.follower_status import FollowerStatus, answer_name, image_name, task_name
 
 FRESH_SECONDS = 180
 """Who said nothing for so long may be gone."""

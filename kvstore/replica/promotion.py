@@ -16,9 +16,10 @@ from uuid import UUID
 
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
 from kvstore.replica.client import Client
-from logformat import paths, store_file
+from logformat import paths
+from logformat.catalog import store_file
 from logformat.ids import Epoch
-from logformat.replica_object import claimed_by, is_of, leader_epoch, leader_name
+from logformat.replica.object_file import claimed_by, is_of, leader_epoch, leader_name
 from logformat.urls import shown_url
 
 _TRIES = 3

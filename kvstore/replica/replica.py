@@ -11,14 +11,14 @@ from kvstore.lock import ProcessLock
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.image_worker import followers
-from kvstore.replica.merging import merge
-from kvstore.replica.repair import repair
-from kvstore.replica.shipper import Shipment, Shipper, edits_pushed, status_of
+from kvstore.replica.ship.merging import merge
+from kvstore.replica.ship.repair import repair
+from kvstore.replica.ship.shipper import Shipment, Shipper, edits_pushed, status_of
 from kvstore.store import _Core
 from logformat import paths
-from logformat.edits import FindReplica
-from logformat.follower_status import FollowerStatus
-from logformat.replicas import Finding, ReplicaStatus
+from logformat.catalog.edits import FindReplica
+from logformat.catalog.replicas import Finding, ReplicaStatus
+from logformat.replica.follower_status import FollowerStatus
 from logformat.urls import shown_url
 
 TELL_SECONDS = 60

@@ -17,20 +17,22 @@ from kvstore.meta import image
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.replica.check import Listing, read_object
 from kvstore.replica.client import Client
+from kvstore.replica.consistent_cut import Committed, Standing
 from kvstore.replica.contents import batches_along, edits_of, snapshot_parts
-from kvstore.replica.gaps import Path as Way, path_from, path_to, reached
-from kvstore.replica.untorn import Committed, Standing
+from kvstore.replica.coverage import Path as Way, path_from, path_to, reached
 from kvstore.store import BUCKETS_MAX
-from logformat import paths, replica_told, store_file
-from logformat.batch import BatchHeader
-from logformat.edits import Edit
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.edits import Edit
+from logformat.catalog.image import Head, Reader
+from logformat.catalog.replicas import CATALOG, Shipped, Track
+from logformat.catalog.store_file import StoreFile
 from logformat.ids import WriterId
-from logformat.image import Head, Reader
-from logformat.replica_object import FoundObject, ObjectName
-from logformat.replica_told import Told
-from logformat.replicas import CATALOG, Shipped, Track
-from logformat.snapshot_manifest import Manifest, decode_manifest, decode_writers
-from logformat.store_file import StoreFile
+from logformat.log.batch import BatchHeader
+from logformat.log.snapshot_manifest import Manifest, decode_manifest, decode_writers
+from logformat.replica import manifest as replica_told
+from logformat.replica.manifest import Told
+from logformat.replica.object_file import FoundObject, ObjectName
 
 _TRIES = 20
 _OBJECTS_KEPT = 4

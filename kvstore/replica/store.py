@@ -20,19 +20,19 @@ from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.files import Files
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
-from kvstore.replica.follower import LAG_SECONDS, ROLLBACK_LIMIT, Follower, Promoted, begin
+from kvstore.replica.follow.follower import LAG_SECONDS, ROLLBACK_LIMIT, Follower, Promoted, begin
 from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
-from kvstore.replica.lead import Lead
+from kvstore.replica.leadership import Lead
+from kvstore.replica.read.restore import Restore, Restored
 from kvstore.replica.replica import Replica, ReplicaReport
-from kvstore.replica.restore import Restore, Restored
-from kvstore.replica.shipper import edits_pushed, stored_name
-from kvstore.replica.shipping import Shipping
+from kvstore.replica.ship.background import Shipping
+from kvstore.replica.ship.shipper import edits_pushed, stored_name
 from kvstore.replica.source import Source
 from logformat import paths
-from logformat.edits import AddReplica, DropReplica, decode
-from logformat.following_file import FollowingFile
+from logformat.catalog.edits import AddReplica, DropReplica, decode
+from logformat.catalog.following_file import FollowingFile
+from logformat.catalog.image import Leader
 from logformat.ids import OFFSET_MAX, Txid
-from logformat.image import Leader
 from logformat.urls import shown_url
 
 NAME_BYTES_MAX = 255

@@ -18,14 +18,14 @@ from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
 from kvstore.arguments import column_names
-from kvstore.spark.batch import Pinned, changes_wanted
+from kvstore.read.changelog import End, Start
+from kvstore.read.scan import check_filter
 from kvstore.spark.failures import shown_alone
 from kvstore.spark.options import Kind
-from kvstore.spark.place import TablePlace
-from kvstore.spark.shares import Share, Wanted, read, shares_of
+from kvstore.spark.read.batch import Pinned, changes_wanted
+from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.splits import Share, Wanted, read, shares_of
 from kvstore.spark.types import arrow_schema, spark_schema
-from kvstore.table.changelog import End, Start
-from kvstore.table.scan import check_filter
 from kvstore.table.table import Table
 
 

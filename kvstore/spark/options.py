@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from kvstore.arguments import printable, url_without_credentials
+from kvstore.commit.consumers import consumer_name
+from kvstore.commit.named_writers import NAME_BYTES_MAX
 from kvstore.errors import InvalidRequest, SchemaMismatch
-from kvstore.table.consumers import consumer_name
-from kvstore.table.writers import NAME_BYTES_MAX
 from logformat.ids import OFFSET_MAX
 
 _ALL = ("path", "table")

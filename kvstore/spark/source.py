@@ -21,14 +21,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
-from kvstore.spark.batch import KvStoreReader, Pinned, pinned
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
-from kvstore.spark.place import found
-from kvstore.spark.replica import KvStoreReplicaReader, PinnedReplica, replica_at
-from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter
-from kvstore.spark.stream import KvStoreStreamReader
+from kvstore.spark.read.batch import KvStoreReader, Pinned, pinned
+from kvstore.spark.read.place import found
+from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, replica_at
+from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
+from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.store import check_follows_not
 from kvstore.table.table import Table
 

@@ -1,1 +1,1 @@
-"""One table: its write path, its reads, and bringing its index back."""
+"""A table as its users see it."""

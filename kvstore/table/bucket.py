@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from kvstore.arguments import integer, shown
+from kvstore.bucket.handle import Tablet
 from kvstore.errors import InvalidRequest
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.table.fitting import fitted, request_of
-from kvstore.table.results import AppendResult
-from kvstore.table.spread import buckets_of_rows
-from kvstore.table.tablet import Tablet
-from logformat.changes import Changes
+from kvstore.request.partition import buckets_of_rows
+from kvstore.request.preparation import fitted, request_of
+from kvstore.request.results import AppendResult
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
+from logformat.rows.changes import Changes
 
 
 class Bucket:

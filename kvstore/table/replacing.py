@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from kvstore.errors import UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from logformat.changes import Changes
-from logformat.intake import one_batch
+from logformat.rows.changes import Changes
+from logformat.rows.intake import one_batch
 
 
 def check_replaceable(definition: TableDefinition) -> None:

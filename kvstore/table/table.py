@@ -16,24 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import column_names, integer, integer_within, shown
+from kvstore.bucket.handle import Tablet
+from kvstore.commit.consumers import Consumers
+from kvstore.commit.named_writers import Writers
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NamedWriter
-from kvstore.table.binlog import binlog_of, binlog_schema, changelog_columns
-from kvstore.table.bucket import Bucket
-from kvstore.table.changelog import End, Start, changelog_schema
-from kvstore.table.consumers import Consumers
-from kvstore.table.fitting import fitted, request_of
-from kvstore.table.follow import ChangeReader, range_between, together
-from kvstore.table.layout import layout_of
-from kvstore.table.lookup import prefix_row, row_of_key, rows_of_keys, rows_of_prefix
-from kvstore.table.pushdown import ranges_where
-from kvstore.table.replacing import check_replaceable, deletes_of_others
-from kvstore.table.request import RowRequest
-from kvstore.table.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
-from kvstore.table.rules import engine_of_table
-from kvstore.table.scan import (
+from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
+from kvstore.read.changelog import End, Start, changelog_schema
+from kvstore.read.follow import ChangeReader, range_between, together
+from kvstore.read.lookup import prefix_row, row_of_key, rows_of_keys, rows_of_prefix
+from kvstore.read.pruning import ranges_where
+from kvstore.read.scan import (
     KeyRange,
     check_filter,
     first_rows,
@@ -43,18 +38,23 @@ from kvstore.table.scan import (
     rows_where,
     scan_schema,
 )
-from kvstore.table.shares import Shares
-from kvstore.table.sizes import of_size
-from kvstore.table.spread import bucket_of, buckets_of_rows, place_in, places_by_bucket, spread
-from kvstore.table.tablet import Tablet
-from kvstore.table.targets import filled, schema_given, targets_of
-from kvstore.table.undo import check_undoable, first_changes
-from kvstore.table.writers import Writers
-from logformat import intake
-from logformat.changes import Changes
-from logformat.edits import TableOptions
+from kvstore.read.splits import Shares
+from kvstore.read.time_travel import check_undoable, first_changes
+from kvstore.request.partition import bucket_of, buckets_of_rows, place_in, places_by_bucket, spread
+from kvstore.request.preparation import fitted, request_of
+from kvstore.request.request import RowRequest
+from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
+from kvstore.request.row_layout import layout_of
+from kvstore.request.rules import engine_of_table
+from kvstore.request.sizes import of_size
+from kvstore.request.targets import filled, schema_given, targets_of
+from kvstore.table.bucket import Bucket
+from kvstore.table.replacing import check_replaceable, deletes_of_others
+from logformat.catalog.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset, SchemaId
-from logformat.intake import Data, Keys
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+from logformat.rows.intake import Data, Keys
 from writer import TableWriter, WriterOptions
 
 
@@ -748,7 +748,7 @@ class Table:
         return {bucket: (state.applied_offset, state.last_timestamp) for bucket, state in states.items()}
 
     def hold(self, consumer: str, offsets: Mapping[int, int]) -> None:
-        """Like :meth:`kvstore.table.consumers.Consumer.commit`, but what has expired of it is left out.
+        """Like :meth:`kvstore.commit.consumers.Consumer.commit`, but what has expired of it is left out.
 
         Raises:
             UnsupportedOperation, StoreFull: See there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from logformat.octets import Octets, join
+from logformat.binary_column import Octets, join
 from merge_engines.columns import at, column_of, take
 from merge_engines.runs import Runs
 

@@ -20,7 +20,7 @@ from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from logformat import paths
-from logformat.edits import BeginEpoch, Edit, Payload
+from logformat.catalog.edits import BeginEpoch, Edit, Payload
 from logformat.ids import Txid
 from tests.support.clocks import SetClock
 from tests.support.edits import payload

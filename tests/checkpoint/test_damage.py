@@ -16,7 +16,7 @@ from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
-from logformat import image as bytes_of
+from logformat.catalog import image as bytes_of
 from logformat.ids import Epoch
 from tests.checkpoint.catalogs import STORE, Catalog
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from kvstore.meta.state import CatalogState
-from logformat import edits
+from logformat.catalog import edits
 from tests.checkpoint.catalogs import Catalog
 from tests.support.proof import Proves
 

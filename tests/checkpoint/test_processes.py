@@ -24,8 +24,9 @@ from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
-from logformat import edits, paths
-from logformat.edits import AllocateWriter, Payload
+from logformat import paths
+from logformat.catalog import edits
+from logformat.catalog.edits import AllocateWriter, Payload
 from logformat.ids import Epoch, Txid
 from tests.checkpoint.catalogs import STORE, Catalog, Here, told
 from tests.support.clocks import SetClock

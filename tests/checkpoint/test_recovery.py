@@ -23,8 +23,9 @@ from kvstore.errors import CorruptData, CorruptImage, NotAStore, StoreLocked, Un
 from kvstore.files import Files
 from kvstore.meta.journal import MAP_BYTES
 from kvstore.meta.state import CatalogState
-from logformat import edits, paths
-from logformat.edits import BeginEpoch, DropTable, Edit, EndCommit
+from logformat import paths
+from logformat.catalog import edits
+from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit
 from logformat.ids import Epoch, Txid
 from tests.checkpoint.catalogs import STORE, Catalog, checkpoint, told
 from tests.support.tables import rows_of

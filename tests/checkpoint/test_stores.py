@@ -12,7 +12,8 @@ import pytest
 import kvstore
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.errors import StoreClosed, Unavailable, UnsupportedOperation
-from logformat import edits, paths
+from logformat import paths
+from logformat.catalog import edits
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
 from tests.support.tables import rows_of

@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 import kvstore
+from kvstore.cli.load.portions import portions
 from kvstore.cli.main import main
-from kvstore.cli.portions import portions
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ def fine(*arguments: object) -> Done:
 
 
 SMALL_BATCHES = """
-import functools, kvstore.cli.load as load
+import functools, kvstore.cli.load.command as load
 load.portions = functools.partial(load.portions, rows_max={rows})
 """
 """The same, as a script for a process."""
@@ -77,7 +77,7 @@ def process(*arguments: object, script: str = "", **options: Any) -> subprocess.
 
 def small_batches(rows: int) -> Any:
     """While it lasts, files are loaded in batches of so many rows."""
-    return mock.patch("kvstore.cli.load.portions", partial(portions, rows_max=rows))
+    return mock.patch("kvstore.cli.load.command.portions", partial(portions, rows_max=rows))
 
 
 def changes(store: Path, table: str) -> list[dict[str, Any]]:

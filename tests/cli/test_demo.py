@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import kvstore
-from kvstore.cli.demo import batch_of
-from kvstore.cli.git_history import Repository
+from kvstore.cli.demo.command import batch_of
+from kvstore.cli.demo.git_history import Repository
 from kvstore.cli.main import app
 from kvstore.errors import InvalidRequest, UnsupportedOperation
-from logformat.keys import KeyCodec
+from logformat.rows.keys import KeyCodec
 from tests.cli.repositories import commit, eventful_repository, git, new_repository
 
 
@@ -120,7 +120,7 @@ def test_only_a_new_directory_becomes_the_store(tmp_path: Path, kind: str, monke
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "file").touch()
     (tmp_path / "file").touch()
-    monkeypatch.setattr("kvstore.cli.demo._spark_session", lambda _: pytest.fail("Spark was started"))
+    monkeypatch.setattr("kvstore.cli.demo.command._spark_session", lambda _: pytest.fail("Spark was started"))
     result = CliRunner().invoke(app, ["demo", "--repo", str(repository), "--store", str(tmp_path / kind)])
     assert isinstance(result.exception, InvalidRequest)
     assert "new or empty" in str(result.exception)

@@ -14,8 +14,8 @@ import pytest
 
 import kvstore
 from kvstore.errors import SchemaMismatch
-from logformat.json_form import from_json, from_text, to_json
-from logformat.python_values import MISFITS
+from logformat.rows.json_form import from_json, from_text, to_json
+from logformat.rows.python_values import MISFITS
 from tests.cli.commands import fine
 
 FORMS: list[tuple[pa.DataType, Any, Any]] = [

@@ -13,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.checkpoint import health
-from kvstore.cli import meta
+from kvstore.cli.meta import status as meta
 from kvstore.environment import open_environment
 from kvstore.errors import StoreError
 from kvstore.files import Files

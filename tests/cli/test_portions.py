@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import given, settings, strategies as st
 
-from kvstore.cli.portions import portions
-from logformat.value_bytes import row_bytes
+from kvstore.cli.load.portions import portions
+from logformat.rows.value_bytes import row_bytes
 
 SCHEMA = pa.schema(
     {

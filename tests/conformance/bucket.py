@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from kvstore.bucket import snapshot
+from kvstore.bucket.recovery import BucketPlace, open_for_writing
+from kvstore.bucket.write_path import WritePath
 from kvstore.files import Files
 from kvstore.log import recovery as log_recovery, retention
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
-from kvstore.table import snapshot
-from kvstore.table.apply import WritePath
-from kvstore.table.recovery import BucketPlace, open_for_writing
-from kvstore.table.request import Request
-from kvstore.table.results import AppendResult
+from kvstore.request.request import Request
+from kvstore.request.results import AppendResult
 from logformat import paths
-from logformat.changes import Changes
-from logformat.edits import TableOptions
+from logformat.catalog.edits import TableOptions
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, SchemaId, Sequence, WriterId
+from logformat.rows.changes import Changes
 from tests.support.clocks import SetClock
 from tests.support.logs import IDENTITY, ROWS
 

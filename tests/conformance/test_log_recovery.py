@@ -13,10 +13,11 @@ from kvstore.log import recovery
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates
-from logformat import paths, sparse_index
-from logformat.batch import decode_header
+from logformat import paths
 from logformat.ids import Offset
-from logformat.sparse_index import Entry
+from logformat.log import sparse_index
+from logformat.log.batch import decode_header
+from logformat.log.sparse_index import Entry
 from tests.conformance.bucket import Bucket
 from tests.conformance.vectors import VECTORS, running
 from tests.support.logs import IDENTITY, append, batch, open_log

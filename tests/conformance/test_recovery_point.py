@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.bucket.recovery import synced_end
 from kvstore.environment import open_environment
 from kvstore.files import Files
 from kvstore.index.index import Index
-from kvstore.table.recovery import synced_end
 from logformat.ids import BucketId, Offset, TableId
-from logformat.index_state import IndexState
+from logformat.log.index_state import IndexState
 from logformat.paths import bucket_directory
 from tests.conformance.vectors import VECTORS, running
 

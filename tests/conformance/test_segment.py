@@ -17,10 +17,11 @@ from kvstore.files import Files
 from kvstore.log import recovery
 from kvstore.log.log import Log
 from kvstore.log.segments import LogFiles
-from logformat import paths, segment, sparse_index
-from logformat.batch import ALIGNMENT, LAYOUTS, MAGIC
+from logformat import paths
 from logformat.ids import Offset, Position
-from logformat.sparse_index import Entry
+from logformat.log import segment, sparse_index
+from logformat.log.batch import ALIGNMENT, LAYOUTS, MAGIC
+from logformat.log.sparse_index import Entry
 from tests.conformance.vectors import VECTORS, running
 from tests.support.logs import IDENTITY, batch, open_log, read, stretch
 

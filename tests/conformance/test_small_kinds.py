@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.auto_increment import SEGMENT_IDS, Ids, next_count_after, numbered
 from kvstore.errors import InvalidRequest
-from kvstore.table.automatic import SEGMENT_IDS, Ids, next_count_after, numbered
-from logformat.bucketing import buckets_of
+from logformat.binary_column import Octets
 from logformat.ids import BucketId
-from logformat.octets import Octets
+from logformat.rows.bucketing import buckets_of
 from merge_engines.engine import Operations
 from merge_engines.last_row import LastRow
 from tests.conformance.vectors import VECTORS, running

@@ -7,9 +7,9 @@ import pytest
 
 import kvstore
 from kvstore.meta.state import TableDefinition
-from kvstore.table.changelog import changelog_schema
-from kvstore.table.undo import first_changes
-from logformat.edits import TableOptions
+from kvstore.read.changelog import changelog_schema
+from kvstore.read.time_travel import first_changes
+from logformat.catalog.edits import TableOptions
 from logformat.ids import SchemaId, TableId
 from tests.conformance.vectors import VECTORS, running
 from tests.support.tables import operations_of

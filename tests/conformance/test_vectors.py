@@ -18,7 +18,7 @@ from kvstore.errors import (
     UnknownSchema,
     UnsupportedOperation,
 )
-from logformat.batch import LAYOUTS, LogBatch, decode_batch, encode_batch
+from logformat.log.batch import LAYOUTS, LogBatch, decode_batch, encode_batch
 from tests.conformance import (
     test_log_recovery,
     test_recovery_point,

@@ -16,9 +16,10 @@ from kvstore.errors import CorruptData, OutOfOrderSequence
 from kvstore.files import Files
 from kvstore.log import recovery, writer_state
 from kvstore.log.writer_state import EXPIRY_MS
-from logformat import paths, segment
+from logformat import paths
 from logformat.ids import Offset
-from logformat.writer_entry import decode_snapshot
+from logformat.log import segment
+from logformat.log.writer_entry import decode_snapshot
 from tests.conformance.bucket import Bucket
 from tests.conformance.vectors import VECTORS, running
 from tests.support.logs import IDENTITY, open_log, stretch

@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from kvstore.bucket import write_path as apply
+from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.environment import Environment
 from kvstore.files import Files
 from kvstore.index.index import Index
@@ -20,18 +22,16 @@ from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.image import TXID_MAX
 from kvstore.meta.journal import Journal
-from kvstore.replica.shipper import Shipper
-from kvstore.table import apply
-from kvstore.table.apply import Applied, WritePath
-from kvstore.table.request import Request, group
-from kvstore.table.results import AppendResult
-from logformat import batch as batches
-from logformat.batch import LogBatch
-from logformat.change import ChangeType
-from logformat.changes import Changes
+from kvstore.replica.ship.shipper import Shipper
+from kvstore.request.request import Request, group
+from kvstore.request.results import AppendResult
 from logformat.checksum import crc32c
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Txid
+from logformat.log import batch as batches
+from logformat.log.batch import LogBatch
+from logformat.log.change import ChangeType
 from logformat.paths import STAGING, UNFINISHED_IMAGE
+from logformat.rows.changes import Changes
 
 Patches = list[Any]
 

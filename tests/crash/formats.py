@@ -18,12 +18,15 @@ from typing import Any
 
 from kvstore.errors import CorruptData
 from kvstore.replica.contents import verify_parts
-from logformat import edits, follower_status, following_file, paths, replica_told, segment, sparse_index, store_file
-from logformat.batch import decode_header, verify
-from logformat.image import Reader
-from logformat.replica_object import ObjectName, decode_object, parse_name
-from logformat.snapshot_manifest import decode_manifest
-from logformat.writer_entry import decode_entry, decode_snapshot
+from logformat import paths
+from logformat.catalog import edits, following_file, store_file
+from logformat.catalog.image import Reader
+from logformat.log import segment, sparse_index
+from logformat.log.batch import decode_header, verify
+from logformat.log.snapshot_manifest import decode_manifest
+from logformat.log.writer_entry import decode_entry, decode_snapshot
+from logformat.replica import follower_status, manifest as replica_told
+from logformat.replica.object_file import ObjectName, decode_object, parse_name
 from tests.fuzz import catalog_targets, golden, log_targets, seal
 from tests.fuzz.runner import SECONDS_MAX, Held
 

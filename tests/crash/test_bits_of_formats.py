@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from logformat import batch
+from logformat.log import batch
 from tests.crash import formats
 from tests.fuzz.runner import ROOT, Held
 from tests.support.proof import Proves

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.commit_lock import CommitLock
+from kvstore.commit.coordinator import Commits
+from kvstore.commit.staging import Staging
 from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
-from kvstore.table.commits import Commits
-from kvstore.table.handover import CommitLock
-from kvstore.table.staging import Staging
 from tests.crash.places import workplace
 from tests.support.processes import Child, Pipe
 from tests.support.proof import Proves

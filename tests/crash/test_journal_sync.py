@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import CorruptImage
 from kvstore.options import JournalSync
-from logformat.edits import CreateTable, TableOptions
+from logformat.catalog.edits import CreateTable, TableOptions
 from logformat.ids import TableId
 from tests.checkpoint.catalogs import Catalog
 from tests.crash.bugs import JOURNAL_BUGS

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kvstore
+from kvstore.bucket.maintenance import Upkeep
 from kvstore.errors import CorruptData, OutOfOrderSequence
-from kvstore.table.upkeep import Upkeep
 from tests.crash.history import CHANGES, History, Moment, Window, changes_of, copy_of, rows_of
 from tests.crash.workload import SCHEMA, TABLE
 from tests.support.model import WINDOW, Answer, Model, Operation

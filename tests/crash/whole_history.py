@@ -14,8 +14,8 @@ from random import Random
 
 import pyarrow as pa
 
-from logformat.bucketing import buckets_of
-from logformat.keys import ROW, KeyCodec
+from logformat.rows.bucketing import buckets_of
+from logformat.rows.keys import ROW, KeyCodec
 from tests.crash.history import CHANGES, copy_of
 from tests.crash.whole_store import BUCKETS, SCHEMA, Act, ActKind, WholeScript, column_name
 from tests.support.engines_model import EngineModel

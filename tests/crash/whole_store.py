@@ -23,7 +23,7 @@ from kvstore.checkpoint.controller import Controller
 from kvstore.clock import SystemClock
 from kvstore.errors import LogFailed, StoreError
 from kvstore.files import Files
-from logformat.jobs import EndedTask
+from logformat.catalog.jobs import EndedTask
 from tests.checkpoint.catalogs import Here
 from tests.crash.workload import MARKS, REFUSED, STORE
 from tests.support.model import Operation

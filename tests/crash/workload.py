@@ -25,7 +25,7 @@ from kvstore.errors import LogFailed, StoreError
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.options import Durability, JournalSync
-from logformat.edits import AllocateWriter, SetConsumer
+from logformat.catalog.edits import AllocateWriter, SetConsumer
 from logformat.ids import Offset, TableId
 from tests.checkpoint import catalogs
 from tests.support.clocks import SetClock

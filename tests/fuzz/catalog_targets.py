@@ -16,10 +16,13 @@ from kvstore.checkpoint.process import error_of
 from kvstore.errors import CorruptData, InvalidRequest
 from kvstore.meta import image
 from kvstore.meta.state import CatalogState
-from logformat import edits, follower_status, following_file, paths, replica_told, snapshot_manifest, store_file
+from logformat import paths
+from logformat.catalog import edits, following_file, store_file
+from logformat.catalog.image import ITEMS, Reader, counts_of
+from logformat.catalog.replicas import Shipped
 from logformat.ids import Epoch
-from logformat.image import ITEMS, Reader, counts_of
-from logformat.replicas import Shipped
+from logformat.log import snapshot_manifest
+from logformat.replica import follower_status, manifest as replica_told
 from tests.fuzz import golden, seal
 from tests.support.filled import Filler
 

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.log.writer_state import WriterStates
-from logformat import index_state, segment, sparse_index
-from logformat.arrow_message import Compression
-from logformat.batch import LAYOUTS, MAGIC, LogBatch, decode_batch, decode_header, encode_batch, verify
+from logformat.binary_column import Octets
 from logformat.ids import BucketId, Epoch, Offset, Sequence, TableId, WriterId
-from logformat.octets import Octets
-from logformat.record import RecordCodec
-from logformat.writer_entry import RememberedBatch, WriterEntry, decode_entry, decode_snapshot, encode_entry
+from logformat.log import index_state, segment, sparse_index
+from logformat.log.arrow_message import Compression
+from logformat.log.batch import LAYOUTS, MAGIC, LogBatch, decode_batch, decode_header, encode_batch, verify
+from logformat.log.writer_entry import RememberedBatch, WriterEntry, decode_entry, decode_snapshot, encode_entry
+from logformat.rows.record import RecordCodec
 from tests.fuzz import golden, seal
 
 _POINT = pa.struct([pa.field("x", pa.float32()), pa.field("y", pa.string())])

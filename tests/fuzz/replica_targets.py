@@ -10,15 +10,16 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvstore.bucket.snapshot_rows import parquet_schema, read_rows
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.contents import batches_along, edits_of, verify_parts
-from kvstore.replica.gaps import holes, path_from, path_to, reached
-from kvstore.table.snapshot_rows import parquet_schema, read_rows
-from logformat import store_file
-from logformat.batch import decode_verified
-from logformat.edits import TableOptions
+from kvstore.replica.coverage import holes, path_from, path_to, reached
+from logformat.catalog import store_file
+from logformat.catalog.edits import TableOptions
+from logformat.catalog.replicas import CATALOG, Shipped
 from logformat.ids import Epoch, SchemaId, TableId
-from logformat.replica_object import (
+from logformat.log.batch import decode_verified
+from logformat.replica.object_file import (
     _CRC_AT,
     _HEAD,
     ObjectName,
@@ -28,7 +29,6 @@ from logformat.replica_object import (
     leader_name,
     parse_name,
 )
-from logformat.replicas import CATALOG, Shipped
 from tests.fuzz import golden, seal
 from tests.fuzz.log_targets import _ROWS, SCHEMAS
 

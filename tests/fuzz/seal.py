@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import struct
 
-from logformat.batch import ALIGNMENT, LAYOUTS, LOG_OVERHEAD, MAGIC
+from logformat.catalog.image import Foot, encode_record
 from logformat.checksum import crc32c
-from logformat.image import Foot, encode_record
+from logformat.log.batch import ALIGNMENT, LAYOUTS, LOG_OVERHEAD, MAGIC
 
 _EDIT = "<HHqqq"
 

@@ -14,11 +14,12 @@ from kvstore.errors import CorruptBatch, CorruptData, NotAStore
 from kvstore.log.log import LogEnd
 from kvstore.log.recovery import find_end
 from kvstore.log.segments import LogFiles, LogIdentity
-from kvstore.mend.scan import scan_segment
-from logformat import paths, store_file
-from logformat.batch import decode_batch, decode_header
+from kvstore.repair.scan import scan_segment
+from logformat import paths
+from logformat.catalog import store_file
 from logformat.ids import BucketId, Offset, Position, TableId
-from logformat.segment import HEAD_BYTES
+from logformat.log.batch import decode_batch, decode_header
+from logformat.log.segment import HEAD_BYTES
 from tests.crash.places import fill
 from tests.crash.small_store import KEYS, OPTIONS, TABLE, build
 from tests.crash.vfs import Contents

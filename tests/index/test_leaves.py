@@ -23,11 +23,11 @@ from kvstore.index import leaves
 from kvstore.index.index import Index, View
 from kvstore.index.leaves import Leaves
 from kvstore.pages import tree_of
-from kvstore.table.layout import layout_of
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import Octets
 from logformat.ids import BucketId, TableId
-from logformat.index_state import IndexState
-from logformat.keys import ROW
-from logformat.octets import Octets
+from logformat.log.index_state import IndexState
+from logformat.rows.keys import ROW
 from tests.conftest import OpenStore
 
 FEWER = settings(max_examples=settings().max_examples * 2 // 5)

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket import write_path as apply
 from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table import apply
-from logformat import index_state
+from logformat.log import index_state
 from tests.conftest import OpenStore
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of

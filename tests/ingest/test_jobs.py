@@ -26,7 +26,7 @@ from kvstore.errors import (
 )
 from kvstore.ingest import reading, runner, sources, tasks
 from kvstore.ingest.engine import EmbeddedEngine
-from logformat.jobs import SourceFile, TaskCounts
+from logformat.catalog.jobs import SourceFile, TaskCounts
 from tests.conftest import OpenStore
 from tests.ingest.worlds import BAD, SCHEMA, write
 from tests.support.tables import rows_of

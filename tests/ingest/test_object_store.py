@@ -18,7 +18,7 @@ from pyarrow import parquet
 import kvstore
 from kvstore.errors import InvalidRequest, TaskFailed, Unavailable
 from kvstore.ingest.sources import is_same
-from logformat.jobs import SourceFile
+from logformat.catalog.jobs import SourceFile
 from tests.cli.commands import fine
 from tests.ingest.worlds import SCHEMA
 from tests.support import s3

@@ -21,8 +21,9 @@ from kvstore.files import Files
 from kvstore.ingest.offsets import Taken
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
-from logformat import paths, store_file
-from logformat.edits import Payload
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.edits import Payload
 from tests.checkpoint.catalogs import Here
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])

@@ -13,8 +13,9 @@ from hypothesis import given, settings, strategies as st
 
 from kvstore.errors import LogFailed, OffsetOutOfRange, StoreFull
 from kvstore.log.segments import LogFiles
-from logformat import paths, sparse_index
+from logformat import paths
 from logformat.ids import Offset
+from logformat.log import sparse_index
 from tests.support.disks import FailingDisk, failing
 from tests.support.logs import IDENTITY, append, batch, offsets, open_log, read
 

@@ -12,8 +12,9 @@ from kvstore.files import Files
 from kvstore.log import recovery
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles
-from logformat import paths, segment, sparse_index
+from logformat import paths
 from logformat.ids import Offset, Position
+from logformat.log import segment, sparse_index
 from tests.support.logs import IDENTITY, append, batch, offsets, open_log, read
 
 FIRST = "00000000000000000000.log"

@@ -7,9 +7,9 @@ from hypothesis import given, strategies as st
 
 from kvstore.errors import OutOfOrderSequence, WriterFenced
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates
-from logformat.batch import NAMED_WRITER, BatchHeader
 from logformat.ids import SEQUENCE_MAX, Epoch, Offset, Sequence, WriterId
-from logformat.writer_entry import WINDOW, RememberedBatch, decode_snapshot
+from logformat.log.batch import NAMED_WRITER, BatchHeader
+from logformat.log.writer_entry import WINDOW, RememberedBatch, decode_snapshot
 
 WRITER = WriterId(5)
 

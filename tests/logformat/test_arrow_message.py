@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat import arrow_message
-from logformat.arrow_message import RAW_BYTES_MAX
 from logformat.errors import CorruptBatch
+from logformat.log import arrow_message
+from logformat.log.arrow_message import RAW_BYTES_MAX
 from tests.logformat.damage import bit_flips, cuts
 from tests.support.strategies import contents, projections, record_batches
 

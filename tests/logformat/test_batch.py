@@ -11,7 +11,8 @@ from crc32c import crc32c
 from hypothesis import given, settings, strategies as st
 
 from logformat import ChangeType
-from logformat.batch import (
+from logformat.errors import CorruptBatch, InvalidRequest
+from logformat.log.batch import (
     ALIGNMENT,
     APPEND_ONLY,
     BATCH_BYTES_MAX,
@@ -25,7 +26,6 @@ from logformat.batch import (
     encode_parts,
     verify,
 )
-from logformat.errors import CorruptBatch, InvalidRequest
 from tests.logformat.damage import bit_flips, cuts
 from tests.support.strategies import SCALAR_TYPES, contents, projections, record_batches
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat.bucketing import buckets_of
-from logformat.octets import Octets
+from logformat.binary_column import Octets
+from logformat.rows.bucketing import buckets_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
 

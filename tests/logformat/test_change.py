@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from logformat import ChangeType
-from logformat.change import words_of
+from logformat.log.change import words_of
 
 FORMS = [
     (0, "+A", "append"),

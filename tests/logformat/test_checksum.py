@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from logformat.binary_column import Octets
 from logformat.checksum import crc32c, key_sums, mix, value_sums
-from logformat.octets import Octets
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5)
 

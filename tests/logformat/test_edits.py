@@ -10,7 +10,7 @@ import pytest
 from crc32c import crc32c
 from msgspec import inspect as mi
 
-from logformat.edits import (
+from logformat.catalog.edits import (
     AddSchema,
     AllocateWriter,
     AlterJob,
@@ -32,8 +32,8 @@ from logformat.edits import (
     decode,
     encode,
 )
+from logformat.catalog.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
 from logformat.errors import CorruptImage, UnsupportedVersion
-from logformat.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
 from tests.logformat.damage import bit_flips, cuts
 
 KINDS = Payload.__subclasses__()

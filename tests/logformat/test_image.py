@@ -9,11 +9,22 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from logformat import image
-from logformat.edits import TableOptions
+from logformat.catalog import image
+from logformat.catalog.edits import TableOptions
+from logformat.catalog.image import (
+    Former,
+    Head,
+    Item,
+    Leader,
+    Reader,
+    Schema,
+    Table,
+    counts_of,
+    encode_image,
+    encode_record,
+)
 from logformat.errors import CorruptImage, UnsupportedVersion
 from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
-from logformat.image import Former, Head, Item, Leader, Reader, Schema, Table, counts_of, encode_image, encode_record
 
 COLUMNS = [{"name": "k", "type": "int64", "nullable": False}]
 ITEMS: list[Item] = [

@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given, strategies as st
 
 from logformat.errors import CorruptData, UnsupportedVersion
-from logformat.index_state import IndexState, decode, encode
+from logformat.log.index_state import IndexState, decode, encode
 from tests.logformat.damage import bit_flips, cuts
 
 I64 = st.integers(-(2**63), 2**63 - 1)

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat import intake
 from logformat.errors import SchemaMismatch
-from logformat.python_values import FEW
-from logformat.schema import normalise
+from logformat.rows import intake
+from logformat.rows.python_values import FEW
+from logformat.rows.schema import normalise
 from tests.support.strategies import (
     FLOATS,
     INTEGERS,

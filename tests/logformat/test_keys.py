@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from logformat.binary_column import Octets
 from logformat.errors import CorruptData, KeyTooLarge
-from logformat.keys import KeyCodec
-from logformat.octets import Octets
+from logformat.rows.keys import KeyCodec
 from tests.support.strategies import KEY_TYPES, columns, values_of
 
 FEWER = settings(max_examples=settings().max_examples // 5)

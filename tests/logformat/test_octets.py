@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat import octets
-from logformat.octets import Octets
+from logformat import binary_column as octets
+from logformat.binary_column import Octets
 from tests.support.strategies import BYTES, TEXTS
 
 STRINGS = st.lists(BYTES, max_size=6)

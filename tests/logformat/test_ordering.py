@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat import ordering
-from logformat.keys import ROW, KeyCodec
-from logformat.octets import Octets
-from logformat.ordering import in_order
+from logformat.binary_column import Octets
+from logformat.rows import ordering
+from logformat.rows.keys import ROW, KeyCodec
+from logformat.rows.ordering import in_order
 from tests.support.strategies import KEY_TYPES, columns
 
 PREFIX = st.sampled_from([b"", b"same for all of them", b"\xff" * 20])

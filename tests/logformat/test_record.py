@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from logformat.binary_column import Octets
 from logformat.errors import CorruptData
-from logformat.octets import Octets
-from logformat.record import RecordCodec
+from logformat.rows.record import RecordCodec
 from tests.logformat.damage import bit_flips, cuts
 from tests.support.strategies import SCALAR_TYPES, contents, record_batches, values_of
 
@@ -107,7 +107,7 @@ class TestDamage:
         program = """if True:
             import pyarrow as pa
             from logformat.errors import CorruptData
-            from logformat.record import RecordCodec
+            from logformat.rows.record import RecordCodec
 
             entry = pa.struct([("key", pa.string()), ("value", pa.int8())])
             column = pa.array([[{"key": None, "value": 1}]], pa.list_(entry))

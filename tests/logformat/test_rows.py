@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from logformat.binary_column import Octets
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
-from logformat.octets import Octets
-from logformat.rows import RowCodec, verified
+from logformat.rows.rows import RowCodec, verified
 from tests.logformat.damage import bit_flips
 from tests.support.strategies import columns, contents, projections, record_batches, schemas, under_nulls, values_of
 

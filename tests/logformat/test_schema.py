@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from logformat.errors import InvalidRequest, UnsupportedVersion
-from logformat.schema import (
+from logformat.rows.schema import (
     COLUMNS_MAX,
     NESTING_MAX,
     RESERVED_NAMES,

@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given, strategies as st
 
 from logformat.errors import CorruptBatch, UnsupportedVersion
-from logformat.segment import HEAD_BYTES, NO_OFFSET, START, SegmentHead, decode_head, encode_head
+from logformat.log.segment import HEAD_BYTES, NO_OFFSET, START, SegmentHead, decode_head, encode_head
 from tests.logformat.damage import bit_flips, cuts
 
 I64 = st.integers(-(2**63), 2**63 - 1)

@@ -12,9 +12,9 @@ from hypothesis import assume, given, strategies as st
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.ids import SchemaId
-from logformat.keys import KeyCodec
-from logformat.rows import RowCodec
-from logformat.single_row import SingleRowCodec
+from logformat.rows.keys import KeyCodec
+from logformat.rows.rows import RowCodec
+from logformat.rows.single_row import SingleRowCodec
 from tests.logformat.damage import bit_flips
 from tests.support.strategies import INTEGERS, columns
 

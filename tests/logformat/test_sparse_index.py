@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat.sparse_index import ENTRY_BYTES, HEAD_BYTES, Entry, at_offset, before_time, decode, encode, encode_entry
+from logformat.log.sparse_index import (
+    ENTRY_BYTES,
+    HEAD_BYTES,
+    Entry,
+    at_offset,
+    before_time,
+    decode,
+    encode,
+    encode_entry,
+)
 from tests.logformat.damage import bit_flips, cuts
 
 ENTRIES = [Entry(40, 1000, 64), Entry(50, 1000, 4096), Entry(2**40, 2000, 1 << 20)]

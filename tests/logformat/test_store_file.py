@@ -5,8 +5,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
+from logformat.catalog.store_file import StoreFile, decode, encode
 from logformat.errors import CorruptImage, StoreError, UnsupportedVersion
-from logformat.store_file import StoreFile, decode, encode
 from tests.logformat.damage import bit_flips, cuts
 
 STORE = StoreFile(store_id=UUID(int=0x0123456789ABCDEF0123456789ABCDEF), created_ms=1_700_000_000_000)

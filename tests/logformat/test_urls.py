@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from logformat.edits import AddReplica
+from logformat.catalog.edits import AddReplica
+from logformat.catalog.following_file import FollowingFile
+from logformat.catalog.replicas import ReplicaStatus
 from logformat.errors import StoreError
-from logformat.following_file import FollowingFile
-from logformat.replicas import ReplicaStatus
 from logformat.urls import shown_text, shown_url
 
 

@@ -7,7 +7,7 @@ from crc32c import crc32c
 from hypothesis import given, strategies as st
 
 from logformat.errors import CorruptData, UnsupportedVersion
-from logformat.writer_entry import (
+from logformat.log.writer_entry import (
     WINDOW,
     RememberedBatch,
     WriterEntry,

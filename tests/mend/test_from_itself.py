@@ -15,7 +15,7 @@ import kvstore
 from kvstore.errors import NotAStore, StoreLocked, UnsupportedOperation
 from kvstore.lock import ProcessLock
 from logformat import paths
-from logformat.segment import HEAD_BYTES, decode_head, encode_head
+from logformat.log.segment import HEAD_BYTES, decode_head, encode_head
 from tests.mend.conftest import Built
 from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
 from tests.mend.worlds import OPTIONS, SCHEMA, Store, World, goes_on, seen

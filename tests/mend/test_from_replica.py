@@ -15,6 +15,7 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
+from kvstore.commit.coordinator import Commits
 from kvstore.errors import (
     InvalidRequest,
     MissingVersion,
@@ -26,9 +27,8 @@ from kvstore.errors import (
 from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.store import Store
-from kvstore.table.commits import Commits
 from logformat.checksum import crc32c
-from logformat.replica_object import parse_name
+from logformat.replica.object_file import parse_name
 from tests.mend.conftest import Built
 from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
 from tests.mend.worlds import OPTIONS, SCHEMA, STEPS, World, build, goes_on, seen, write

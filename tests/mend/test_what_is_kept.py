@@ -12,13 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 import kvstore
+from kvstore.commit.coordinator import Commits
 from kvstore.files import Files
-from kvstore.mend.scan import Place, scan_segment
 from kvstore.options import StoreOptions
-from kvstore.table.commits import Commits
+from kvstore.repair.scan import Place, scan_segment
 from logformat import paths
 from logformat.ids import Offset
-from logformat.snapshot_manifest import decode_manifest, encode_manifest
+from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
 from tests.mend.damage import lose_a_row, spoil
 from tests.mend.test_kills import Dying, Killed
 from tests.mend.worlds import SCHEMA, Store, World

@@ -15,9 +15,9 @@ import pyarrow as pa
 import kvstore
 from kvstore.clock import SystemClock
 from kvstore.files import Files
-from kvstore.mend.repair import Repair, RepairReport
-from kvstore.mend.source import Source
 from kvstore.options import StoreOptions
+from kvstore.repair.repair import Repair, RepairReport
+from kvstore.repair.source import Source
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.store import Store
 from tests.support.tables import rows_of

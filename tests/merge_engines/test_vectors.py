@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kvstore.table import cdc
-from logformat.change import ChangeType
+from kvstore.bucket import cdc
+from logformat.log.change import ChangeType
 from merge_engines.aggregate import Aggregate
 from merge_engines.engine import MergeEngine
 from merge_engines.first_row import FirstRow

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from kvstore.meta.consumers import NamedConsumer
 from kvstore.meta.state import CatalogState
-from logformat import edits
-from logformat.edits import CreateTable, DropConsumer, DropTable, Edit, Payload, SetConsumer, TableOptions
+from logformat.catalog import edits
+from logformat.catalog.edits import CreateTable, DropConsumer, DropTable, Edit, Payload, SetConsumer, TableOptions
 from logformat.ids import BucketId, Epoch, Offset, TableId, Txid
 
 TABLES = [TableId(1), TableId(2), TableId(3)]

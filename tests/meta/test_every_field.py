@@ -14,11 +14,11 @@ from kvstore.meta import image
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
-from logformat.edits import TableOptions
+from logformat.catalog.edits import TableOptions
+from logformat.catalog.image import counts_of
+from logformat.catalog.jobs import EndedTask, JobOptions, JobStatistics, JobStatus, OpenTask, SourceFile, TaskCounts
+from logformat.catalog.replicas import Finding, ReplicaStatus, Shipped, Track
 from logformat.ids import Epoch
-from logformat.image import counts_of
-from logformat.jobs import EndedTask, JobOptions, JobStatistics, JobStatus, OpenTask, SourceFile, TaskCounts
-from logformat.replicas import Finding, ReplicaStatus, Shipped, Track
 from tests.support.filled import Filler, fields_of
 
 STORE = UUID(int=5)

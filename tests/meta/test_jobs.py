@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from kvstore.meta.jobs import HISTORY_MAX, NEXT
 from kvstore.meta.state import CatalogState
-from logformat import edits
-from logformat.edits import (
+from logformat.catalog import edits
+from logformat.catalog.edits import (
     AboutJob,
     AlterJob,
     BeginTask,
@@ -27,8 +27,8 @@ from logformat.edits import (
     ResumeJob,
     TableOptions,
 )
+from logformat.catalog.jobs import JobOptions, JobState, JobStatistics, JobStatus, SourceFile, TaskCounts
 from logformat.ids import Epoch, JobId, TableId, Txid
-from logformat.jobs import JobOptions, JobState, JobStatistics, JobStatus, SourceFile, TaskCounts
 from tests.test_format_doc import FORMAT
 
 TABLE = TableId(1)

@@ -21,7 +21,7 @@ from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from kvstore.options import JournalSync
-from logformat.edits import AllocateWriter, CreateTable, DropConsumer, SetConsumer, TableOptions
+from logformat.catalog.edits import AllocateWriter, CreateTable, DropConsumer, SetConsumer, TableOptions
 from logformat.ids import Offset, TableId
 from tests.support.clocks import SetClock
 from tests.support.edits import columns

@@ -12,8 +12,9 @@ from kvstore.errors import CorruptImage
 from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES
-from logformat import edits, paths
-from logformat.edits import BeginEpoch, Edit
+from logformat import paths
+from logformat.catalog import edits
+from logformat.catalog.edits import BeginEpoch, Edit
 from logformat.ids import Epoch, Txid
 from tests.checkpoint.catalogs import STORE, Catalog
 

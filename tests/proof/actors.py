@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from kvstore.bucket import maintenance as upkeep
+from kvstore.bucket.maintenance import Upkeep
 from kvstore.checkpoint.controller import Controller
-from kvstore.table import upkeep
-from kvstore.table.upkeep import Upkeep
 from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, ends_or_waits, stacks
 from tests.proof.operations import ELSEWHERE, HERE
 from tests.proof.world import SETTINGS, WRITTEN, Seen, World, Written, refused

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from kvstore.bucket import snapshot
+from kvstore.bucket.commit_lock import CommitLock
+from kvstore.bucket.handle import Tablet
+from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import worker
+from kvstore.commit.coordinator import Commits
+from kvstore.commit.staging import Staging
 from kvstore.environment import Environment
 from kvstore.files import Files
 from kvstore.index.index import Index
@@ -30,13 +37,6 @@ from kvstore.log import retention
 from kvstore.log.log import Log
 from kvstore.log.segments import LogFiles
 from kvstore.meta.journal import Journal
-from kvstore.table import snapshot
-from kvstore.table.apply import WritePath
-from kvstore.table.commits import Commits
-from kvstore.table.handover import CommitLock
-from kvstore.table.staging import Staging
-from kvstore.table.tablet import Tablet
-from kvstore.table.upkeep import Upkeep
 
 SEAMS: list[tuple[Any, str]] = [
     *((Files, name) for name in ("write", "sync", "truncate", "rename", "remove", "remove_tree", "make_directory")),

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.write_path import WritePath
 from kvstore.errors import OutOfOrderSequence
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table.apply import WritePath
-from kvstore.table.upkeep import Upkeep
 from tests.crash.conftest import Tell
 from tests.proof.budget import Run, budget
 from tests.support.clocks import SetClock

@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 import pytest
 
+from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.write_path import WritePath
 from kvstore.errors import CorruptData
 from kvstore.index.index import Index, View
-from kvstore.table.apply import WritePath
-from kvstore.table.upkeep import Upkeep
 from tests.crash.conftest import Tell
 from tests.proof.actors import Actors, actors
 from tests.proof.barrier import AFTER, CONTEXTS, HANG_SECONDS, SEAMS, Hang

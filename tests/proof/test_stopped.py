@@ -22,12 +22,12 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket import committer
 from kvstore.environment import Environment
 from kvstore.errors import StoreLocked
 from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table import committer
 from tests.crash.conftest import Tell
 from tests.proof.actors import quiet
 from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, ends_or_waits, stacks

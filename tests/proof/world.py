@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.errors import StoreLocked
-from kvstore.table.parts import TableParts
+from kvstore.table.open_table import TableParts
 from tests.checkpoint.catalogs import Here
 from tests.support.tables import rows_of
 

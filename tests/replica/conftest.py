@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.replica import lead
+from kvstore.replica import leadership as lead
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ import kvstore
 from kvstore.errors import Unavailable
 from kvstore.files import Files
 from kvstore.replica.client import Client
+from kvstore.replica.read.restore import Restore, Restored, Target
 from kvstore.replica.replica import Replica
-from kvstore.replica.restore import Restore, Restored, Target
-from logformat.replica_object import ObjectName, parse_name
+from logformat.replica.object_file import ObjectName, parse_name
 from tests.support.clocks import SetClock
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

@@ -10,10 +10,10 @@ import pytest
 import kvstore
 from kvstore.errors import ReplicaBehind, StoreError
 from kvstore.replica.replica import Replica
-from kvstore.replica.shipper import Shipper
+from kvstore.replica.ship.shipper import Shipper
+from logformat.catalog.replicas import CATALOG, Track
 from logformat.ids import BucketId, TableId
-from logformat.replica_object import ObjectName
-from logformat.replicas import CATALOG, Track
+from logformat.replica.object_file import ObjectName
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.tables import rows_of
 

@@ -13,8 +13,8 @@ import kvstore
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.replica.replica import Replica
 from kvstore.spark.options import Options
-from logformat import following_file
-from logformat.edits import AddReplica
+from logformat.catalog import following_file
+from logformat.catalog.edits import AddReplica
 from tests.cli.commands import run
 from tests.replica.objects import SCHEMA, Objects
 

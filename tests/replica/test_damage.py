@@ -14,12 +14,12 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptData, StoreError
-from kvstore.replica import shipper
 from kvstore.replica.check import findings
 from kvstore.replica.replica import Replica
+from kvstore.replica.ship import shipper
+from logformat.catalog.replicas import Finding, Track
 from logformat.ids import Epoch
-from logformat.replica_object import ObjectName, parse_name
-from logformat.replicas import Finding, Track
+from logformat.replica.object_file import ObjectName, parse_name
 from tests.replica.objects import SCHEMA, Objects, changes_of, replica_of, restored
 from tests.support.proof import Proves
 from tests.support.tables import rows_of

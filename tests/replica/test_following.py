@@ -30,12 +30,13 @@ from kvstore.errors import (
 from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.client import Client
-from kvstore.replica.follower import Follower, begin
+from kvstore.replica.follow.follower import Follower, begin
 from kvstore.replica.source import Source
-from logformat import follower_status, paths, replica_told
-from logformat.following_file import FollowingFile
+from logformat import paths
+from logformat.catalog.following_file import FollowingFile
+from logformat.catalog.replicas import CATALOG, Shipped, Track
 from logformat.ids import BucketId, TableId
-from logformat.replicas import CATALOG, Shipped, Track
+from logformat.replica import follower_status, manifest as replica_told
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of

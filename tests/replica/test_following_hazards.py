@@ -18,10 +18,10 @@ from kvstore.errors import Diverged, NotAStore, OffsetOutOfRange, StoreLocked, U
 from kvstore.files import Files
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
-from kvstore.replica import divergence, follower as following
+from kvstore.replica.follow import divergence, follower as following
+from logformat.catalog.replicas import Shipped, Track
 from logformat.ids import BucketId, Epoch, Offset, TableId
-from logformat.replica_object import ObjectName, leader_name
-from logformat.replicas import Shipped, Track
+from logformat.replica.object_file import ObjectName, leader_name
 from tests.replica.objects import SCHEMA, Objects, replica_of
 from tests.replica.test_following import Leader, everything, follower
 from tests.replica.test_shipping import wait_until

@@ -17,11 +17,13 @@ from kvstore.errors import CorruptData, Unavailable
 from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.options import StoreOptions
-from kvstore.replica import follower, image_worker
+from kvstore.replica import image_worker
 from kvstore.replica.client import ObjectStore
-from logformat import follower_status, paths
-from logformat.follower_status import FollowerStatus
+from kvstore.replica.follow import follower
+from logformat import paths
 from logformat.ids import Epoch, Txid
+from logformat.replica import follower_status
+from logformat.replica.follower_status import FollowerStatus
 from tests.replica.objects import SCHEMA
 
 

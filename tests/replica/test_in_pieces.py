@@ -8,9 +8,10 @@ from random import Random
 import pytest
 
 import kvstore
+from kvstore.bucket import recovery, write_path as apply
 from kvstore.meta import image
-from kvstore.replica import bucket_files, shipper
-from kvstore.table import apply, recovery
+from kvstore.replica.follow import bucket_files
+from kvstore.replica.ship import shipper
 from tests.replica.objects import Objects, replica_of, restored
 from tests.replica.test_following import contents, everything, follower
 from tests.replica.test_round_trip import SCHEMA, write

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.errors import StoreFull, Unavailable, WriterFenced
 from kvstore.files import Files
-from kvstore.replica import lead
-from kvstore.table.apply import WritePath
+from kvstore.replica import leadership as lead
 from logformat import paths
 from logformat.ids import Epoch
-from logformat.replica_object import leader_name
+from logformat.replica.object_file import leader_name
 from tests.replica.objects import SCHEMA, Objects
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of

@@ -14,9 +14,9 @@ from kvstore.clock import SystemClock
 from kvstore.errors import CorruptData, StoreLocked, WriterFenced
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
-from kvstore.replica.shipper import Shipper
+from kvstore.replica.ship.shipper import Shipper
 from logformat import paths
-from logformat.replica_object import leader_name
+from logformat.replica.object_file import leader_name
 from tests.replica.objects import SCHEMA, Objects, changes_of, replica_of, restored
 from tests.support.tables import rows_of
 

@@ -15,12 +15,12 @@ import kvstore
 from kvstore.errors import CorruptData, StoreError
 from kvstore.replica.check import findings
 from kvstore.replica.replica import Replica
-from kvstore.replica.shipper import Shipper
-from logformat import replica_told
-from logformat.batch import LogBatch, decode_batch, encode_batch
+from kvstore.replica.ship.shipper import Shipper
+from logformat.catalog.replicas import CATALOG, Track
 from logformat.ids import BucketId, TableId
-from logformat.replica_object import ObjectName, decode_object, encode_object
-from logformat.replicas import CATALOG, Track
+from logformat.log.batch import LogBatch, decode_batch, encode_batch
+from logformat.replica import manifest as replica_told
+from logformat.replica.object_file import ObjectName, decode_object, encode_object
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 
 ONE, OTHER = (Track(TableId(1), BucketId(bucket)) for bucket in range(2))

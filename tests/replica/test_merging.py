@@ -10,12 +10,12 @@ import pytest
 
 import kvstore
 from kvstore.errors import Unavailable
-from kvstore.replica import merging
-from kvstore.replica.merging import GRACE_SECONDS, OBJECTS_MIN, covered, merge, runs
-from kvstore.replica.shipper import status_of
+from kvstore.replica.ship import merging
+from kvstore.replica.ship.merging import GRACE_SECONDS, OBJECTS_MIN, covered, merge, runs
+from kvstore.replica.ship.shipper import status_of
+from logformat.catalog.replicas import CATALOG, Track
 from logformat.ids import BucketId, Epoch, TableId
-from logformat.replica_object import ObjectName
-from logformat.replicas import CATALOG, Track
+from logformat.replica.object_file import ObjectName
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.support.tables import rows_of
 

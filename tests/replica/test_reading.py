@@ -14,17 +14,17 @@ import pytest
 import kvstore
 from kvstore.errors import CorruptData, MissingVersion, ReplicaBehind
 from kvstore.options import StoreOptions
-from kvstore.replica.reading import SLACK_MS, ReplicaReader, ReplicaTable
-from kvstore.replica.shipper import Shipper
+from kvstore.replica.read.table import SLACK_MS, ReplicaReader, ReplicaTable
+from kvstore.replica.ship.shipper import Shipper
 from kvstore.replica.source import Source
 from kvstore.replica.store import Store
-from logformat import replica_told
-from logformat.batch import LogBatch, decode_batch, encode_batch
-from logformat.change import ChangeType
+from logformat.catalog.replicas import CATALOG, Shipped, Track
 from logformat.ids import BucketId, TableId
-from logformat.replica_object import ObjectName, decode_object, encode_object
-from logformat.replicas import CATALOG, Shipped, Track
-from logformat.snapshot_manifest import decode_manifest, encode_manifest
+from logformat.log.batch import LogBatch, decode_batch, encode_batch
+from logformat.log.change import ChangeType
+from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
+from logformat.replica import manifest as replica_told
+from logformat.replica.object_file import ObjectName, decode_object, encode_object
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of

@@ -18,7 +18,7 @@ from kvstore.files import Files
 from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
-from kvstore.replica.shipping import Shipping
+from kvstore.replica.ship.background import Shipping
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvstore.errors import ReplicaBehind
-from kvstore.replica.untorn import Committed, Standing, untorn
+from kvstore.replica.consistent_cut import Committed, Standing, untorn
+from logformat.catalog.replicas import Track
 from logformat.ids import BucketId, TableId, WriterId
-from logformat.replicas import Track
 
 WRITERS = st.integers(1, 3).map(WriterId)
 

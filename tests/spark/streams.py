@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 import kvstore
 from kvstore.spark import KvStoreSource
-from kvstore.spark.stream import KvStoreStreamReader
+from kvstore.spark.read.stream import KvStoreStreamReader
 
 Rows = list[dict[str, Any]]
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket import maintenance as upkeep
+from kvstore.bucket.maintenance import Upkeep
+from kvstore.commit.consumers import LEASE_SECONDS
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
 from kvstore.spark import KvStoreSource
 from kvstore.store import Store
-from kvstore.table import upkeep
-from kvstore.table.consumers import LEASE_SECONDS
-from kvstore.table.upkeep import Upkeep
 from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
 from tests.support.clocks import SetClock
 

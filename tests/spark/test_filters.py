@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 import kvstore
 from kvstore.log.segments import LogFiles
 from kvstore.spark import KvStoreSource
-from kvstore.spark.batch import KvStoreReader
+from kvstore.spark.read.batch import KvStoreReader
 from tests.spark.test_source import listed, load
 
 NAN = math.nan

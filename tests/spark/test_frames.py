@@ -16,8 +16,8 @@ import kvstore
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.spark import KvStoreSource
 from kvstore.spark.options import Kind
-from kvstore.spark.place import TablePlace
-from kvstore.spark.shares import Wanted, read, shares_of
+from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.splits import Wanted, read, shares_of
 from tests.spark.test_source import SCHEMA, listed, load, python_changes
 
 pytestmark = pytest.mark.spark

@@ -25,7 +25,8 @@ from kvstore.errors import (
     ReplicaBehind,
     UnsupportedOperation,
 )
-from kvstore.spark import KvStoreSource, replica
+from kvstore.spark import KvStoreSource
+from kvstore.spark.read import replica
 from tests.support.object_store import serving
 
 pytestmark = pytest.mark.spark

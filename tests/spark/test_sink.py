@@ -15,7 +15,8 @@ from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from kvstore.spark import KvStoreSource, staged
+from kvstore.spark import KvStoreSource
+from kvstore.spark.write import staged
 from logformat import paths
 from tests.spark.test_source import EVERY_TYPE, SCHEMA, listed, load
 from tests.support.tables import rows_of as rows_by_bucket

@@ -19,13 +19,14 @@ from pyspark.sql.types import StructType
 
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation, WriterFenced
-from kvstore.replica import lead
-from kvstore.spark import KvStoreSource, staged
-from kvstore.spark.sink import KvStoreStreamWriter, KvStoreWriter, changes_of
-from kvstore.spark.staged import Staged, parts_of
+from kvstore.replica import leadership as lead
+from kvstore.spark import KvStoreSource
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
+from kvstore.spark.write import staged
+from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter, changes_of
+from kvstore.spark.write.staged import Staged, parts_of
 from logformat import paths
-from logformat.arrow_values import as_type
+from logformat.rows.arrow_values import as_type
 from tests.support.strategies import record_batches, values_of
 from tests.support.tables import rows_of
 
@@ -120,7 +121,7 @@ def test_a_commit_that_was_told_to_have_failed_can_be_repeated(
             def fail(_: object) -> None:
                 raise RuntimeError("planted")
 
-            patch.setattr("kvstore.spark.sink.sweep", fail)
+            patch.setattr("kvstore.spark.write.sink.sweep", fail)
             with pytest.raises(RuntimeError, match="planted"):
                 writer.commit(messages, batch)
         writer.abort(messages, batch)

@@ -11,8 +11,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from kvstore.table import upkeep
-from kvstore.table.upkeep import Upkeep
+from kvstore.bucket import maintenance as upkeep
+from kvstore.bucket.maintenance import Upkeep
 from tests.spark.test_source import SCHEMA, python_changes
 
 pytestmark = pytest.mark.spark

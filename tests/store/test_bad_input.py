@@ -36,7 +36,7 @@ from kvstore.errors import (
     WriterFenced,
 )
 from kvstore.options import RANGES, StoreOptions
-from logformat.batch import BATCH_BYTES_MAX
+from logformat.log.batch import BATCH_BYTES_MAX
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("d", pa.float64(), False)])

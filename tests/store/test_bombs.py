@@ -22,15 +22,16 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+from kvstore.bucket.snapshot_rows import read_rows
 from kvstore.errors import CorruptData
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.check import RANGE_BYTES_MAX, read_object
-from kvstore.table.snapshot_rows import read_rows
-from logformat import arrow_message, image, writer_entry
-from logformat.batch import LogBatch, decode_batch, decode_header, encode_batch
-from logformat.edits import TableOptions
+from logformat.catalog import image
+from logformat.catalog.edits import TableOptions
 from logformat.ids import SchemaId, TableId
-from logformat.replica_object import _CRC_AT, _HEAD, decode_object, encode_object, parse_name
+from logformat.log import arrow_message, writer_entry
+from logformat.log.batch import LogBatch, decode_batch, decode_header, encode_batch
+from logformat.replica.object_file import _CRC_AT, _HEAD, decode_object, encode_object, parse_name
 from tests.fuzz import seal
 
 ROOT = Path(__file__).parents[2]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.committer import Committer
 from kvstore.errors import (
     InvalidRequest,
     LogFailed,
@@ -29,7 +30,6 @@ from kvstore.files import Files
 from kvstore.lock import Presence, ProcessLock
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table.committer import Committer
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])

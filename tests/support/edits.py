@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.meta.state import CatalogState
-from logformat import schema as schemas
-from logformat.edits import (
+from logformat.catalog.edits import (
     AddReplica,
     AddSchema,
     AllocateWriter,
@@ -37,9 +36,10 @@ from logformat.edits import (
     TableOptions,
     TellReplica,
 )
+from logformat.catalog.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
+from logformat.catalog.replicas import CATALOG, Finding, Shipped, Track
 from logformat.ids import BucketId, Epoch, JobId, Offset, SchemaId, Sequence, TableId
-from logformat.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
-from logformat.replicas import CATALOG, Finding, Shipped, Track
+from logformat.rows import schema as schemas
 
 _NAMES = ("a", "b", "ü")
 _KINDS = (

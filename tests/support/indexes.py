@@ -8,8 +8,8 @@ from pathlib import Path
 
 import lmdb
 
-from logformat import index_state
 from logformat.ids import Offset, Position
+from logformat.log import index_state
 
 BUCKET = Path("tables/1/0")
 

@@ -12,8 +12,8 @@ from kvstore.files import Files
 from kvstore.log import recovery
 from kvstore.log.log import EncodedBatch, Log, LogEnd
 from kvstore.log.segments import FoundBatch, LogFiles, LogIdentity
-from logformat.batch import LogBatch, encode_parts
 from logformat.ids import BucketId, Offset, Sequence, TableId, WriterId
+from logformat.log.batch import LogBatch, encode_parts
 
 IDENTITY = LogIdentity(UUID(int=7), TableId(3), BucketId(0))
 ROWS = pa.record_batch({"a": pa.array(range(8), pa.int64())})

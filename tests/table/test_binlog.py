@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.table import binlog
-from kvstore.table.changelog import CHANGE_FIELDS, About
+from kvstore.read import binlog
+from kvstore.read.changelog import CHANGE_FIELDS, About
 from logformat.ids import BucketId
 from tests.support.strategies import record_batches, values_of
 from tests.support.tables import binlog_of

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
+from kvstore.bucket import maintenance as upkeep
+from kvstore.bucket.maintenance import Upkeep
+from kvstore.commit.consumers import LEASE_SECONDS
 from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
@@ -28,9 +31,6 @@ from kvstore.files import Files
 from kvstore.log.retention import remove_before
 from kvstore.meta.journal import Journal
 from kvstore.store import Store, open_reader
-from kvstore.table import upkeep
-from kvstore.table.consumers import LEASE_SECONDS
-from kvstore.table.upkeep import Upkeep
 from tests.support.clocks import SetClock
 from tests.support.indexes import files_in
 from tests.support.processes import Child, Pipe

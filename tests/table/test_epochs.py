@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.commit.coordinator import Commits
 from kvstore.errors import (
     AggregateOverflow,
     CorruptData,
@@ -24,8 +25,7 @@ from kvstore.errors import (
 )
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table.commits import Commits
-from logformat.batch import decode_header
+from logformat.log.batch import decode_header
 from tests.conftest import OpenStore
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import rows_of

@@ -17,7 +17,7 @@ from kvstore.index.index import Index
 from kvstore.log.segments import Segment
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from logformat.index_state import IndexState
+from logformat.log.index_state import IndexState
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 from tests.table.test_follow import wait_until

@@ -18,11 +18,11 @@ import kvstore
 from kvstore.environment import Environment
 from kvstore.errors import LogFailed, NoSuchTable, OffsetOutOfRange, StoreClosed
 from kvstore.options import StoreOptions
+from kvstore.read.follow import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, ChangeReader, together
 from kvstore.store import Store
-from kvstore.table.follow import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, ChangeReader, together
-from logformat import schema as schemas
-from logformat.edits import AddSchema
+from logformat.catalog.edits import AddSchema
 from logformat.ids import SchemaId
+from logformat.rows import schema as schemas
 from tests.conftest import OpenStore
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket import batching as joined, write_path as apply
+from kvstore.bucket.write_path import WritePath
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table import apply, joined
-from kvstore.table.apply import WritePath
-from logformat.batch import decode_batch
+from logformat.log.batch import decode_batch
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 

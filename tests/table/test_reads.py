@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
+from kvstore.bucket.handle import Tablet
 from kvstore.errors import CorruptBatch, CorruptData, InvalidRequest
 from kvstore.options import StoreOptions
+from kvstore.read.scan import KeyRange
 from kvstore.store import Store
-from kvstore.table.scan import KeyRange
-from kvstore.table.tablet import Tablet
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 

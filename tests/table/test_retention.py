@@ -17,11 +17,11 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 import kvstore
+from kvstore.bucket import maintenance as upkeep
+from kvstore.bucket.maintenance import Upkeep
 from kvstore.errors import CorruptData, LogFailed, OffsetOutOfRange, StoreFull
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table import upkeep
-from kvstore.table.upkeep import Upkeep
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.indexes import BUCKET, contents, files_in, lose_index

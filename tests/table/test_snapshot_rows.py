@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.bucket.snapshot_rows import SCHEMA_ID, FileWriter, RowsWriter, read_rows
 from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.state import TableDefinition
-from kvstore.table.layout import layout_of
-from kvstore.table.snapshot_rows import SCHEMA_ID, FileWriter, RowsWriter, read_rows
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import Octets
+from logformat.catalog.edits import TableOptions
 from logformat.checksum import key_sums
-from logformat.edits import TableOptions
 from logformat.ids import SchemaId, TableId
-from logformat.octets import Octets
 from tests.support.strategies import record_batches, schemas
 
 KEY = pa.field("key", pa.int64(), False)

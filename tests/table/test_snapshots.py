@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket import snapshot
+from kvstore.bucket.maintenance import Upkeep
 from kvstore.errors import CorruptBatch, CorruptData, LogFailed, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from kvstore.table import snapshot
-from kvstore.table.upkeep import Upkeep
-from logformat import snapshot_manifest
 from logformat.ids import Offset
+from logformat.log import snapshot_manifest
 from tests.conftest import OpenStore
 from tests.crash.places import workplace
 from tests.support.clocks import SetClock
@@ -295,7 +295,7 @@ def test_writing_goes_on_while_a_snapshot_waits(store: kvstore.Store, monkeypatc
         step(self)
 
     monkeypatch.setattr(Upkeep, "_step", held)
-    taken: list[kvstore.table.results.TableSnapshot] = []
+    taken: list[kvstore.request.results.TableSnapshot] = []
     before, end = rows_of(table), table.offsets()[0][1]
     thread = threading.Thread(target=lambda: taken.append(table.snapshot()))
     thread.start()

@@ -13,8 +13,8 @@ import kvstore
 from kvstore.errors import OffsetOutOfRange, UnsupportedOperation
 from kvstore.log.segments import LogFiles
 from kvstore.options import StoreOptions
+from kvstore.read import time_travel as undo
 from kvstore.store import Store
-from kvstore.table import undo
 from tests.support.clocks import SetClock
 from tests.support.tables import operations_of, rows_of
 
@@ -52,7 +52,7 @@ def test_folding_as_it_reads_changes_nothing(
         if step % 4 == 1:
             states[table.offsets()[0][1]] = rows_of(table)
     monkeypatch.setattr(undo, "FOLD_ROWS", fold_rows)
-    monkeypatch.setattr("kvstore.table.changelog.READ_ROWS", 1)
+    monkeypatch.setattr("kvstore.read.changelog.READ_ROWS", 1)
     sizes = []
     folded = undo._folded
     monkeypatch.setattr(undo, "_folded", lambda batches, *rest: sizes.append(len(batches)) or folded(batches, *rest))
@@ -71,7 +71,7 @@ def test_what_waits_is_bounded_by_the_keys_that_changed(store: kvstore.Store, mo
     for step in range(60):
         table.upsert([{"k": str(key), "v": step} for key in range(10)])
     monkeypatch.setattr(undo, "FOLD_ROWS", 50)
-    monkeypatch.setattr("kvstore.table.changelog.READ_ROWS", 1)
+    monkeypatch.setattr("kvstore.read.changelog.READ_ROWS", 1)
     rows = []
     folded = undo._folded
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import ForkedStore, InvalidRequest, StoreError, StoreLocked, UnsupportedOperation, WriterFenced
-from logformat.batch import NAMED_WRITER, decode_header
+from logformat.log.batch import NAMED_WRITER, decode_header
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
 from tests.support.tables import rows_of

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket.maintenance import Upkeep
 from kvstore.clock import SystemClock
 from kvstore.errors import OutOfOrderSequence
 from kvstore.log.writer_state import STEP_MS_MAX
 from kvstore.options import StoreOptions
+from kvstore.read.changelog import CHANGE_FIELDS
 from kvstore.store import Store
-from kvstore.table.changelog import CHANGE_FIELDS
-from kvstore.table.upkeep import Upkeep
 from tests.support.clocks import JumpingClock, SetClock
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

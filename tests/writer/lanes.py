@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from logformat.changes import Changes
+from logformat.rows.changes import Changes
 from writer.lane import Lane, Sending, Timing
 from writer.target import Identity
 

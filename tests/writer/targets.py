@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.errors import OutOfOrderSequence, StoreError
-from logformat.changes import Changes
-from logformat.edits import TableOptions
+from logformat.catalog.edits import TableOptions
 from logformat.ids import next_sequence
-from logformat.writer_entry import WINDOW
+from logformat.log.writer_entry import WINDOW
+from logformat.rows.changes import Changes
 from tests.writer.lanes import Answer
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])

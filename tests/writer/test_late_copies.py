@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from logformat.changes import Changes
+from logformat.rows.changes import Changes
 from tests.writer.world import SCHEMA, Request, World, remove_templates
 
 

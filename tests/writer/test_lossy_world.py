@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from logformat.changes import Changes
+from logformat.rows.changes import Changes
 from tests.writer.world import BUCKETS, DAMAGES, KINDS, SCHEMA, Transitions, World, remove_templates
 from writer.sequence import Event, State
 

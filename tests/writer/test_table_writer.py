@@ -29,9 +29,9 @@ from kvstore.errors import (
     UnsupportedOperation,
     WriterFenced,
 )
-from logformat.changes import Changes
-from logformat.edits import TableOptions
+from logformat.catalog.edits import TableOptions
 from logformat.ids import Epoch, WriterId
+from logformat.rows.changes import Changes
 from tests.writer.targets import SCHEMA, GatedWay, LossyWay, MemoryBucket, MemoryTable, SilentWay
 from writer import Identity, TableWriter
 from writer.intake import Intake

@@ -27,8 +27,8 @@ from kvstore.errors import (
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
-from logformat.changes import Changes
 from logformat.ids import NO_SEQUENCE, next_sequence
+from logformat.rows.changes import Changes
 from tests.support.clocks import SetClock
 from writer.lane import Batch, Errand, Lane, Sending, Timing
 from writer.sequence import Event, State

@@ -1,0 +1,468 @@
+"""Group commit: one thread for each bucket being written, which alone applies, syncs and commits.
+
+* What waits when its turn comes is one group: each request is applied, the log is synced once, then all are answered.
+* From the first change of a group until its sync the bucket's lock is held, so that nobody reads a row through the
+  open transaction before it is acknowledged.
+* If a group fails for other reasons than a request's content, the index is brought back to what the log holds. Requests
+  are tried one by one if damage was found, so that only those that touch it fail; otherwise none is to blame, and all
+  are answered alike.
+* A part of a commit over several buckets is applied, and then the bucket stands still until it is decided whether the
+  commit takes place. What was decided and is not here yet is appended before anything else.
+* It ends if something acknowledged without waiting for the disk is lost, or the index can't be brought back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import lmdb
+
+from kvstore.bucket.write_path import Applied, WritePath
+from kvstore.clock import Clock
+from kvstore.errors import (
+    CorruptData,
+    InvalidRequest,
+    LogFailed,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreReplaced,
+    WriterRejected,
+)
+from kvstore.index.index import Index
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import OpenCommit, TableWriters
+from kvstore.options import StoreOptions
+from kvstore.request.preparation import requests_of
+from kvstore.request.request import Prepared, Request, RowRequest
+from kvstore.request.results import AppendResult
+from logformat.log.index_state import IndexState
+
+Submitted: TypeAlias = Request | RowRequest
+Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError]]
+
+GROUP_REQUESTS_MAX = 1024
+GROUP_BYTES_MAX = 64 << 20
+GATHER_SECONDS = 0.002
+"""How long, at most, one more request is waited for while a group is smaller than the last one was."""
+READER_CHECK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    """Asks for everything acknowledged so far to be committed; ``settle``: for open commits first.
+
+    ``last`` ends the thread.
+    """
+
+    settle: bool = False
+    last: bool = False
+    answer: Future[None] = field(default_factory=Future)
+
+
+Item: TypeAlias = Submitted | Prepared | _Flush
+
+
+class Committer:
+    """The thread that writes one bucket.
+
+    Args:
+        path: Used by this thread only, but for reads under ``lock``.
+        log: The same log, for replays.
+        lock: The bucket's lock.
+        check_leads: Raises if nothing may be written any more.
+        current: The table as the catalog has it now, other processes' edits included; raises if it was dropped.
+        writers: Likewise its writers.
+        staged: What a commit has for this bucket.
+
+    Attributes:
+        rolled: Called when the log goes on in a new segment.
+        growing: Held while the index grows: nobody of this process may read it meanwhile.
+    """
+
+    def __init__(
+        self,
+        path: WritePath,
+        log: LogFiles,
+        lock: threading.Lock,
+        options: StoreOptions,
+        clock: Clock,
+        check_leads: Callable[[], None],
+        current: Callable[[], TableDefinition],
+        writers: Callable[[], TableWriters],
+        staged: Callable[[OpenCommit], Request],
+    ) -> None:
+        self._path = path
+        self._log = log
+        self._lock = lock
+        self._options = options
+        self._clock = clock
+        self._check_leads = check_leads
+        self._current = current
+        self._writers = writers
+        self._staged = staged
+        self.rolled: Callable[[], None] = lambda: None
+        self.growing: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._ended: StoreError | None = None
+        self._in_hand: list[Item] = []
+        self._together = 1
+        self._applied_first = self._applied_last = self._commit_seconds = 0.0
+        self._readers_checked = clock.monotonic()
+        self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
+        self._thread.start()
+
+    @property
+    def index(self) -> Index:
+        """The index; to be read under the bucket's lock while something is not committed."""
+        return self._path.index
+
+    @property
+    def state(self) -> IndexState:
+        """How far the index is, all that is acknowledged included; under the bucket's lock."""
+        return self._path.state
+
+    def check(self) -> None:
+        """Refuse once the thread has ended.
+
+        Raises:
+            StoreError: Why it did.
+        """
+        if self._ended is not None:
+            raise copy(self._ended)
+
+    def submit(self, request: Submitted) -> Future[AppendResult]:
+        """Have a request applied. Its answer comes; if it is an error, nothing of it was written."""
+        self._enqueue(request)
+        return request.answer
+
+    def prepare(self, part: Prepared) -> None:
+        """Have a request applied as a part of a commit; whoever asks has to decide."""
+        self._enqueue(part)
+
+    def flush(self) -> None:
+        """Return once everything acknowledged before is committed, and so seen by every process."""
+        request = _Flush()
+        self._enqueue(request)
+        request.answer.result()
+
+    def settle(self) -> None:
+        """Append what the bucket lacks of open commits, and commit it.
+
+        Raises:
+            CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
+        """
+        request = _Flush(settle=True)
+        self._enqueue(request)
+        request.answer.result()
+
+    def close(self) -> None:
+        """Commit everything and end the thread.
+
+        Raises:
+            LogFailed: Something that was acknowledged without waiting for the disk is lost.
+            StoreFull: The index can't be committed; the next open takes what it lacks from the log.
+        """
+        request = _Flush(last=True)
+        try:
+            with self._gate:
+                self.check()
+                self._queue.put(request)
+                self._ended = StoreClosed("The store was closed; open it again.")  # for whoever comes behind it
+            request.answer.result()
+        except LogFailed:
+            if self._options.durability != "sync":
+                raise
+        except StoreReplaced:
+            self._path.log.sync()  # of what was acknowledged; it is where the directory is now
+        finally:
+            self._thread.join()
+            self._path.close()
+
+    def _enqueue(self, item: Item) -> None:
+        with self._gate:
+            self.check()
+            self._queue.put(item)
+
+    def _run(self) -> None:
+        ended: StoreError = LogFailed("The bucket's committer ended on an error; reopen the store.")
+        try:
+            while self._turn():
+                pass
+            ended = StoreClosed("The store was closed; open it again.")
+        except (LogFailed, StoreReplaced) as error:
+            ended = error
+        finally:
+            # Whatever ended the thread, nobody may wait for it for ever, or for its transaction.
+            with self._gate, self._lock:
+                self._ended = ended
+                self._path.index.abort()
+            waiting: list[Item] = [*self._in_hand]
+            while not self._queue.empty():
+                waiting.append(self._queue.get())
+            for item in waiting:
+                for answer in (item.ready, item.answer) if isinstance(item, Prepared) else (item.answer,):
+                    if not answer.done():
+                        answer.set_exception(copy(ended))
+
+    def _turn(self) -> bool:
+        item = self._next()
+        group: list[Submitted] = []
+        waiting = 0
+        while isinstance(item, (Request, RowRequest)):
+            group.append(item)
+            waiting += item.size
+            full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
+            item = None if full else self._another(len(group))
+        self._in_hand = [*group, item] if item is not None else [*group]
+        if group:
+            self._together = len(group)
+            self._commit_group(group)
+        if isinstance(item, _Flush):
+            return self._answer_flush(item)
+        if isinstance(item, Prepared):
+            self._take_part(item)
+        if self._due():
+            self._commit_in_time()
+        return True
+
+    def _another(self, there: int) -> Item | None:
+        """What comes next of what waits; those answered last are likely to come again at once, so they are awaited."""
+        try:
+            return self._queue.get(timeout=GATHER_SECONDS if there < self._together else 0.0)
+        except queue.Empty:
+            return None
+
+    def _next(self) -> Item | None:
+        deadline = self._deadline()
+        try:
+            if deadline is None:
+                return self._queue.get()
+            return self._queue.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+        except queue.Empty:
+            return None
+
+    # One group
+
+    def _commit_group(self, group: Sequence[Submitted]) -> None:
+        outcomes = None
+        while outcomes is None:
+            outcomes = self._try_group(group)
+        if isinstance(outcomes, StoreError):
+            failure = outcomes
+            if len(group) > 1 and isinstance(failure, CorruptData):
+                # Committed first, so that little has to be replayed after each that fails.
+                with suppress(StoreFull):
+                    self._commit()
+                for request in group:
+                    self._commit_group([request])
+                return
+            outcomes = [(request, failure) for request in group]
+        for request, outcome in outcomes:
+            if isinstance(outcome, StoreError):
+                request.answer.set_exception(copy(outcome))
+            else:
+                request.answer.set_result(outcome.result)
+
+    def _try_group(self, group: Sequence[Submitted]) -> Outcomes | StoreError | None:
+        """The outcome of each request; or why all of them failed; or None if they are to be tried again.
+
+        If it is not an outcome of each, none of them took effect.
+        """
+        try:
+            self._check_leads()  # who reads the bucket does not wait for that
+        except StoreError as error:
+            return error
+        with self._lock:
+            try:
+                self._prepare()
+                return self._apply(group)
+            except lmdb.MapFullError:
+                return self._grow()
+            except lmdb.Error as error:
+                self._restore()
+                return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
+            except StoreError as error:
+                if isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost):
+                    raise
+                self._restore()
+                return error
+
+    def _restore(self) -> None:
+        """Bring the index back to what the log holds.
+
+        Raises:
+            LogFailed: It can't be; nothing more may be written until it was opened anew.
+        """
+        try:
+            self._path.restore(self._log)
+        except (StoreError, OSError, lmdb.Error) as error:
+            raise LogFailed(
+                "The index can't be brought back to what the log holds; reopen the store.", reason=str(error)
+            ) from error
+
+    def _grow(self) -> StoreError | None:
+        failure = None
+        self._path.index.abort()
+        try:
+            with self.growing():
+                self._path.index.grow()
+        except StoreFull as error:
+            failure = error
+        self._restore()
+        return failure
+
+    def _prepare(self) -> None:
+        definition = self._current()
+        if definition is not self._path.definition:
+            self._path.use(definition)
+        self._path.named = self._writers()
+        for commit in self._path.named.commits:
+            if not self._path.has(commit):
+                self._append([self._path.apply(self._staged(commit), decided=True)], durable=True)
+        if self._path.log.is_full:
+            self._path.roll()
+            self.rolled()
+
+    def _apply(self, group: Sequence[Submitted]) -> Outcomes:
+        is_first = not self._path.index.writing
+        requests = requests_of(group, self._path.definition)
+        applied = iter(self._path.apply_all([each for each in requests if isinstance(each, Request)]))
+        found = [next(applied) if isinstance(each, Request) else each for each in requests]
+        outcomes: Outcomes = list(zip(group, found, strict=True))
+        done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
+        self._check_leads()  # a large batch may have taken longer than it is known who leads
+        self._append(done, durable=self._options.durability == "sync")
+        if is_first:
+            self._applied_first = self._applied_last
+        return outcomes
+
+    def _append(self, done: Sequence[Applied], *, durable: bool) -> None:
+        batches = [each.batch for each in done if each.batch is not None]
+        if batches:
+            self._path.log.append(batches, durable=durable)
+        self._applied_last = self._clock.monotonic()
+
+    # Commits over several buckets
+
+    def _settle(self) -> None:
+        outcomes = None
+        while outcomes is None:
+            outcomes = self._try_group([])
+        if isinstance(outcomes, StoreError):
+            raise outcomes
+
+    def _take_part(self, prepared: Prepared) -> None:
+        while not prepared.ready.done():
+            failure = self._try_part(prepared)
+            if failure is not None and not prepared.ready.done():
+                prepared.ready.set_exception(copy(failure))
+            if failure is not None:
+                prepared.answer.set_exception(copy(failure))
+
+    def _try_part(self, prepared: Prepared) -> StoreError | None:
+        """Why a part could not be applied, or not be appended after it was decided that it is."""
+        try:
+            self._check_leads()
+        except StoreError as error:
+            return error
+        with self._lock:
+            try:
+                self._prepare()
+                # A commit is all or nothing only if what came before it, and it was applied to, is never lost.
+                self._path.log.sync()
+                applied = self._path.apply(prepared.request)
+                try:
+                    self._check_leads()
+                except StoreError as error:
+                    self._restore()
+                    return error
+                prepared.ready.set_result(applied.result)
+                if not prepared.decision.result():
+                    if applied.batch is not None:
+                        self._restore()
+                    return None
+                self._append([applied], durable=True)
+            except lmdb.MapFullError:
+                return self._grow()
+            except lmdb.Error as error:
+                self._restore()
+                return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
+            except (InvalidRequest, WriterRejected) as error:
+                return error
+            except StoreError as error:
+                if isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost):
+                    raise
+                self._restore()
+                return error
+        prepared.answer.set_result(applied.result)
+        return None
+
+    # Commits
+
+    def _deadline(self) -> float | None:
+        """When the index must be committed even if no request comes, in seconds of the clock."""
+        if not self._path.index.writing:
+            return None
+        options = self._options
+        # What takes long is done less often: a fifth of the time at most goes into commits.
+        wait = max(options.commit_wait_ms / 1000, 4 * self._commit_seconds)
+        idle = max(options.commit_idle_ms / 1000, self._commit_seconds / 2)
+        if options.durability == "interval":
+            wait = min(wait, options.sync_interval_ms / 1000)
+        return min(self._applied_first + wait, self._applied_last + idle)
+
+    def _due(self) -> bool:
+        deadline = self._deadline()
+        if deadline is None:
+            return False
+        return deadline <= self._clock.monotonic() or self._path.index.dirty_bytes() >= self._options.commit_bytes_max
+
+    def _commit(self) -> None:
+        with self._lock:
+            if not self._path.index.writing:
+                return
+            began = self._clock.monotonic()
+            if began - self._readers_checked >= READER_CHECK_SECONDS:
+                self._readers_checked = began
+                self._path.index.release_dead_readers()
+            try:
+                self._path.commit()
+            except lmdb.MapFullError:
+                failure = self._grow()
+                if failure is not None:
+                    raise failure from None
+                self._path.commit()
+            except lmdb.Error as error:
+                self._restore()
+                raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
+            self._commit_seconds = self._clock.monotonic() - began
+
+    def _commit_in_time(self) -> None:
+        try:
+            self._commit()
+        except StoreFull:
+            # The log has everything, on disk or in memory; until there is space, other processes wait longer.
+            self._applied_first = self._applied_last = self._clock.monotonic()
+
+    def _answer_flush(self, request: _Flush) -> bool:
+        try:
+            if request.settle:
+                self._settle()
+            self._commit()
+        except StoreError as error:
+            if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
+                raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
+            request.answer.set_exception(error)
+        else:
+            request.answer.set_result(None)
+        return not request.last

@@ -1,0 +1,281 @@
+"""Opening a bucket for writing: what was acknowledged is brought back, whatever happened to its last writer.
+
+The log is the truth. The index is taken as it is if it can be read and is not ahead of the log, and what it has not
+seen is replayed; otherwise it is built anew from the newest snapshot that is right and the log behind it, or from the
+log alone if that has everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from kvstore.bucket import snapshot
+from kvstore.bucket.snapshot import Snapshot
+from kvstore.bucket.write_path import REPLAY_BYTES_MAX, WritePath
+from kvstore.clock import Clock
+from kvstore.environment import open_environment
+from kvstore.errors import CorruptData, UnsupportedVersion
+from kvstore.files import Files
+from kvstore.index.index import Index
+from kvstore.log import recovery as log_recovery
+from kvstore.log.log import Log, LogEnd
+from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from logformat import paths
+from logformat.log.index_state import IndexState
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace:
+    """Where a bucket is and whose it is."""
+
+    directory: Path
+    identity: LogIdentity
+
+    @property
+    def log(self) -> Path:
+        """Directory of its log."""
+        return self.directory / paths.LOG
+
+    @property
+    def index(self) -> Path:
+        """Directory of its index."""
+        return self.directory / paths.INDEX
+
+
+def open_for_writing(
+    place: BucketPlace,
+    definition: TableDefinition,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+) -> WritePath:
+    """Recover a bucket whose lock is held, and open it; afterwards its index has everything its log has.
+
+    Raises:
+        CorruptBatch: The log lost something that was durable. Nothing was changed.
+        StoreReplaced: The directory is not the store's any more. Nothing was changed.
+    """
+    files.verify()  # what is found here is this bucket's
+    index = usable_index(place, options, files)
+    try:
+        snapshot.sweep(place.directory, files)
+        if index is not None:
+            index.show_last_commit()  # how far it is and what is replayed into it are of one moment
+        state = _state_of(index) if index is not None else None
+        end = log_recovery.prepare(place.log, place.identity, _durable_end(place, state), files)
+    except BaseException:
+        if index is not None:
+            index.close()
+        raise
+    log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
+    try:
+        if index is not None and state is not None and state.applied_offset > end.offset:
+            # It holds changes that were never durable: it was committed, and the log behind it was lost.
+            index.close()
+            index = None
+        if index is None:
+            _build(place, definition, log, options, files, clock)
+            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+        path = WritePath(definition, index, log, clock)
+        try:
+            _replay(path, place, log, files)
+        except lmdb.CorruptedError:
+            index.close()
+            _build(place, definition, log, options, files, clock)
+            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+            path = WritePath(definition, index, log, clock)
+            _replay(path, place, log, files)
+    except BaseException:
+        log.close()
+        if index is not None:
+            index.close()
+        raise
+    return path
+
+
+def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool:
+    """Whether the index can be used as it is and the log ends where the index says, so that there is nothing to do."""
+    index = usable_index(place, options, files)
+    if index is None:
+        return False
+    state = _state_of(index)
+    index.close()
+    return is_at_end(place, state)
+
+
+def is_at_end(place: BucketPlace, state: IndexState) -> bool:
+    """Whether the log ends where an index says it was synced up to, and the index has all of it."""
+    last = paths.segment_file(place.log, state.synced_base)
+    return (
+        state.applied_offset == state.synced_offset
+        and LogFiles(place.log, place.identity).bases()[-1:] == [state.synced_base]
+        and last.stat().st_size == state.synced_position
+    )
+
+
+def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
+    """The index as it is, if it can be read; it is derived data, so whatever is wrong with it is no loss."""
+    try:
+        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+    except (FileNotFoundError, CorruptData):
+        return None
+    try:
+        with index.view() as view:
+            state = view.state()
+            view.writers()
+        if (state.table_id, state.bucket_id) == (place.identity.table_id, place.identity.bucket_id):
+            return index
+    except UnsupportedVersion:
+        index.close()
+        raise
+    except CorruptData:
+        pass
+    index.close()
+    return None
+
+
+def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
+    """Up to where the log is known to be durable: the index knows, and so does every snapshot.
+
+    Raises:
+        CorruptData: Nothing is known, and the log does not begin at its beginning.
+    """
+    of_index = synced_end(state) if state is not None else None
+    taken = next(_snapshots(place), None)
+    if taken is not None and (of_index is None or taken.offset > of_index.offset):
+        return taken.log_end
+    if of_index is None and LogFiles(place.log, place.identity).start():
+        raise _nothing_left(place)
+    return of_index
+
+
+def _snapshots(place: BucketPlace) -> Iterator[Snapshot]:
+    """Snapshots with a right manifest from which the log goes on, the newest first."""
+    log_start = LogFiles(place.log, place.identity).start()
+    found = snapshot.readable(place.directory, place.identity)
+    return (each for each in found if each.log_end.base >= log_start)
+
+
+def _build(
+    place: BucketPlace,
+    definition: TableDefinition,
+    log: Log,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+) -> None:
+    """Make the index anew, beside the place where it belongs, and move it there once it is whole.
+
+    Raises:
+        CorruptData: No snapshot is right from which the log goes on, and the log alone does not have everything.
+    """
+    index = None
+    for source in _snapshots(place):
+        index = _unfinished_index(place, options, files)
+        try:
+            _load(index, source, definition)
+            break
+        except CorruptData:
+            index.close()  # the one before it may be right
+            index = None
+        except BaseException:
+            index.close()
+            raise
+    if index is None:
+        if LogFiles(place.log, place.identity).start():
+            raise _nothing_left(place)
+        index = _unfinished_index(place, options, files)
+    try:
+        path = WritePath(definition, index, log, clock)
+        _replay(path, place, log, files)
+    finally:
+        index.close()
+    put_in_place(place, files)
+
+
+def load_snapshot(
+    place: BucketPlace, taken: Snapshot, definition: TableDefinition, options: StoreOptions, files: Files
+) -> None:
+    """Make an index of a snapshot alone, beside its place; who opens the bucket brings in what the log has behind it.
+
+    Raises:
+        CorruptData: The snapshot is damaged.
+        StoreFull: The index can't grow.
+    """
+    index = _unfinished_index(place, options, files)
+    try:
+        _load(index, taken, definition)
+    finally:
+        index.close()
+
+
+def put_in_place(place: BucketPlace, files: Files) -> None:
+    """Give an index that was made beside its place its name; the one there is removed."""
+    files.remove_tree(place.index)
+    files.rename(place.directory / paths.REBUILT_INDEX, place.index)
+    files.sync_directory(place.directory)
+
+
+def _unfinished_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index:
+    unfinished = place.directory / paths.REBUILT_INDEX
+    files.remove_tree(unfinished)
+    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
+    try:
+        index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def _load(index: Index, source: Snapshot, definition: TableDefinition) -> None:
+    """Put everything a snapshot holds into a new index.
+
+    Raises:
+        CorruptData: It is damaged.
+        StoreFull: The index can't grow.
+    """
+    while True:
+        try:
+            for rows in source.rows(definition):
+                index.put(rows.keys.to_list(), rows.values.to_list())
+                if index.dirty_bytes() >= REPLAY_BYTES_MAX:
+                    index.commit(IndexState(source.manifest.table_id, source.manifest.bucket_id))
+            for writer_id, entry in source.writers().items():
+                index.put_writer(writer_id, entry)
+            index.commit(source.state())
+            return
+        except lmdb.MapFullError:
+            index.abort()
+            index.grow()
+
+
+def _nothing_left(place: BucketPlace) -> CorruptData:
+    return CorruptData(
+        "The index of a bucket is lost, and so is every snapshot from which its log goes on: put index/ or snapshots/"
+        " back from a copy.",
+        path=place.directory,
+        log_start=LogFiles(place.log, place.identity).start(),
+    )
+
+
+def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None:
+    path.catch_up(LogFiles(place.log, place.identity, files))
+    if synced_end(path.state) != log.end:
+        path.commit()
+
+
+def synced_end(state: IndexState) -> LogEnd:
+    """Up to where an index knows its log to be durable."""
+    return LogEnd(state.synced_base, state.synced_position, state.synced_offset)
+
+
+def _state_of(index: Index) -> IndexState:
+    with index.view() as view:
+        return view.state()

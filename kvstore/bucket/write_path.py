@@ -1,0 +1,593 @@
+"""The write path of one bucket: writer state, index (new rows in, old rows out), merge, change records, log.
+
+* Requests of a group take effect one after the other, also where one pass over the index serves several.
+* Whatever can be wrong with a request is found before anything of it is put anywhere.
+* The index holds what the log holds, up to ``applied_offset``; what is not committed can be replayed from the log.
+* Used by the bucket's committer only, and under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import compress
+from typing import TypeAlias
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.bucket import cdc
+from kvstore.bucket.auto_increment import Ids, next_count_after, numbered
+from kvstore.bucket.batching import beginning, joined
+from kvstore.clock import Clock
+from kvstore.errors import InvalidRequest, WriterRejected
+from kvstore.index.index import Index
+from kvstore.log.log import EncodedBatch, Log
+from kvstore.log.segments import LogFiles
+from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
+from kvstore.request.request import Request, group
+from kvstore.request.results import AppendResult
+from kvstore.request.row_layout import layout_of
+from kvstore.request.rules import OVERWRITE, engine_of_table
+from kvstore.request.take_rows import pick
+from kvstore.request.targets import filled
+from logformat.binary_column import Octets
+from logformat.checksum import key_sums
+from logformat.ids import Offset, SchemaId, WriterId
+from logformat.log.batch import (
+    APPEND_ONLY,
+    NAMED_WRITER,
+    BatchHeader,
+    LogBatch,
+    decode_header,
+    decode_verified,
+    encode_parts,
+)
+from logformat.log.change import ChangeType
+from logformat.log.index_state import IndexState
+from logformat.log.writer_entry import RememberedBatch
+from logformat.rows.rows import verified
+from merge_engines.engine import Merged, MergeEngine, Operations
+from merge_engines.last_row import LastRow
+
+COMPRESSED_RECORDS_MIN = 4096
+"""A smaller batch is not compressed: to begin would take longer than to write what it saves."""
+
+REPLAY_BYTES_MAX = 256 << 20
+"""While changes are replayed, the index is committed when this much waits in it."""
+
+_REPLAY_TOGETHER_BYTES_MAX = 32 << 20
+"""Batches of so many bytes of rows are brought into the index together."""
+
+_LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
+_LEAVES_A_ROW[[ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
+_IS_FINAL = _LEAVES_A_ROW.copy()
+_IS_FINAL[ChangeType.DELETE] = True
+_NO_CHANGE_TYPES = np.zeros(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of a request: its answer, and the batch to be appended, None for a duplicate."""
+
+    result: AppendResult
+    batch: EncodedBatch | None
+
+
+Outcome: TypeAlias = Applied | InvalidRequest | WriterRejected
+"""What came of a request, or why it was refused; then nothing of it was written."""
+
+
+class WritePath:
+    """Everything that changes one bucket.
+
+    Args:
+        definition: The table.
+
+    Attributes:
+        named: Writers with a name, as the catalog has them.
+    """
+
+    def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
+        self._clock = clock
+        self.index = index
+        self.log = log
+        self._state: IndexState
+        self._writers: WriterStates
+        self._stamped: int | None = None
+        self.named: TableWriters = NO_WRITERS
+        self.use(definition)
+        self._load()
+
+    def use(self, definition: TableDefinition) -> None:
+        """Take over a newer definition of the table."""
+        self.definition = definition
+        self._layout = layout_of(definition)
+
+    @property
+    def state(self) -> IndexState:
+        """How far the index is, with all that is not committed."""
+        return self._state
+
+    def has(self, commit: OpenCommit) -> bool:
+        """Whether the bucket has its batch of a commit."""
+        return self._writers.has(commit.writer_id, commit.sequence)
+
+    def last_sequences(self) -> dict[WriterId, int]:
+        """Of each writer that is remembered, expired or not."""
+        return {id: entry.batches[-1].sequence for id, entry in self._writers.all().items()}
+
+    def apply_all(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Apply requests one after the other, as :meth:`apply` does; small ones in one pass where that is the same.
+
+        Raises:
+            CorruptData: A stored row is damaged; :meth:`restore` the index.
+            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+        """
+        outcomes: list[Outcome] = []
+        while rest := requests[len(outcomes) :]:
+            now_ms = self._now_ms()
+            count = beginning(rest, self._replaces, partial(self._is_new, now_ms))
+            if count > 1:
+                try:
+                    outcomes += map(_applied, self._replace(rest[:count], now_ms))
+                    continue
+                except InvalidRequest:
+                    pass  # of one of them; the others are to be applied
+            for request in rest[: max(count, 1)]:
+                try:
+                    outcomes.append(self.apply(request))
+                except (InvalidRequest, WriterRejected) as error:
+                    outcomes.append(error)
+        return outcomes
+
+    def apply(self, request: Request, *, decided: bool = False) -> Applied:
+        """Apply a request to the index and encode its batch, which is appended later.
+
+        Args:
+            decided: Whether it belongs to a commit that takes place, whoever has the writer's name by now.
+
+        Raises:
+            OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
+            InvalidRequest: Its content is refused. Nothing was changed.
+            CorruptData: A stored row is damaged; :meth:`restore` the index.
+            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+        """
+        timestamp = self._now_ms()
+        seen = self._seen(request, timestamp, decided=decided)
+        if seen is not None:
+            return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
+        has_key = self.definition.primary_key is not None
+        encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
+        return _applied(encoded)
+
+    def commit(self) -> None:
+        """Make log and index durable, both up to the same offset.
+
+        Raises:
+            LogFailed: See :meth:`Log.sync`.
+            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+        """
+        self.log.sync()
+        self._commit_index()
+
+    def roll(self) -> None:
+        """Begin a new segment of the log; nothing may be applied that is not appended. See :meth:`Log.roll`."""
+        self.log.roll(self._writers.snapshot(self.log.end.offset))
+
+    def close(self) -> None:
+        """Close log and index; what is not committed can be replayed."""
+        self.log.close()
+        self.index.close()
+
+    def restore(self, log: LogFiles) -> None:
+        """Bring the index back to what the log holds, after something failed on the way.
+
+        Raises:
+            StoreFull, CorruptBatch: See :meth:`catch_up`. The index is not what the log holds.
+            lmdb.Error: The index can't be used.
+        """
+        self.index.abort()
+        self._load()
+        self.catch_up(log)
+
+    def catch_up(self, log: LogFiles) -> None:
+        """Bring what the log holds and the index has not seen into it, as it is: nothing is merged again.
+
+        Raises:
+            StoreFull: The index can't grow.
+            CorruptBatch: The log is damaged.
+        """
+        while self._state.applied_offset < self.log.trusted_end:
+            try:
+                found = log.batches(self._state.applied_offset, self.log.durable.offset)
+                self._replay_all((each.header, each.data) for each in found)
+                # After a failed sync no file may have the rest.
+                unsynced = self.log.unsynced(self._state.applied_offset)
+                self._replay_all((decode_header(data), data) for data in unsynced)
+            except lmdb.MapFullError:
+                self.index.abort()
+                self.index.grow()
+                self._load()
+
+    def _replay_all(self, found: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+        """Bring batches of the log into the index, many in one pass: only the last change of each key costs a place."""
+        waiting: list[LogBatch] = []
+        waiting_bytes = 0
+        for header, data in found:
+            batch = decode_verified(header, data, self.definition.schema_of(header.schema_id))
+            size = batch.rows.nbytes
+            # A row is stored with the schema of its batch.
+            if waiting and (
+                batch.schema_id != waiting[0].schema_id or waiting_bytes + size > _REPLAY_TOGETHER_BYTES_MAX
+            ):
+                self._replay(waiting)
+                waiting, waiting_bytes = [], 0
+            waiting.append(batch)
+            waiting_bytes += size
+        if waiting:
+            self._replay(waiting)
+
+    def _replay(self, batches: Sequence[LogBatch]) -> None:
+        """Bring batches of one schema into the index."""
+        has_key = self.definition.primary_key is not None
+        self._note(batches, self._replay_rows(batches) if has_key else _Effect(sum(b.record_count for b in batches)))
+        # What is not durable is not much, and a sync may be what failed.
+        if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
+            self._commit_index()
+
+    def _commit_index(self) -> None:
+        end = self.log.durable
+        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self.index.commit(self._state)
+
+    def _now_ms(self) -> int:
+        """The commit timestamp of what is applied now.
+
+        It never goes back, but for the first one since the bucket was opened: if the last one is more than an hour
+        later than the clock, the clock was wrong then.
+        """
+        last, now = self._state.last_timestamp, self._clock.now_ms()
+        if self._stamped is None:
+            self._stamped = last if last - now <= STEP_MS_MAX else now
+        self._stamped = max(self._stamped, now)
+        return self._stamped
+
+    def _uncounted_ms(self, timestamp: int) -> int:
+        if not self._state.applied_offset:
+            return 0
+        return uncounted_after(self._state.last_timestamp, self._state.uncounted_ms, timestamp)
+
+    def _seen(self, request: Request, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
+        """See :meth:`TableWriters.check` and :meth:`WriterStates.check`."""
+        if not decided:
+            self.named.check(request.writer_id, request.writer_epoch)
+        now_ms -= self._uncounted_ms(now_ms)
+        last_offset = Offset(self._state.applied_offset + max(len(request.changes) - 1, 0))
+        return self._writers.check(
+            request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
+        )
+
+    def _is_new(self, now_ms: int, request: Request) -> bool:
+        return self._seen(request, now_ms) is None
+
+    def _replaces(self, request: Request) -> bool:
+        """Whether its rows take the place of those stored, whatever these are."""
+        options = self.definition.options
+        has_key = self.definition.primary_key is not None
+        is_whole = has_key and self._targets_of(request) is None and options.auto_increment is None
+        return is_whole and isinstance(self._engine_of(request), LastRow) and not options.skip_identical_updates
+
+    def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
+        rows = filled(request.changes.rows, self.definition.schema)
+        batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
+        encoded = self._encoded(batch)
+        self._note([batch], _Effect(rows.num_rows))
+        return encoded
+
+    def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
+        if self._replaces(request):
+            (encoded,) = self._replace([request], timestamp)
+            return encoded
+        return self._merge_stored(request, timestamp)
+
+    def _replace(self, requests: Sequence[Request], timestamp: int) -> list[EncodedBatch]:
+        """Whole rows that replace those stored: what each key has in the end is known without these."""
+        request = joined(requests, self._layout)
+        grouping, incoming = request.grouping, filled(request.changes.rows, self.definition.schema)
+        assert grouping is not None
+        is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
+        lasts = grouping.order[grouping.lasts]
+        exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, self.definition.schema_id)
+        try:
+            if self._has_preimages or is_delete.any():
+                there = np.flatnonzero(exchanged.there)
+                keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+                old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
+                operations = self._operations(request, exchanged.there, old_rows, incoming)
+                change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
+            else:
+                # Every upsert is an update that nobody is told the row before of.
+                old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
+                change_types, rows = np.full(len(is_delete), ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
+                ends = np.arange(1, len(is_delete) + 1)
+            batches = self._batches(requests, timestamp, rows, change_types, ends)
+            encoded = list(map(self._encoded, batches))
+        except InvalidRequest:
+            self._put_back(exchanged)
+            raise
+        self._note(batches, exchanged.effect(old_hashes))
+        return encoded
+
+    def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
+        """Operations whose result depends on the stored rows; the index is changed once everything else is done."""
+        if request.grouping is None:
+            request = replace(request, grouping=group(self._layout.encode_keys(request.changes.rows)))
+        assert request.grouping is not None
+        grouping, options = request.grouping, self.definition.options
+        incoming = filled(request.changes.rows, self.definition.schema)
+        listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
+        values = Octets.from_list(self.index.get(listed))
+        there = values.lengths > 0
+        keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+        old_rows, old_hashes = self._layout.decode(values.without_empty(), sums[there], keys_of)
+        operations = self._operations(request, there, old_rows, incoming)
+        merged = self._engine_of(request).merge(operations)
+        if options.auto_increment is not None:
+            merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
+        if options.skip_identical_updates:
+            merged = self._without_identical(merged, operations)
+        change_types, rows, _ = self._records(request, merged)
+        batch = self._batch(request, timestamp, rows, change_types)
+        encoded = self._encoded(batch)
+        final = merged.after[grouping.lasts]
+        changed = final != operations.stored
+        put, removed = changed & (final >= 0), changed & (final < 0)
+        schema_id = self.definition.schema_id
+        new_values, new_hashes = self._layout.encode_values(pick(merged.pool, final[put]), sums[put], schema_id)
+        self.index.put(list(compress(listed, put)), new_values.to_list())
+        self.index.remove(list(compress(listed, removed)))
+        added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
+        gone = old_hashes[changed[there]]
+        digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
+        self._note([batch], _Effect(added, digest))
+        return encoded
+
+    def _engine_of(self, request: Request) -> MergeEngine:
+        return OVERWRITE if request.overwrite else engine_of_table(self.definition)
+
+    def _targets_of(self, request: Request) -> frozenset[str] | None:
+        """Columns a partial request is about; None if these are all that the table has by now."""
+        targets, automatic = request.targets, self.definition.options.auto_increment
+        if targets is None or set(self._layout.schema.names) <= {*targets, automatic}:
+            return None
+        return targets
+
+    @property
+    def _has_preimages(self) -> bool:
+        return self.definition.options.changelog_image == "full"
+
+    def _operations(
+        self, request: Request, there: np.ndarray, old_rows: pa.RecordBatch, incoming: pa.RecordBatch
+    ) -> Operations:
+        assert request.grouping is not None
+        grouping = request.grouping
+        return Operations(
+            pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
+            stored=np.where(there, there.cumsum() - 1, -1),
+            order=grouping.order,
+            starts=grouping.starts,
+            lasts=grouping.lasts,
+            is_delete=request.changes.is_delete.to_numpy(zero_copy_only=False),
+            targets=self._targets_of(request),
+            key_names=self._layout.key_names,
+            automatic=self.definition.options.auto_increment,
+        )
+
+    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch, np.ndarray]:
+        """See :func:`cdc.records_of`."""
+        assert request.grouping is not None
+        options = self.definition.options
+        # Without preimages and without a look at the row before, there is nothing to tell an insert by.
+        looks = options.auto_increment is not None or self._targets_of(request) is not None
+        looks = looks or not isinstance(self._engine_of(request), LastRow)
+        return cdc.records_of(
+            merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
+        )
+
+    def _without_identical(self, merged: Merged, operations: Operations) -> Merged:
+        """Leave updates out that change nothing: every value has the bytes it had."""
+        updates = np.flatnonzero((merged.before >= 0) & (merged.after >= 0) & (merged.before != merged.after))
+        before, after = (
+            self._layout.encode_values(pick(merged.pool, places[updates]), np.zeros(len(updates), np.uint64),
+                                       self.definition.schema_id)[0].to_arrow()
+            for places in (merged.before, merged.after)
+        )  # fmt: skip
+        identical = merged.before == merged.after  # what did nothing leaves what is left out of those before it
+        identical[updates] = pc.equal(before, after).to_numpy(zero_copy_only=False)
+        kept = operations.kept(merged.after, identical)
+        return Merged(merged.pool, operations.before(kept), kept)
+
+    def _replay_rows(self, batches: Sequence[LogBatch]) -> _Effect:
+        kinds = [batch.change_types for batch in batches]
+        finals = [_IS_FINAL[each] for each in kinds]
+        rows = pa.concat_batches(
+            [batch.rows.filter(pa.array(final)) for batch, final in zip(batches, finals, strict=True)]
+        )
+        kinds_of_rows = np.concatenate([each[final] for each, final in zip(kinds, finals, strict=True)])
+        grouping = group(self._layout.encode_keys(rows))
+        lasts = grouping.order[grouping.lasts]
+        put = _LEAVES_A_ROW[kinds_of_rows[lasts]]
+        exchanged = self._exchange(grouping.keys, put, rows, lasts, batches[0].schema_id)
+        return exchanged.effect(verified(exchanged.values, exchanged.sums[exchanged.there]))
+
+    def _exchange(
+        self, keys: Octets, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
+    ) -> _Exchanged:
+        """Bring the index up to date for some keys and take out what it held: with the last row, one pass does both.
+
+        Args:
+            keys: Different ones, in order.
+            put: For each key, whether it gets a row; else it loses the one it has.
+            rows, places: Where in ``rows`` each key's row is.
+        """
+        sums = key_sums(keys)
+        listed = keys.to_list()
+        values, hashes = self._layout.encode_values(pick(rows, places[put]), sums[put], schema_id)
+        if put.all():
+            old = self.index.replace(listed, values.to_list())
+        else:
+            old_of_put = self.index.replace(list(compress(listed, put)), values.to_list())
+            old_of_removed = self.index.remove(list(compress(listed, ~put)))
+            both = np.empty(len(listed), object)
+            both[put], both[~put] = old_of_put, old_of_removed
+            old = both.tolist()
+        found = Octets.from_list(old)
+        there = found.lengths > 0
+        return _Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
+
+    def _put_back(self, exchanged: _Exchanged) -> None:
+        """Undo an exchange."""
+        there = [bool(value) for value in exchanged.old]
+        self.index.replace(list(compress(exchanged.keys, there)), list(filter(None, exchanged.old)))
+        self.index.remove([key for key, was_there in zip(exchanged.keys, there, strict=True) if not was_there])
+
+    def _batches(
+        self,
+        requests: Sequence[Request],
+        timestamp: int,
+        rows: pa.RecordBatch,
+        change_types: np.ndarray,
+        ends: np.ndarray,
+    ) -> list[LogBatch]:
+        """For each request a batch of its change records.
+
+        Args:
+            ends: How many records there are up to each of all their operations, inclusive.
+        """
+        batches: list[LogBatch] = []
+        operations = first = 0
+        for request in requests:
+            operations += len(request.changes)
+            last = int(ends[operations - 1]) if operations else 0
+            its_rows = rows if len(requests) == 1 else rows.slice(first, last - first)
+            batch = self._batch(request, timestamp, its_rows, change_types[first:last])
+            if batches:
+                batch.base_offset = batches[-1].next_offset
+            batches.append(batch)
+            first = last
+        return batches
+
+    def _batch(
+        self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
+    ) -> LogBatch:
+        count = rows.num_rows
+        if self.named.is_named(request.writer_id):
+            attributes |= NAMED_WRITER
+        return LogBatch(
+            base_offset=self._state.applied_offset,
+            last_offset_delta=max(count - 1, 0),
+            record_count=count,
+            commit_timestamp=timestamp,
+            uncounted_ms=self._uncounted_ms(timestamp),
+            schema_id=self.definition.schema_id,
+            attributes=attributes,
+            writer_id=request.writer_id,
+            batch_sequence=request.sequence,
+            writer_epoch=request.writer_epoch,
+            durable_end=self.log.durable.offset,
+            table_id=self.definition.id,
+            bucket_id=self._state.bucket_id,
+            change_types=change_types,
+            rows=rows,
+        )
+
+    def _encoded(self, batch: LogBatch) -> EncodedBatch:
+        small = batch.record_count < COMPRESSED_RECORDS_MIN
+        pieces = encode_parts(batch, compression=None if small else self.definition.options.compression)
+        return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
+
+    def _note(self, batches: Sequence[LogBatch], effect: _Effect) -> None:
+        """Batches are in the index, but for their writers and how far the index is."""
+        self.index.begin()
+        before, back = self._state.last_timestamp, self._state.back_offset
+        for batch in batches:
+            if batch.commit_timestamp < before:
+                back = batch.base_offset
+            before = batch.commit_timestamp
+            for writer_id, entry in self._writers.remember(batch).items():
+                self.index.put_writer(writer_id, entry)
+        last = batches[-1]
+        self._state = replace(
+            self._state,
+            applied_offset=last.next_offset,
+            last_timestamp=last.commit_timestamp,
+            uncounted_ms=last.uncounted_ms,
+            back_offset=back,
+            row_count=self._state.row_count + effect.added_rows,
+            digest=(self._state.digest + effect.digest) % 2**64,
+            next_count=self._next_count(batches),
+        )
+
+    @property
+    def _ids(self) -> Ids:
+        return Ids(self._state.bucket_id, self.definition.buckets)
+
+    def _next_count(self, batches: Sequence[LogBatch]) -> int:
+        column, count = self.definition.options.auto_increment, self._state.next_count
+        if column is not None:
+            for batch in batches:
+                if batch.record_count:
+                    count = next_count_after(batch.rows, column, self._ids, count)
+        return count
+
+    def _load(self) -> None:
+        with self.index.view() as view:
+            self._state = view.state()
+            self._writers = WriterStates(view.writers())
+
+
+def _applied(encoded: EncodedBatch) -> Applied:
+    result = AppendResult(encoded.base_offset, Offset(encoded.next_offset - 1), False, encoded.timestamp)
+    return Applied(result, encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What a batch adds to the count of rows and to the digest, modulo 2^64."""
+
+    added_rows: int
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanged:
+    """What an exchange with the index gave and took, key by key.
+
+    Attributes:
+        keys, sums: The keys, and their ``checksum.key_sums``.
+        put: Whether a key got a row.
+        hashes: Of the rows put.
+        old: Values taken out, empty where there was none.
+        there: Whether there was one.
+        values: Those that were there.
+    """
+
+    keys: list[bytes]
+    sums: np.ndarray
+    put: np.ndarray
+    hashes: np.ndarray
+    old: list[bytes]
+    there: np.ndarray
+    values: Octets
+
+    def effect(self, old_hashes: np.ndarray) -> _Effect:
+        """What it adds to count and digest, given the hashes of the rows that were there."""
+        added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
+        digest = int(self.hashes.sum(dtype=np.uint64)) - int(old_hashes.sum(dtype=np.uint64))
+        return _Effect(int(added), digest)

@@ -1,0 +1,98 @@
+"""``kvstore job run``: takes the files that are there, or all that come."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.job.command import JobName, task_of
+from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.errors import UnsupportedOperation
+from kvstore.ingest.engine import EmbeddedEngine, Engine
+from kvstore.ingest.job import Job
+from logformat.catalog.jobs import EndedTask
+
+
+class EngineName(StrEnum):
+    """What reads the files."""
+
+    EMBEDDED = "embedded"
+    SPARK = "spark"
+
+
+def run(
+    path: Directory,
+    name: JobName,
+    follow: Annotated[
+        bool, typer.Option("--follow/--once", help="Go on with files that come, until interrupted; or not.")
+    ] = False,
+    engine: Annotated[EngineName, typer.Option(help="What reads the files.")] = EngineName.EMBEDDED,
+    as_json: AsJson = False,
+) -> None:
+    """Run a job: load the files that are there, task after task, and first what an earlier run left unfinished.
+
+    However it ends, the next run goes on where it was: each file is loaded once.
+
+    Exit code 1 if a task failed, or if files came late or were changed after they were loaded.
+    """
+    with opened(path, write=True) as store, _bar(name) as bar:
+        (shown,) = bar.task_ids
+        job = store.job(name)
+
+        def ended(task: EndedTask) -> None:
+            if as_json:
+                print_json(task_of(job, task))
+            elif bar.disable or not sys.stdout.isatty():
+                print_line(_in_words(job, task))
+            else:
+                bar.console.print(plain(_in_words(job, task)), markup=False, highlight=False)  # above the bar
+
+        done = job.run(
+            follow=follow,
+            engine=_engine(engine),
+            progress=lambda read, total: bar.update(shown, completed=read, total=total),
+            ended=ended,
+        )
+    if done.overlooked:
+        raise typer.Exit(1)
+
+
+def _engine(name: EngineName) -> Engine:
+    if name is EngineName.EMBEDDED:
+        return EmbeddedEngine()
+    try:
+        from kvstore.spark.engine import engine
+    except ModuleNotFoundError as error:
+        raise UnsupportedOperation(
+            "There is no Spark here; `pip install -e '.[spark]'` from a checkout, or leave --engine out."
+        ) from error
+    return engine()
+
+
+def _bar(name: str) -> Progress:
+    """A bar on a terminal; nothing elsewhere."""
+    progress = Progress(
+        TextColumn("{task.fields[job]}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    progress.add_task("", total=None, job=plain(name))
+    return progress
+
+
+def _in_words(job: Job, task: EndedTask) -> str:
+    counts = task.counts
+    assert counts is not None
+    files = task.first if task.files == 1 else f"{task.files} files, {task.first} to {task.last}"
+    left_out = f", {counts.filtered_rows:,} left out: {job.rejected(task.number)}" if counts.filtered_rows else ""
+    return f"task {task.number}: {counts.loaded_rows:,} rows of {files}{left_out}"

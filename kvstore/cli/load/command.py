@@ -1,0 +1,199 @@
+"""``kvstore load``: the rows of a file into a table, each once, however often the load is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+import kvstore
+from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
+from kvstore.cli.load.portions import RULE, portions
+from kvstore.cli.load.position import position_of
+from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.cli.tables import create_table
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.ingest.formats import Format, Source, source_of
+
+
+@dataclass
+class Loaded:
+    """What a load did, and what of it had been done before.
+
+    Attributes:
+        rows, batches: Applied now.
+        rows_before, batches_before: In the table already.
+        first_offset, last_offset: Of the changes made now; None if there were none, or the table has several buckets.
+    """
+
+    rows: int = 0
+    batches: int = 0
+    rows_before: int = 0
+    batches_before: int = 0
+    first_offset: int | None = None
+    last_offset: int | None = None
+
+    def add(self, rows: int, results: Sequence[kvstore.AppendResult], *, buckets: int) -> None:
+        """Note a batch, and what applying it answered, bucket by bucket; nothing if it had been applied before."""
+        made = [result for result in results if not result.duplicated]
+        if not made:
+            self.rows_before += rows
+            self.batches_before += 1
+            return
+        self.rows += rows
+        self.batches += 1
+        if buckets == 1:
+            self.first_offset = made[0].first_offset if self.first_offset is None else self.first_offset
+            self.last_offset = made[0].last_offset
+
+
+def load(
+    path: Directory,
+    name: TableName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows, with all columns.", show_default=False)],
+    format: Annotated[
+        Format | None, typer.Option(help="How the file is written; by default as its name says.", show_default=False)
+    ] = None,
+    key: Keys = None,
+    append_only: Annotated[
+        bool, typer.Option("--append-only", help="Create a log table if there is no such table.")
+    ] = False,
+    skip: Annotated[int, typer.Option(metavar="ROWS", help="Leave out the first so many rows.", min=0)] = 0,
+    called: Annotated[
+        str | None,
+        typer.Option("--name", help="What this load is called instead of by its path.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load the rows of a file into a table.
+
+    They are upserted, or appended if it is a log table. Files are of Parquet, Arrow, CSV or JSON lines.
+
+    With --key (once for each column) or --append-only the table is created if it is not there.
+
+    A load that was interrupted goes on where it was when the same command is given again: no row is applied twice, and
+    a file that was loaded is not loaded again. A file with another path, size or time of change is another load.
+    """
+    source = source_of(file, format)
+    state = source.state()
+    identity = b"\0".join(
+        [
+            b"name:" + os.fsencode(called) if called is not None else b"path:" + os.fsencode(file.resolve()),
+            RULE,
+            *(b"%d" % number for number in (*state, skip)),
+        ]
+    )
+    done = Loaded()
+    with opened(path, write=True) as store:
+        table = _table(store, name, source, key, append_only=append_only)
+        try:
+            _apply_all(table, source, state, identity, skip, done)
+        except StoreError as error:
+            error.where["rows_loaded"] = done.rows_before + done.rows
+            raise
+        except KeyboardInterrupt:
+            rows = done.rows_before + done.rows
+            # Maybe also the batch that was on its way.
+            print(f"\nkvstore: interrupted; {rows} rows at least are loaded, the same command goes on", file=sys.stderr)
+            raise
+    if as_json:
+        print_json(done)
+    else:
+        print_line(_in_words(done, file))
+
+
+def _table(
+    store: kvstore.Store, name: str, source: Source, key: list[str] | None, *, append_only: bool
+) -> kvstore.Table:
+    if name not in store.list_tables() and (key or append_only):
+        return create_table(store, name, source.schema(), key, append_only=append_only)
+    table = store.table(name)
+    if (key and tuple(key) != table.primary_key) or (append_only and table.primary_key is not None):
+        raise InvalidRequest(
+            "The table is there, with another key; leave --key and --append-only out, or load into another.",
+            table=name,
+            primary_key=table.primary_key,
+        )
+    return table
+
+
+def _apply_all(
+    table: kvstore.Table, source: Source, state: tuple[int, int], identity: bytes, skip: int, done: Loaded
+) -> None:
+    buckets = table.buckets
+    positions = [position_of(identity, table.bucket(bucket)) for bucket in range(buckets)]
+    none = kvstore.Changes.of([], table.schema)
+    with _progress(source.path, state[0]) as progress:
+        (task,) = progress.task_ids
+        rows = source.batches(_given(table), lambda place: progress.update(task, completed=place))
+        for batch, portion in enumerate(portions(_without_first(rows, skip))):
+            if all(batch < position.batch for position in positions):
+                done.add(portion.num_rows, [], buckets=buckets)
+                continue
+            if source.state() != state:
+                raise InvalidRequest("The file was changed while it was read; load it anew.", path=source.path)
+            parts = table.by_bucket(kvstore.Changes.upserts(portion), other=batch % buckets)
+            # Each bucket gets every batch, if only an empty one, so that the nth is the nth everywhere.
+            results = [
+                table.bucket(bucket).apply(parts.get(bucket, none), position.writer_id, batch - position.first)
+                for bucket, position in enumerate(positions)
+                if batch >= position.batch
+            ]
+            done.add(portion.num_rows, results, buckets=buckets)
+            progress.update(task, description=f"{done.rows_before + done.rows:,} rows")
+        progress.update(task, completed=state[0])
+    if done.batches_before + done.batches < max(position.batch for position in positions):
+        raise InvalidRequest(
+            "The table holds more of this load than the file does; give it another --name.",
+            path=source.path,
+            batches_loaded=max(position.batch for position in positions),
+        )
+
+
+def _given(table: kvstore.Table) -> pa.Schema:
+    """Columns a file has: all but the one the table fills."""
+    return pa.schema([field for field in table.schema if field.name != table.options.auto_increment])
+
+
+def _without_first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        left_out = min(rows, batch.num_rows)
+        rows -= left_out
+        yield batch.slice(left_out)
+
+
+def _progress(path: Path, size: int) -> Progress:
+    """A bar on a terminal; nothing elsewhere."""
+    progress = Progress(
+        TextColumn("{task.fields[file]}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not _is_terminal(),
+        transient=True,
+    )
+    progress.add_task("", total=size, file=plain(path.name))
+    return progress
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+def _in_words(done: Loaded, file: Path) -> str:
+    if not done.batches:
+        what = f"all {done.rows_before:,} rows of it were loaded before" if done.batches_before else "it has no rows"
+        return f"{file}: {what}"
+    earlier = f"; {done.rows_before:,} were loaded before" if done.batches_before else ""
+    places = "" if done.first_offset is None else f", offsets {done.first_offset} to {done.last_offset}"
+    return f"{file}: {done.rows:,} rows loaded{places}{earlier}"

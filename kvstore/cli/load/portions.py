@@ -1,0 +1,49 @@
+"""Rows cut into the batches that are loaded: always at the same places, however they were read.
+
+Where a batch ends depends on the rows alone, so that the nth batch of a file is the same each time it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.rows.value_bytes import row_bytes
+
+ROWS_MAX = 1 << 16
+BYTES_MAX = 16 << 20
+RULE = b"%d rows, %d bytes of values" % (ROWS_MAX, BYTES_MAX)
+"""Where batches end; whoever changes it, or :func:`row_bytes`, gives it other words: it is a part of what a load is."""
+
+
+def portions(
+    batches: Iterable[pa.RecordBatch], rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX
+) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches of as many as fit.
+
+    Args:
+        batches: In one of a table's schemas.
+        rows_max: Rows of a batch.
+        bytes_max: Bytes of a batch as :func:`row_bytes` counts them; a larger row is a batch of its own.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        ends = np.cumsum(row_bytes(batch))
+        place = 0
+        while place < batch.num_rows:
+            before = int(ends[place - 1]) if place else 0
+            fitting = int(np.searchsorted(ends, before + bytes_max - size, side="right")) - place
+            taken = min(max(fitting, 0 if rows else 1), rows_max - rows)
+            if taken:
+                waiting.append(batch.slice(place, taken))
+                place += taken
+                rows += taken
+                size += int(ends[place - 1]) - before
+            if place < batch.num_rows or rows == rows_max:
+                yield pa.concat_batches(waiting)
+                waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)

@@ -1,0 +1,45 @@
+"""Every batch header of a log, without reading the batches: a page of each, so a large log takes seconds.
+
+What a header says is held against the offsets around it, its checksum is not looked at: ``kvstore check`` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvstore.errors import CorruptBatch
+from kvstore.log.segments import LogFiles, Segment
+from logformat.ids import Offset, Position
+from logformat.log.batch import BatchHeader, decode_header
+from logformat.log.segment import HEAD_BYTES
+
+
+def segments(log: LogFiles, end: Offset) -> Iterator[tuple[Segment, Offset]]:
+    """Segments with offsets before ``end``, each with the offset it ends before; the last one may go on after it."""
+    bases = [base for base in log.bases() if base < end] or log.bases()[:1]
+    for base, stop in zip(bases, [*bases[1:], end], strict=True):
+        yield log.segment(base), stop  # one at a time: each has a descriptor
+
+
+def headers(segment: Segment, end: Offset) -> Iterator[tuple[Position, BatchHeader]]:
+    """Headers of a segment's batches before ``end``, and where they stand.
+
+    Raises:
+        CorruptBatch: They do not follow each other.
+    """
+    data = segment.bytes_from(Position(0))
+    place, expected = Position(HEAD_BYTES), segment.base
+    while expected < end:
+        try:
+            header = decode_header(data[place:])
+        except CorruptBatch as error:
+            raise CorruptBatch(error.message, path=segment.path, position=place, offset=expected) from error
+        if header.base_offset != expected:
+            raise CorruptBatch(
+                f"A batch has base offset {header.base_offset}; run `kvstore check`.",
+                path=segment.path,
+                position=place,
+                offset=expected,
+            )
+        yield place, header
+        place, expected = Position(place + header.size), header.next_offset

@@ -1,0 +1,140 @@
+"""``kvstore meta``: how the catalog stands, a checkpoint of it, and images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
+from kvstore.cli.meta.journal import time_of
+from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table, without_credentials
+from kvstore.clock import SystemClock
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.files import Files, refusal
+from kvstore.meta import image
+from kvstore.meta.image import Image
+from kvstore.meta.journal import Journal
+from logformat.catalog.image import Head, Item
+from logformat.ids import Epoch
+
+ImagePath = Annotated[Path, typer.Argument(metavar="PATH", help="An image file.", show_default=False)]
+
+
+def status(path: Directory, as_json: AsJson = False) -> None:
+    """Show how the catalog stands: its images, its journal, and what somebody should see to.
+
+    Exit code 1 if there is something.
+    """
+    with opened(path) as store:
+        found, replicas = store.health(), store.replicas
+    images = [{**asdict(each), "created": time_of(each.created_ms)} for each in found.images]
+    for each in images:
+        del each["created_ms"]
+    facts = {
+        "txid": found.txid,
+        "edits_behind_image": found.edits_behind_image,
+        "journal_begins": found.segments[0] if found.segments else None,
+        "journal_segments": len(found.segments),
+    }
+    pushed = {name: f"{each.edits_shipped} of {each.edits}" for name, each in replicas.items()}
+    if as_json:
+        print_json({**facts, "pushed": pushed, "images": images, "warnings": found.warnings})
+    else:
+        print_facts({**facts, **{f"pushed to {name}": told for name, told in pushed.items()}})
+        print_line("")
+        print_table(["image", "bytes", "created"], [list(each.values()) for each in images])
+        for warning in found.warnings:
+            print_line(f"warning: {warning}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def checkpoint(path: Directory, as_json: AsJson = False) -> None:
+    """Make an image of the catalog now, and let go what is superfluous in the journal."""
+    with opened(path, write=True) as store:
+        done = asdict(store.checkpoint())
+    done["seconds"] = round(done["seconds"], 3)
+    if as_json:
+        print_json(done)
+    else:
+        print_facts(done)
+
+
+def verify(path: ImagePath, as_json: AsJson = False) -> None:
+    """Verify an image: every checksum, and that a catalog can be made of it."""
+    try:
+        found = _image(path)
+    except StoreError as error:
+        if as_json:
+            print_json({"ok": False, "error": {"class": type(error).__name__, "message": str(error)}})
+        raise
+    facts = _facts(found.head)
+    if as_json:
+        print_json({"ok": True, **facts})
+    else:
+        print_facts({**facts, "counts": ", ".join(f"{count} {kind}" for kind, count in found.head.counts.items())})
+
+
+def dump(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A store, or an image.", show_default=False)],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="Write an image to a new file instead.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what is in an image, or in the catalog of a store as it is now; others may go on to write it."""
+    found = _catalog(path) if path.is_dir() else _image(path)
+    if to is not None:
+        _save(found, to)
+        return
+    records: Iterable[Head | Item] = [found.head, *image.items_of(found.state)]
+    for record in records:
+        told = without_credentials(msgspec.to_builtins(record))
+        if as_json:
+            print_json(told)
+        else:
+            kind = told.pop("kind")
+            print_line(" ".join([kind, *(f"{name}={cell(value)}" for name, value in told.items())]))
+
+
+def _image(path: Path) -> Image:
+    try:
+        return image.load(path)
+    except OSError as error:
+        raise InvalidRequest("This file can't be read.", path=path, reason=error.strerror) from error
+
+
+def _catalog(store: Path) -> Image:
+    """The catalog of a store as an image."""
+    store_id, clock = store_id_of(store), SystemClock()
+    journal = Journal(store, Files(), clock, store_id)
+    try:
+        return image.image_of(journal.state(), store_id, epoch=Epoch(0), now_ms=clock.now_ms())
+    finally:
+        journal.close()
+
+
+def _save(made: Image, path: Path) -> None:
+    files = Files()
+    try:
+        image.save(path, made, files)
+        files.sync_directory(path.absolute().parent)
+    except FileExistsError as error:
+        raise InvalidRequest("There is a file of that name; choose another.", path=path) from error
+    except FileNotFoundError as error:
+        raise InvalidRequest("There is no such directory; create it first.", path=path.parent) from error
+    except OSError as error:
+        raise refusal(error, path) from error
+
+
+def _facts(head: Head) -> dict[str, Any]:
+    facts = msgspec.to_builtins(head)
+    del facts["kind"]
+    facts["created"] = time_of(facts.pop("created_ms"))
+    return facts

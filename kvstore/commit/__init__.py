@@ -1,0 +1,1 @@
+"""Commits over several buckets, and the names that the catalog keeps: writers and consumers."""

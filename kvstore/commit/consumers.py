@@ -1,0 +1,203 @@
+"""Who reads a table's log and said so: nothing expires that they have yet to read.
+
+* An offset is held from the moment the catalog has it. That the log has it is seen in the transaction that puts it
+  there, and retention removes no segment during one: so whatever is registered is there, and stays.
+* A consumer stands where it was put last until it is dropped; a lease ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from operator import ge
+from typing import Any
+
+from kvstore.arguments import integer, printable, shown
+from kvstore.bucket.handle import Tablet
+from kvstore.clock import Clock
+from kvstore.commit.named_writers import NAME_BYTES_MAX
+from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreFull, UnsupportedOperation
+from kvstore.log.retention import UNLIMITED
+from kvstore.meta.consumers import NamedConsumer, TableConsumers
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.options import StoreOptions
+from logformat.catalog.edits import SetConsumer
+from logformat.ids import OFFSET_MAX, Offset
+
+LEASE_SECONDS = 3600
+"""How long a lease lasts; whoever still reads renews it."""
+
+
+class Consumers:
+    """Who reads one table.
+
+    Args:
+        current: The table as the catalog has it now; raises if it was dropped.
+    """
+
+    def __init__(
+        self,
+        tablets: Sequence[Tablet],
+        journal: Journal,
+        current: Callable[[], TableDefinition],
+        options: StoreOptions,
+        clock: Clock,
+    ) -> None:
+        self._table = tablets[0].place.identity.table_id
+        self._tablets = tablets
+        self._journal = journal
+        self._current = current
+        self._options = options
+        self._clock = clock
+
+    def lasting(self) -> dict[str, dict[int, int]]:
+        """The next offset to read, for each bucket, of each consumer; without leases."""
+        return self._known(self._journal.state()).lasting()
+
+    def put(self, name: str, offsets: Any) -> None:
+        """See :meth:`Consumer.commit`."""
+        given = self._offsets_given(offsets)
+        self._check_ends(given)
+        self._put(name, given, None, strict=True)
+
+    def hold(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Like :meth:`put`, of offsets that were read from the log: what has expired since is left out.
+
+        Who reads it is told then.
+        """
+        self._put(name, self._offsets_given(offsets), None, strict=False)
+
+    def lease(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Hold what the log has from these offsets on for ``LEASE_SECONDS``, if it ever expires.
+
+        Where nothing can be written nothing is: it is not worth an error.
+        """
+        if not self._expires():
+            return
+        until = self._clock.now_ms() + 1000 * LEASE_SECONDS
+        with suppress(UnsupportedOperation, StoreFull):
+            self._put(name, self._offsets_given(offsets), until, strict=False)
+
+    def _expires(self) -> bool:
+        if self._current().options.retention_ms is not None or self._options.log_bytes_max < UNLIMITED:
+            return True
+        # A limit by size is known to the process that writes only; that there is one shows once it has taken effect.
+        return any(tablet.log.start() for tablet in self._tablets)
+
+    def _put(self, name: str, offsets: Sequence[Offset], until_ms: int | None, *, strict: bool) -> None:
+        """Register offsets; where they have expired those that are left, or if ``strict`` none at all."""
+        known = self._known(self._journal.state()).named.get(name)
+        if until_ms is None and known == NamedConsumer(tuple(offsets)):
+            return  # it stands there, so the log has it
+
+        def decide(state: CatalogState) -> SetConsumer:
+            self._known(state)
+            starts = [tablet.log.start() for tablet in self._tablets]
+            for bucket, (offset, start) in enumerate(zip(offsets, starts, strict=True)):
+                if strict and offset < start:
+                    raise OffsetOutOfRange(
+                        "The log has expired up to a later offset; go on at `log_start` without the changes between, "
+                        "or read the table anew.",
+                        table=state.tables[self._table].name,
+                        bucket=bucket,
+                        offset=offset,
+                        log_start=start,
+                    )
+            held = list(map(max, offsets, starts))
+            return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms)
+
+        # If it is lost, more stays than must.
+        goes_on = known is not None and known.until_ms == until_ms and all(map(ge, offsets, known.offsets))
+        self._journal.append(decide, may_wait=goes_on)
+
+    def _known(self, state: CatalogState) -> TableConsumers:
+        if self._table not in state.tables:
+            raise NoSuchTable("The table was dropped.", table_id=self._table)
+        return state.consumers_of(self._table)
+
+    def _offsets_given(self, given: Any) -> list[Offset]:
+        if not isinstance(given, Mapping) or set(given) != set(range(len(self._tablets))):
+            raise InvalidRequest(
+                "Give the next offset to read, for each bucket of the table: {0: 17, …}.",
+                offsets=shown(given),
+                buckets=len(self._tablets),
+            )
+        found = [integer("offset", given[bucket]) for bucket in range(len(self._tablets))]
+        if not all(0 <= offset <= OFFSET_MAX for offset in found):
+            raise OffsetOutOfRange("No log has such an offset; give one of its changes.", offsets=shown(given))
+        return [Offset(offset) for offset in found]
+
+    def _check_ends(self, offsets: Sequence[Offset]) -> None:
+        for bucket, (offset, tablet) in enumerate(zip(offsets, self._tablets, strict=True)):
+            end = tablet.committed().applied_offset
+            if end < offset:
+                tablet.flush()  # it may be acknowledged here, and not yet committed
+                end = tablet.committed().applied_offset
+            if end < offset:
+                raise OffsetOutOfRange(
+                    "The log ends before this offset; give the one after the last change that was read.",
+                    table=self._current().name,
+                    bucket=bucket,
+                    offset=offset,
+                    log_end=end,
+                )
+
+
+class Consumer:
+    """Somebody who reads changes and says how far: none expires that it has yet to read.
+
+    Made by :meth:`kvstore.Store.consumer`; it may be used from any thread.
+
+    Args:
+        of_table: Who reads the table of a name; raises if there is none, or the store was closed.
+        check_registers: Raises if the store was opened read-only.
+    """
+
+    def __init__(self, name: str, of_table: Callable[[str], Consumers], check_registers: Callable[[], None]) -> None:
+        self._name = consumer_name(name)
+        self._of_table = of_table
+        self._check_registers = check_registers
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    def position(self, table: str) -> dict[int, int] | None:
+        """For each bucket of a table the next offset to read, as it was committed last; None if it never was.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+        """
+        return self._of_table(table).lasting().get(self._name)
+
+    def commit(self, table: str, offsets: Mapping[int, int]) -> None:
+        """Say what is to be read next. It is durable on return, and known to every process.
+
+        Nothing from there on expires, whatever the table's ``retention`` and ``log_bytes_max`` are, until it is moved,
+        or dropped with :meth:`kvstore.Store.drop_consumer`. It may be moved back as far as the log reaches.
+
+        Args:
+            offsets: For each bucket of the table the offset after the last change that was read; the first or the last
+                of :meth:`kvstore.Table.offsets` to begin with.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            InvalidRequest: There is not one offset for each bucket. It stands where it did.
+            OffsetOutOfRange: The log does not hold one of them: it has expired, or is yet to come. It stands where it
+                did, or nowhere if this was the first.
+            UnsupportedOperation: The store was opened read-only, or its files may only be read.
+            StoreFull: No space. It stands where it did.
+        """
+        self._check_registers()
+        self._of_table(table).put(self._name, offsets)
+
+
+def consumer_name(given: Any) -> str:
+    """A name that a consumer may have.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    return printable("consumer", given, NAME_BYTES_MAX)

@@ -1,0 +1,244 @@
+"""Named writers of one table: who may write under a name, and epochs, each applied once to the whole table.
+
+* A name sends batches or epochs, for ever; which, is said by whoever uses it first.
+* To open a name fences whoever had it before.
+* Epochs are counted by a run (a Spark query, a job …). Another run may not go on under the name: its epochs would be
+  taken for duplicates. It may take the name over, and then counts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from kvstore.arguments import printable, shown
+from kvstore.commit.coordinator import Commits
+from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.writers import NamedWriter, TableWriters
+from kvstore.request.preparation import request_of
+from kvstore.request.request import Request
+from kvstore.request.results import WriteResult
+from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
+from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, TableId, WriterId
+from logformat.rows.changes import Changes
+from logformat.rows.intake import empty
+from writer import Identity
+
+NAME_BYTES_MAX = 255
+Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
+
+
+class Writers:
+    """Who writes one table under a name.
+
+    Args:
+        current: They, as the catalog has them now.
+    """
+
+    def __init__(self, table: TableId, commits: Commits, journal: Journal, current: Callable[[], TableWriters]) -> None:
+        self._table = table
+        self._commits = commits
+        self._journal = journal
+        self._current = current
+
+    def named(self) -> dict[str, NamedWriter]:
+        """Writers by name, as each was opened last."""
+        return dict(self._current().named)
+
+    def new_id(self) -> WriterId:
+        """See :func:`new_writer_id`."""
+        return new_writer_id(self._journal)
+
+    def open(self, name: Any) -> Identity:
+        """Begin a writer of batches; with a name, its earlier incarnations are fenced, and its sequences go on.
+
+        Raises:
+            InvalidRequest: It is no name, or one that sends epochs.
+        """
+        if name is None:
+            return Identity(self.new_id())
+        name = _name(name)
+
+        def decide(state: CatalogState) -> OpenWriter:
+            known = self._known(state, name, "batches")
+            return OpenWriter(
+                table_id=self._table,
+                name=name,
+                writer_id=known.writer_id if known else state.next_writer_id,
+                writer_epoch=Epoch(known.epoch + 1 if known else 0),
+                kind="batches",
+            )
+
+        writer = self._opened(name, decide)
+        return Identity(writer.writer_id, writer.epoch, name)
+
+    def apply_epoch(
+        self,
+        definition: TableDefinition,
+        parts: Mapping[BucketId, Changes],
+        name: Any,
+        epoch: int | None,
+        run: Any,
+        takeover: Any,
+        rest: Rest | None = None,
+    ) -> WriteResult:
+        """Apply an epoch to all buckets, once; see :meth:`kvstore.Table.apply_epoch`.
+
+        Args:
+            parts: What it has for each bucket, and fits the table.
+            epoch: None for the one after the last.
+            rest: What more it has, which is known only when nobody else writes.
+        """
+        name = _name(name)
+        if run is not None:
+            run = printable("run", run, NAME_BYTES_MAX)
+        if not isinstance(takeover, bool):
+            raise InvalidRequest("`takeover` is True or False.", takeover=shown(takeover))
+        nothing = Changes.upserts(empty(definition.schema))
+        # All that can be done before others have to wait.
+        requests = {
+            bucket: request_of(parts.get(bucket, nothing), definition)
+            for bucket in map(BucketId, range(definition.buckets))
+        }
+        # In a thread of its own: whoever interrupts the caller does not interrupt a commit between its steps.
+        with ThreadPoolExecutor(1, "kvstore-commit") as thread:
+            return thread.submit(
+                self._in_turn, definition, requests, name, epoch, run, takeover=takeover, rest=rest
+            ).result()
+
+    def is_last(self, name: str, epoch: int) -> bool:
+        """See :meth:`kvstore.Table.is_applied`."""
+        with ThreadPoolExecutor(1, "kvstore-commit") as thread:
+            return thread.submit(self._is_last, name, epoch).result()
+
+    def _is_last(self, name: str, epoch: int) -> bool:
+        with self._commits.turn():
+            known = self._current().named.get(name)
+            if known is None or known.kind != "epochs" or epoch < known.first_epoch:
+                return False
+            return self._commits.last_sequence(known.writer_id) == _sequence(known, epoch)
+
+    def _in_turn(
+        self,
+        definition: TableDefinition,
+        requests: dict[BucketId, Request],
+        name: str,
+        epoch: int | None,
+        run: str | None,
+        *,
+        takeover: bool,
+        rest: Rest | None,
+    ) -> WriteResult:
+        with self._commits.turn():
+            epoch = self._next_epoch(name) if epoch is None else epoch
+            writer = self._of_run(name, epoch, run, takeover=takeover)
+            if rest is not None:
+                for bucket, more in rest().items():
+                    requests[bucket] = request_of(requests[bucket].changes.then(more), definition)
+            if epoch < writer.first_epoch:
+                if self._commits.knows(writer.writer_id):
+                    raise self._out_of_order(name, epoch, writer, None)
+                writer = self._bound(name, epoch, run, writer.writer_id)
+            try:
+                return self._apply(definition, requests, writer, epoch)
+            except OutOfOrderSequence as error:
+                current = error.where.get("current")
+                if current != NO_SEQUENCE or epoch == writer.first_epoch or self._commits.knows(writer.writer_id):
+                    raise self._out_of_order(name, epoch, writer, current) from error
+            # Nothing was ever applied under the name: the epoch it was opened for was refused.
+            return self._apply(definition, requests, self._bound(name, epoch, run, writer.writer_id), epoch)
+
+    def _next_epoch(self, name: str) -> int:
+        known = self._current().named.get(name)
+        if known is None:
+            return 0
+        last = self._commits.last_sequence(known.writer_id)
+        return known.first_epoch + (0 if last is None else last + 1)
+
+    def _apply(
+        self, definition: TableDefinition, requests: Mapping[BucketId, Request], writer: NamedWriter, epoch: int
+    ) -> WriteResult:
+        sequence = _sequence(writer, epoch)
+        numbered = {
+            bucket: replace(
+                request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Future()
+            )
+            for bucket, request in requests.items()
+        }
+        return self._commits.apply(definition, numbered)
+
+    def _of_run(self, name: str, epoch: int, run: str | None, *, takeover: bool) -> NamedWriter:
+        known = self._current().named.get(name)
+        if known is not None and known.kind == "epochs":
+            if known.run == run:
+                return known
+            if not takeover:
+                raise WriterFenced(
+                    "Another run applies epochs under this name; choose another name, or say takeover=True: then this"
+                    " run counts from here on, and what the other sends is refused.",
+                    writer=name,
+                    run=run,
+                    current_run=known.run,
+                )
+        return self._bound(name, epoch, run, None)
+
+    def _bound(self, name: str, epoch: int, run: str | None, writer_id: WriterId | None) -> NamedWriter:
+        """Have a run count epochs from this one on, under a new id if none is given."""
+
+        def decide(state: CatalogState) -> OpenWriter:
+            known = self._known(state, name, "epochs")
+            return OpenWriter(
+                table_id=self._table,
+                name=name,
+                writer_id=state.next_writer_id if writer_id is None else writer_id,
+                writer_epoch=Epoch(known.epoch + 1 if known else 0),
+                kind="epochs",
+                run=run,
+                first_epoch=epoch,
+            )
+
+        return self._opened(name, decide)
+
+    def _known(self, state: CatalogState, name: str, kind: WriterKind) -> NamedWriter | None:
+        if self._table not in state.tables:
+            raise NoSuchTable("The table was dropped.", table_id=self._table)
+        known = state.writers_of(self._table).named.get(name)
+        if known is not None and known.kind != kind:
+            raise InvalidRequest(
+                f"This name sends {known.kind}, so it can't send {kind}; choose another name, or drop_writer() it.",
+                writer=name,
+            )
+        return known
+
+    def _opened(self, name: str, decide: Callable[[CatalogState], OpenWriter]) -> NamedWriter:
+        return self._journal.append(decide).writers_of(self._table).named[name]
+
+    def _out_of_order(self, name: str, epoch: int, writer: NamedWriter, current: Any) -> OutOfOrderSequence:
+        facts: dict[str, object] = {"writer": name, "epoch": epoch, "first_epoch": writer.first_epoch}
+        if isinstance(current, int):
+            # The last epoch that has this sequence and does not lie far ahead of the one given.
+            behind = (epoch - writer.first_epoch - current) % (SEQUENCE_MAX + 1)
+            ahead = behind - (SEQUENCE_MAX + 1)
+            facts["last_epoch"] = epoch - (behind if behind < -ahead else ahead)
+        return OutOfOrderSequence(
+            "Epochs come one after the other, and only the last five are answered again; send the one behind the last.",
+            **facts,
+        )
+
+
+def _sequence(writer: NamedWriter, epoch: int) -> Sequence:
+    return Sequence((epoch - writer.first_epoch) % (SEQUENCE_MAX + 1))
+
+
+def new_writer_id(journal: Journal) -> WriterId:
+    """A writer id that nobody had before and nobody will have again."""
+    state = journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
+    return WriterId(state.next_writer_id - 1)
+
+
+def _name(given: Any) -> str:
+    return printable("writer", given, NAME_BYTES_MAX)

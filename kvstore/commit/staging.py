@@ -1,0 +1,125 @@
+"""What a commit over several buckets is about to append, in a file of its own until all of them have it.
+
+* A file is one record batch for each bucket, in order: checksums cover everything, and each batch says whose it is.
+* Before the commit is journaled its file is durable. It goes once every bucket has its batch, or if it never will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.errors import CorruptBatch, CorruptData
+from kvstore.files import Files, refusals
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import OpenCommit
+from kvstore.request.preparation import request_of
+from kvstore.request.request import Request
+from logformat import paths
+from logformat.ids import BucketId, TableId
+from logformat.log.batch import BatchHeader, LogBatch, decode_batch, decode_header, encode_parts, verify
+from logformat.log.change import ChangeType
+from logformat.rows.changes import Changes
+
+
+class Staging:
+    """Staged commits of one table.
+
+    Args:
+        store: Directory of the store.
+    """
+
+    def __init__(self, store: Path, table: TableId, files: Files) -> None:
+        self._store = store
+        self._table = table
+        self._files = files
+        self._is_made = False
+
+    def write(self, commit: OpenCommit, definition: TableDefinition, changes: Mapping[BucketId, Changes]) -> None:
+        """Stage what a commit has for each bucket; returns once it is durable.
+
+        Raises:
+            StoreFull, LogFailed: The disk refused. What was written goes with :meth:`remove`.
+            InvalidRequest: A batch is too large.
+        """
+        pieces = []
+        for bucket, part in sorted(changes.items()):
+            pieces += encode_parts(_batch(commit, definition, bucket, part))
+        path = paths.staged_file(self._store, commit.commit_id)
+        with refusals(path):
+            if not self._is_made:
+                self._files.make_directory(path.parent)
+                self._is_made = True
+            descriptor = self._files.open(path, create=True)
+            try:
+                self._files.write(descriptor, pieces, 0)
+                self._files.sync(descriptor)
+            finally:
+                self._files.close(descriptor)
+            self._files.sync_directory(path.parent)
+
+    def request(self, commit: OpenCommit, definition: TableDefinition, bucket: BucketId) -> Request:
+        """What a commit has for a bucket, to be applied.
+
+        Raises:
+            CorruptData: It is damaged or missing, so the bucket can't go on.
+        """
+        path = paths.staged_file(self._store, commit.commit_id)
+        try:
+            data = memoryview(self._files.read(path))
+        except FileNotFoundError as error:
+            raise CorruptData(
+                "The staged rows of a commit are missing; restore them from a copy.", path=path
+            ) from error
+        try:
+            header, found = next((header, found) for header, found in _batches(data) if header.bucket_id == bucket)
+            batch = decode_batch(found, definition.schema_of(header.schema_id))
+        except (CorruptBatch, StopIteration) as error:
+            raise CorruptData(
+                "The staged rows of a commit are damaged; restore them from a copy.", path=path
+            ) from error
+        ours = self._table, commit.writer_id, commit.sequence
+        if (header.table_id, header.writer_id, header.batch_sequence) != ours:
+            raise CorruptData("A staged batch belongs to something else; restore the right one.", path=path)
+        changes = Changes(batch.rows, pa.array(batch.change_types == ChangeType.DELETE))
+        return request_of(changes, definition, commit.writer_id, commit.sequence, commit.writer_epoch)
+
+    def remove(self, commit_id: str) -> None:
+        """Remove what a commit staged, if it is there."""
+        path = paths.staged_file(self._store, commit_id)
+        with refusals(path):
+            if self._files.exists(path):
+                self._files.remove(path)
+
+    def sweep(self, open_commits: tuple[OpenCommit, ...]) -> None:
+        """Remove what was staged for commits that are not open; nobody may be about to commit to the table."""
+        kept = {commit.commit_id for commit in open_commits}
+        for path in (self._store / paths.STAGING).glob("*"):
+            commit_id = paths.staged_commit(path.name, self._table)
+            if commit_id is not None and commit_id not in kept:
+                self.remove(commit_id)
+
+
+def _batch(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, changes: Changes) -> LogBatch:
+    is_delete = changes.is_delete.to_numpy(zero_copy_only=False)
+    return LogBatch(
+        schema_id=definition.schema_id,
+        writer_id=commit.writer_id,
+        batch_sequence=commit.sequence,
+        writer_epoch=commit.writer_epoch,
+        table_id=definition.id,
+        bucket_id=bucket,
+        change_types=np.where(is_delete, ChangeType.DELETE, ChangeType.INSERT).astype(np.uint8),
+        rows=changes.rows,
+    )
+
+
+def _batches(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
+    while data:
+        header = decode_header(data)
+        verify(header, data)
+        yield header, data[: header.size]
+        data = data[header.size :]

@@ -1,0 +1,248 @@
+"""Reading changes: record batches of the log as Arrow, with what is known of each change beside its row."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.arguments import integer, shown
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
+from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.meta.state import TableDefinition
+from logformat.ids import BucketId, Offset
+from logformat.log.batch import decode_verified
+from logformat.log.change import ChangeType, words_of
+
+Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
+End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
+
+_PLACES = {
+    "start": "A changelog starts at `full`, `earliest`, `latest`, an offset or a time.",
+    "end": "A changelog ends at `latest`, or before an offset or a time.",
+}
+
+CHANGE_FIELDS = pa.schema(
+    [
+        pa.field("_bucket", pa.int32(), False),
+        pa.field("_log_offset", pa.int64(), False),
+        pa.field("_change_type", pa.string(), False),
+        pa.field("_commit_timestamp", pa.timestamp("us", "UTC"), False),
+        pa.field("_commit_version", pa.int64(), False),
+    ]
+)
+"""Columns before the row: where and when, and which append (the first offset of its batch) a change belongs to."""
+
+READ_ROWS = 1 << 15
+"""Small batches of the log are handed on together, until they have about this many rows."""
+
+VIEWED_RECORDS_MIN = READ_ROWS // 8
+
+_COUNTED = np.arange(1 << 18)
+
+
+def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Columns of a table's changelog: those of a change, then the row's, all of which may be null.
+
+    Raises:
+        SchemaMismatch: ``columns`` names one it does not have.
+    """
+    whole = pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in definition.schema)])
+    if columns is None:
+        return whole
+    if unknown := [name for name in columns if name not in whole.names]:
+        raise SchemaMismatch("The changelog has no such column.", unknown=unknown, columns=whole.names)
+    return pa.schema([whole.field(name) for name in columns])
+
+
+def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, now: Offset) -> Offset:
+    """The offset a changelog starts at or ends before; ``full`` has none of its own.
+
+    Raises:
+        InvalidRequest: It is no place in a log.
+        OffsetOutOfRange: The log does not hold it.
+    """
+    if isinstance(place, str):
+        if place == "latest":
+            return now
+        if place == "earliest" and name == "start":
+            return log.start()
+    elif isinstance(place, dt.datetime):
+        return log.first_at_or_after(milliseconds(place), now)
+    elif isinstance(place, (Mapping, SupportsIndex)):
+        offset = one_offset(name, place)
+        if log.start() <= offset <= now:
+            return offset
+        raise OffsetOutOfRange(
+            "The log does not hold this offset; offsets() says which it holds.",
+            offset=offset,
+            log_start=log.start(),
+            log_end=now,
+        )
+    raise InvalidRequest(_PLACES[name], **{name: shown(place)})
+
+
+def one_offset(name: str, place: Any) -> Offset:
+    """An offset, or offsets by bucket, as that of the one bucket.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    if isinstance(place, Mapping):
+        if set(place) != {0}:
+            raise InvalidRequest("Give an offset for each bucket of the table.", given=shown(place), buckets=1)
+        place = place[0]
+    return Offset(integer(name, place))
+
+
+def milliseconds(time: dt.datetime) -> int:
+    """The first whole millisecond at or after a time, since the Unix epoch.
+
+    Raises:
+        InvalidRequest: It has no time zone.
+    """
+    if time.tzinfo is None or time.utcoffset() is None:
+        raise InvalidRequest("A time needs a time zone; give it one.", time=time)
+    since = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return -(-since // dt.timedelta(milliseconds=1))
+
+
+def changes_between(
+    found: Iterable[FoundBatch],
+    definition: TableDefinition,
+    bucket: BucketId,
+    start: Offset,
+    end: Offset,
+    columns: Sequence[str] | None = None,
+    *,
+    whole_updates: bool = False,
+    validate: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Changes from ``start`` to ``end`` (exclusive), in order.
+
+    Args:
+        found: Batches of the log that hold these offsets.
+        columns: Those wanted, in this order; all if None.
+        whole_updates: If ``start`` is the second half of an update, begin with the first, which is in the same batch.
+        validate: Check every offset and string: for what is not of the store's own log.
+    """
+    schema = changelog_schema(definition, columns)
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for each in found:
+        changes = _changes_in(
+            each, definition, bucket, schema, start, end, whole_updates=whole_updates, validate=validate
+        )
+        if not changes.num_rows:
+            continue
+        waiting.append(changes)
+        rows += changes.num_rows
+        if rows >= READ_ROWS:
+            yield _together(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield _together(waiting)
+
+
+def inserts_of(
+    rows: Iterable[pa.RecordBatch],
+    definition: TableDefinition,
+    bucket: BucketId,
+    end: Offset,
+    timestamp: int,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a table as it was before offset ``end``, as if each had just been inserted by the commit before it."""
+    schema = changelog_schema(definition, columns)
+    for batch in rows:
+        count = batch.num_rows
+        kinds = np.full(count, ChangeType.INSERT, np.uint8)
+        yield _arranged(About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1), batch, schema)
+
+
+def _changes_in(
+    found: FoundBatch,
+    definition: TableDefinition,
+    bucket: BucketId,
+    schema: pa.Schema,
+    start: Offset,
+    end: Offset,
+    *,
+    whole_updates: bool,
+    validate: bool,
+) -> pa.RecordBatch:
+    header = found.header
+    written = definition.schema_of(header.schema_id)
+    # A view of a file keeps it open; what is small is copied, so that many segments can wait together.
+    data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
+    names = [name for name in schema.names if name in written.names]
+    every = names == written.names
+    batch = decode_verified(header, data, written, None if every else names, validate=validate)
+    first = max(start - header.base_offset, 0)
+    last = min(end - header.base_offset, header.record_count)
+    if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
+        first -= 1
+    offsets = _offsets(header.base_offset + first, header.base_offset + max(first, last))
+    about = About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
+    return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of changes of one batch besides their rows.
+
+    Attributes:
+        timestamp: Of the commit, ms.
+        version: The first offset of the batch.
+    """
+
+    bucket: BucketId
+    offsets: np.ndarray
+    change_types: np.ndarray
+    timestamp: int
+    version: int
+
+    def column(self, name: str) -> pa.Array:
+        """One of ``CHANGE_FIELDS``."""
+        if name == "_log_offset":
+            return pa.array(self.offsets, pa.int64())
+        if name == "_change_type":
+            return words_of(self.change_types)
+        same = {"_bucket": self.bucket, "_commit_timestamp": self.timestamp * 1000, "_commit_version": self.version}
+        kind = CHANGE_FIELDS.field(name).type
+        values, buffer = _memory(len(self.offsets), kind.bit_width // 8)
+        values.fill(same[name])
+        return pa.Array.from_buffers(kind, len(self.offsets), [None, buffer])
+
+
+def _memory(count: int, width: int) -> tuple[np.ndarray, pa.Buffer]:
+    """Room for integers: Arrow keeps what was given back, numpy would have the system clear new pages each time."""
+    buffer = pa.allocate_buffer(count * width)
+    return np.frombuffer(buffer, f"i{width}"), buffer
+
+
+def _offsets(first: int, end: int) -> np.ndarray:
+    if end - first > len(_COUNTED):
+        return np.arange(first, end)
+    offsets, _ = _memory(end - first, 8)
+    return np.add(_COUNTED[: end - first], first, out=offsets)
+
+
+def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        if field.name in CHANGE_FIELDS.names:
+            columns.append(about.column(field.name))
+        elif field.name in rows.schema.names:
+            columns.append(rows.column(field.name))
+        else:
+            columns.append(pa.nulls(len(about.offsets), field.type))  # the row is older than the column
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

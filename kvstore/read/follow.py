@@ -1,0 +1,194 @@
+"""Changes of one bucket: the rows there are, if asked for, then the changes there are, then those to come.
+
+* It reads to an ``applied_offset`` found in the index, like everybody: no change is seen before its row, and none that
+  a crash could take back.
+* Nothing is committed for who waits, so one that waits in the process that writes is no burden to it: it sees what is
+  committed in time, as other processes do. Only the call itself has everything committed, to begin where it should.
+* Who waits holds nothing: no transaction, no lock, no file. It looks again after 1 ms, then less and less often.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile, takewhile
+from typing import SupportsIndex
+
+import pyarrow as pa
+
+from kvstore.bucket.handle import Tablet
+from kvstore.errors import InvalidRequest, OffsetOutOfRange
+from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.read.changelog import (
+    End,
+    Start,
+    changes_between,
+    inserts_of,
+    milliseconds,
+    offset_of,
+    one_offset,
+)
+from kvstore.read.scan import rows_now
+from logformat.ids import Offset
+from logformat.log.index_state import IndexState
+
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 0.02
+"""How long to wait before looking again: twice as long each time nothing was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which changes are wanted.
+
+    Attributes:
+        start: The first offset; of commits before ``since`` (ms) none all the same, for that time may be to come.
+        end: The offset after the last; None if there is no end, or not yet:
+        until: The first commit at or after this time (ms) ends it.
+    """
+
+    start: Offset
+    end: Offset | None
+    since: int | None = None
+    until: int | None = None
+
+    def of(self, log: LogFiles, start: Offset, end: Offset) -> Iterator[FoundBatch]:
+        """Batches of the log that hold offsets from ``start`` to ``end`` and are not of a time that is not wanted."""
+        found = log.batches(start, end)
+        since, until = self.since, self.until
+        # Within a log commit timestamps never go back.
+        if since is not None:
+            found = dropwhile(lambda each: each.header.commit_timestamp < since, found)
+        if until is not None:
+            found = takewhile(lambda each: each.header.commit_timestamp < until, found)
+        return found
+
+
+def range_between(start: Start, end: End, log: LogFiles, now: Offset) -> tuple[Offset, Offset]:
+    """The offsets from ``start`` to ``end`` (exclusive); both are there already.
+
+    Raises:
+        InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
+    """
+    first, last = offset_of("start", start, log, now), offset_of("end", end, log, now)
+    _check_order(first, last)
+    return first, last
+
+
+def span_from(start: Start, end: End, log: LogFiles, now: Offset) -> Span:
+    """Like :func:`range_between`, but what is to come is waited for: ``latest`` as an end is none.
+
+    Raises:
+        InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
+    """
+    first, since = offset_of("start", start, log, now), milliseconds(start) if isinstance(start, dt.datetime) else None
+    if isinstance(end, (Mapping, SupportsIndex)):
+        last = one_offset("end", end)
+    else:
+        last = offset_of("end", end, log, now)
+        if last == now:
+            return Span(first, None, since, milliseconds(end) if isinstance(end, dt.datetime) else None)
+    _check_order(first, last)
+    return Span(first, last, since)
+
+
+def _check_order(first: Offset, last: Offset) -> None:
+    if last < first:
+        raise InvalidRequest(
+            "The end of a changelog does not come before its start, which for `full` is now.", start=first, end=last
+        )
+
+
+@dataclass(frozen=True)
+class ChangeReader:
+    """Reads the changelog of one bucket.
+
+    Attributes:
+        current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
+        columns: Those of the changelog that are wanted, in this order; they stay the same if the table gets more.
+        whole_updates: See :func:`kvstore.read.changelog.changes_between`.
+    """
+
+    tablet: Tablet
+    current: Callable[[], TableDefinition]
+    columns: Sequence[str]
+    whole_updates: bool = False
+
+    def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
+        """Changes from ``start`` to ``end``, as these are at the moment of the call; None where there are no more yet.
+
+        Args:
+            follow: Whether to wait for changes to come.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
+        """
+        batches = self._read(start, end, follow)
+        next(batches)  # places are known, and the rows if they are wanted
+        return batches
+
+    def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch | None]:
+        full = isinstance(start, str) and start == "full"
+        with self.tablet.snapshot() as view:
+            state = view.state()
+            now, log = state.applied_offset, self.tablet.log
+            first = now if full else start
+            span = span_from(first, end, log, now) if follow else Span(*range_between(first, end, log, now))
+            if full:
+                yield None
+                definition = self.current()
+                names = [name for name in self.columns if name in definition.schema.names] or definition.primary_key
+                rows = rows_now(view, definition, names)
+                yield from inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, self.columns)
+        if not full:
+            yield None
+        yield from self._changes(span, state)
+
+    def _changes(self, span: Span, state: IndexState) -> Iterator[pa.RecordBatch | None]:
+        place = span.start
+        while True:
+            now = state.applied_offset
+            end = now if span.end is None else min(now, span.end)
+            definition = self.current()  # of now, so that it has the schemas of all that is committed
+            if place < end:
+                found = span.of(self.tablet.log, place, end)
+                yield from changes_between(
+                    found, definition, state.bucket_id, place, end, self.columns, whole_updates=self.whole_updates
+                )
+            if end == span.end or (span.until is not None and state.last_timestamp >= span.until):
+                return
+            place = end
+            yield None  # others may have their turn
+            state = self.tablet.committed()
+            if state.applied_offset < place:
+                raise OffsetOutOfRange(
+                    "The log ends before what was read of it already; was an older copy restored?",
+                    offset=place,
+                    log_end=state.applied_offset,
+                )
+
+
+def together(
+    readers: Sequence[Iterator[pa.RecordBatch | None]], sleep: Callable[[float], None] = time.sleep
+) -> Iterator[pa.RecordBatch]:
+    """What several readers find, one after the other; those that wait are asked again in turns.
+
+    Args:
+        sleep: Waits so many seconds.
+    """
+    asked, pause = list(readers), PAUSE_SECONDS_MIN
+    while asked:
+        found = False
+        for reader in list(asked):
+            for batch in reader:
+                if batch is None:
+                    break
+                found = True
+                yield batch
+            else:
+                asked.remove(reader)
+        if asked and not found:
+            sleep(pause)
+        pause = PAUSE_SECONDS_MIN if found else min(2 * pause, PAUSE_SECONDS_MAX)

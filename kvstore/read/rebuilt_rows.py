@@ -1,0 +1,187 @@
+"""Rows of one bucket, made of a snapshot and of batches that come from elsewhere: an index that is gone with its user.
+
+* Its files have no names once it is open: however the process ends, nothing of it is left.
+* Nothing is merged again, as in recovery. Nothing is kept of writers, for nobody writes to it.
+* What comes from elsewhere is checked to the last offset and string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import compress
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from types import TracebackType
+from typing import Self
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.bucket import snapshot
+from kvstore.bucket.write_path import REPLAY_BYTES_MAX
+from kvstore.environment import open_environment
+from kvstore.errors import CorruptBatch, StoreFull
+from kvstore.files import Files, refusals
+from kvstore.index.index import Index
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.read.pruning import ranges_where
+from kvstore.read.scan import KeyRange, rows_now
+from kvstore.request.request import group
+from kvstore.request.row_layout import layout_of
+from kvstore.request.take_rows import pick
+from logformat.checksum import key_sums
+from logformat.ids import BucketId, Offset
+from logformat.log.batch import decode_batch, decode_header
+from logformat.log.change import ChangeType
+from logformat.log.index_state import IndexState
+from logformat.log.snapshot_manifest import Manifest
+
+_LEAVES_A_ROW = np.isin(np.arange(len(ChangeType)), [ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE])
+_IS_FINAL = _LEAVES_A_ROW | (np.arange(len(ChangeType)) == ChangeType.DELETE)
+
+WAITING_ROWS, WAITING_BYTES = 1 << 16, 64 << 20
+"""Of batches that are put together."""
+
+
+class TemporaryRows:
+    """Rows of a bucket; a context manager.
+
+    Args:
+        definition: The table, which has a key.
+        parent: Where there is room for them.
+
+    Attributes:
+        last_timestamp: Of the last commit (ms); 0 if there is none.
+
+    Raises:
+        StoreFull, LogFailed: The disk refused.
+    """
+
+    def __init__(self, definition: TableDefinition, bucket: BucketId, parent: Path) -> None:
+        self._definition = definition
+        self._bucket = bucket
+        self._parent = parent
+        self._layout = layout_of(definition)
+        self.last_timestamp = 0
+        self._schema_id = definition.schema_id
+        self._waiting: list[tuple[pa.RecordBatch, np.ndarray]] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        with refusals(parent):
+            directory = Path(mkdtemp(prefix="kvstore-", dir=parent))
+            try:
+                options = StoreOptions()
+                self._index = Index(
+                    open_environment(directory / "index", Files(), map_bytes=options.map_bytes, create=True)
+                )
+            finally:
+                rmtree(directory)
+        with self._refusals():
+            self._commit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._index.close()
+
+    def load(self, manifest: Manifest, data: memoryview) -> None:
+        """Begin with the rows of a snapshot.
+
+        Args:
+            data: The file with them, whose checksum is right.
+
+        Raises:
+            CorruptData: They are damaged.
+            StoreFull: There is no room.
+        """
+        with self._refusals():
+            for rows in snapshot.rows_told(manifest, data, self._definition):
+                self._index.put(rows.keys.to_list(), rows.values.to_list())
+                self._commit_if_much()
+        self.last_timestamp = manifest.last_timestamp
+
+    def apply(self, data: memoryview, end: int) -> None:
+        """Go on with a batch.
+
+        Args:
+            data: All of it.
+            end: Of its changes, those before this offset only.
+
+        Raises:
+            CorruptBatch: It is damaged.
+            InvalidRequest: It is not of this table.
+            StoreFull: There is no room.
+        """
+        batch = decode_batch(data, self._definition.schema_of(decode_header(data).schema_id))
+        count = min(batch.record_count, end - batch.base_offset)
+        kinds = batch.change_types[:count]
+        final = _IS_FINAL[kinds]
+        rows = batch.rows.slice(0, count).filter(pa.array(final))
+        if any(rows.column(name).null_count for name in self._layout.key_names):
+            raise CorruptBatch("A batch has a row without a key.", base_offset=batch.base_offset)
+        if rows.num_rows:
+            if self._waiting and self._schema_id != batch.schema_id:
+                self._put_waiting()
+            self._schema_id = batch.schema_id
+            self._waiting.append((rows, _LEAVES_A_ROW[kinds[final]]))
+            self._waiting_rows += rows.num_rows
+            self._waiting_bytes += rows.nbytes
+            if self._waiting_rows >= WAITING_ROWS or self._waiting_bytes >= WAITING_BYTES:
+                self._put_waiting()
+        self.last_timestamp = batch.commit_timestamp
+
+    def rows(self, columns: Sequence[str], filter: pc.Expression | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, in key order.
+
+        Args:
+            filter: Rows for which it can't be true may be left out.
+        """
+        self._put_waiting()
+        with self._refusals():
+            self._commit()
+        with self._index.scan_view() as view:
+            ranges = [KeyRange()] if filter is None else ranges_where(view, self._definition, filter)
+            for keys in ranges:
+                yield from rows_now(view, self._definition, columns, keys)
+
+    def _put_waiting(self) -> None:
+        """Put the last of what waits for each key: a pass over the index costs much the same for a few as for many."""
+        if not self._waiting:
+            return
+        rows = pa.concat_batches([rows for rows, _ in self._waiting])
+        stays = np.concatenate([stays for _, stays in self._waiting])
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        grouping = group(self._layout.encode_keys(rows))
+        lasts = grouping.order[grouping.lasts]
+        put = stays[lasts]
+        listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
+        values, _ = self._layout.encode_values(pick(rows, lasts[put]), sums[put], self._schema_id)
+        with self._refusals():
+            self._index.put(list(compress(listed, put)), values.to_list())
+            self._index.remove(list(compress(listed, ~put)))
+            self._commit_if_much()
+
+    def _commit_if_much(self) -> None:
+        if self._index.dirty_bytes() >= REPLAY_BYTES_MAX:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._index.commit(IndexState(self._definition.id, self._bucket, applied_offset=Offset(0)))
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            raise StoreFull(
+                "There is no room for the rows of a bucket; free some of it and try again.",
+                path=self._parent,
+                reason=str(error),
+            ) from error

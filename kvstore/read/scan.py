@@ -1,0 +1,246 @@
+"""Reading rows: the index in key order, as it is or as it was before an offset."""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
+from kvstore.index.index import View
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.read.changelog import changes_between, milliseconds, one_offset
+from kvstore.read.time_travel import FirstChanges, check_undoable, first_changes
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import Octets
+from logformat.ids import BucketId, Offset
+from logformat.rows import intake
+from logformat.rows.keys import ROW
+from logformat.rows.python_values import MISFITS
+
+SCAN_ROWS = 1 << 15
+"""Rows of one batch of a scan."""
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Encoded keys from ``start`` to ``stop`` (exclusive; None for no end)."""
+
+    start: bytes = ROW
+    stop: bytes | None = None
+
+
+def split_keys(view: View, ranges: Sequence[KeyRange], parts: int) -> list[tuple[KeyRange, ...]]:
+    """Ranges of keys cut into ``parts`` or fewer, evenly between the first key and the last, as if keys were spread so.
+
+    Args:
+        ranges: In order; they do not meet.
+    """
+    bounds = view.bounds()
+    if bounds is None or parts < 2 or not ranges:
+        return [tuple(ranges)]
+    low, high = max(bounds[0], ranges[0].start), bounds[1]
+    if ranges[-1].stop is not None:
+        high = min(high, ranges[-1].stop)
+    inner = evenly_between(low, high, parts) if low < high else []
+    cut = [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
+    found = [tuple(filter(None, (_common(each, part) for each in ranges))) for part in cut]
+    return [part for part in found if part]
+
+
+def bytes_within(view: View, ranges: Iterable[KeyRange]) -> int:
+    """About how many bytes the rows of some ranges take, as if keys were spread evenly."""
+    bounds = view.bounds()
+    if bounds is None:
+        return 0
+    first, last = bounds
+    shared = _shared(first, last)
+    low, high = _number(first, shared), _number(last, shared)
+    share = 0
+    for each in ranges:
+        start = low if each.start <= first else _number(each.start, shared)
+        stop = high if each.stop is None or each.stop > last else _number(each.stop, shared)
+        share += max(0, min(stop, high) - max(start, low))
+    return view.leaf_bytes() * share // (high - low) if high > low else view.leaf_bytes()
+
+
+def evenly_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
+    """Byte strings, in order, that cut what lies between two keys into parts, or into fewer if they are close."""
+    shared = _shared(first, last)
+    low, high = _number(first, shared), _number(last, shared)
+    cuts = {low + (high - low) * part // parts for part in range(1, parts)} - {low}
+    return [first[:shared] + cut.to_bytes(_WORD, "big") for cut in sorted(cuts)]
+
+
+def _shared(first: bytes, last: bytes) -> int:
+    """How many bytes two keys begin with in common."""
+    return next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+
+
+def _number(key: bytes, shared: int) -> int:
+    """What stands behind the first ``shared`` bytes of a key."""
+    return int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big")
+
+
+def _common(one: KeyRange, other: KeyRange) -> KeyRange | None:
+    """What is in both."""
+    start = max(one.start, other.start)
+    stops = [each.stop for each in (one, other) if each.stop is not None]
+    stop = min(stops, default=None)
+    return KeyRange(start, stop) if stop is None or start < stop else None
+
+
+def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Columns of a scan.
+
+    Raises:
+        SchemaMismatch: ``columns`` names one the table does not have.
+    """
+    schema = definition.schema
+    if columns is None:
+        return schema
+    if unknown := [name for name in columns if name not in schema.names]:
+        raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def rows_now(
+    view: View, definition: TableDefinition, columns: Sequence[str] | None = None, keys: KeyRange | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a view, in key order."""
+    layout = layout_of(definition)
+    within = keys or KeyRange()
+    for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
+        yield layout.decode_found(found_keys, values, columns)[0]
+
+
+def rows_as_of(
+    view: View,
+    log: LogFiles,
+    definition: TableDefinition,
+    offset: Offset,
+    columns: Sequence[str] | None = None,
+    keys: Sequence[KeyRange] = (KeyRange(),),
+) -> Iterator[pa.RecordBatch]:
+    """Rows as they were after all changes before ``offset``, in key order: those of now, changes since then undone.
+
+    Args:
+        keys: Ranges of keys, in order; they do not meet.
+
+    Raises:
+        OffsetOutOfRange: The log does not hold the changes since then, or there is no such offset yet.
+    """
+    now = view.state().applied_offset
+    if not 0 <= offset <= now:
+        raise OffsetOutOfRange("Rows can be read as of offset 0 to the log's end.", as_of=offset, log_end=now)
+    if offset == now:
+        return chain.from_iterable(rows_now(view, definition, columns, within) for within in keys)
+    check_undoable(definition)
+    layout = layout_of(definition)
+    names = list(columns) if columns is not None else definition.schema.names
+    needed = ["_change_type", *dict.fromkeys([*layout.key_names, *names])]
+    changes = changes_between(
+        log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
+    )
+    undone = first_changes(changes, definition, names)
+    return chain.from_iterable(
+        _rows_undone(view, definition, _within(undone, within), names, within) for within in keys
+    )
+
+
+def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogFiles, now: Offset) -> Offset:
+    """The offset before which lies what was: offsets as they are; for a time, that of the first commit at or after it.
+
+    Raises:
+        InvalidRequest: It is neither.
+        OffsetOutOfRange: The log does not reach back to the time.
+    """
+    if not isinstance(place, dt.datetime):
+        return one_offset("as_of", place)
+    offset = log.first_at_or_after(milliseconds(place), now)
+    if 0 < offset < now and offset == log.start():
+        # What is gone of the log may be of that time or later.
+        raise OffsetOutOfRange("The log does not reach back to this time.", as_of=place, log_start=offset)
+    return offset
+
+
+def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterator[pa.RecordBatch]:
+    """Those rows for which an expression is true.
+
+    Raises:
+        InvalidRequest: It fails for a row.
+    """
+    for batch in rows:
+        yield _where(batch, filter)
+
+
+def check_filter(filter: Any, schema: pa.Schema) -> None:
+    """See whether rows of a schema can be filtered so.
+
+    Raises:
+        InvalidRequest: It is no expression, no condition, or does not fit the columns.
+    """
+    if not isinstance(filter, pc.Expression):
+        raise InvalidRequest(
+            "A filter is a pyarrow.compute.Expression, such as pc.field('n') > 1.", given=type(filter).__name__
+        )
+    _where(intake.empty(schema), filter)
+
+
+def first_rows(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """The first ``limit`` rows."""
+    for batch in rows:
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows
+        if limit <= 0:
+            return
+
+
+def _where(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
+    try:
+        return rows.filter(filter)
+    except MISFITS as error:
+        raise InvalidRequest(
+            "The filter can't be used on these rows.", filter=filter, reason=str(error).partition("\n")[0]
+        ) from error
+
+
+def _rows_undone(
+    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange
+) -> Iterator[pa.RecordBatch]:
+    layout = layout_of(definition)
+    place = 0
+    for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
+        rows, _ = layout.decode_found(found_keys, values, names)
+        until = bisect_right(undone.keys, found_keys[-1])
+        yield _replaced(rows, found_keys, undone, slice(place, until))
+        place = until
+    if place < len(undone.keys):
+        none = undone.keys.slice(0, 0)
+        yield _replaced(undone.rows.slice(0, 0), none, undone, slice(place, len(undone.keys)))
+
+
+def _within(changes: FirstChanges, within: KeyRange) -> FirstChanges:
+    low = bisect_left(changes.keys, within.start)
+    high = len(changes.keys) if within.stop is None else bisect_left(changes.keys, within.stop)
+    return FirstChanges(changes.keys.slice(low, high), changes.rows.slice(low, high - low), changes.existed[low:high])
+
+
+def _replaced(rows: pa.RecordBatch, keys: Octets, undone: FirstChanges, some: slice) -> pa.RecordBatch:
+    """Rows with those of some undone changes as they were then."""
+    if some.start == some.stop:
+        return rows
+    changed = undone.keys.slice(some.start, some.stop).to_arrow()
+    kept = pc.invert(pc.is_in(keys.to_arrow(), changed))
+    existed = pa.array(undone.existed[some])
+    back = undone.rows.slice(some.start, some.stop - some.start).filter(existed)
+    order = pc.array_sort_indices(pa.concat_arrays([keys.to_arrow().filter(kept), changed.filter(existed)]))
+    return pa.concat_batches([rows.filter(kept), back]).take(order)

@@ -1,0 +1,95 @@
+"""What brings rows back to what they were: for each key, the first change since then, undone.
+
+* The first change of a key tells its row of then: before an insert there was none; an update and a delete say which.
+* Changes are folded as they are read: what is kept are the keys that changed, twice at most, and some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.errors import UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.read.changelog import changelog_schema
+from kvstore.request.request import group
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import Octets
+from logformat.log.change import ChangeType
+from logformat.rows.changes import Changes
+
+FOLD_ROWS = 1 << 17
+"""Changes that may wait to be folded, or as many as there are keys already."""
+
+_KIND = "_change_type"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstChanges:
+    """The first change of each key.
+
+    Attributes:
+        keys: In order.
+        rows: For each key its row before that change; where there was none, the row that was inserted.
+        existed: For each key, whether there was a row before.
+    """
+
+    keys: Octets
+    rows: pa.RecordBatch
+    existed: np.ndarray
+
+    def undo(self) -> Changes:
+        """What undoes them, and all that came after."""
+        return Changes(self.rows, pa.array(~self.existed))
+
+
+def check_undoable(definition: TableDefinition) -> None:
+    """Refuse a table whose changelog does not tell the rows of before.
+
+    Raises:
+        UnsupportedOperation: It has a WAL image.
+    """
+    if definition.options.changelog_image == "wal":
+        raise UnsupportedOperation(
+            "A WAL image does not tell the rows of before: no binlog, no undo, and rows as they are now only.",
+            table=definition.name,
+        )
+
+
+def first_changes(
+    changes: Iterable[pa.RecordBatch], definition: TableDefinition, columns: Iterable[str] | None = None
+) -> FirstChanges:
+    """The first change of each key.
+
+    Args:
+        changes: A changelog, in order, with ``_change_type``, the key and ``columns``. A postimage says nothing of what
+            was before, so it is passed over; its preimage comes before it.
+        columns: Of the rows; all if None.
+    """
+    layout = layout_of(definition)
+    wanted = definition.schema if columns is None else pa.schema([definition.schema.field(name) for name in columns])
+    names = [_KIND, *dict.fromkeys([*layout.key_names, *wanted.names])]
+    schema = changelog_schema(definition, names)
+    folded = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in changes:
+        waiting.append(batch.select(names).filter(pc.not_equal(batch.column(_KIND), ChangeType.UPDATE_POSTIMAGE.word)))
+        count += waiting[-1].num_rows
+        if count >= max(FOLD_ROWS, folded.num_rows):
+            folded = _folded([folded, *waiting], definition)[1]
+            waiting, count = [], 0
+    keys, folded = _folded([folded, *waiting], definition)
+    existed = pc.not_equal(folded.column(_KIND), ChangeType.INSERT.word).to_numpy(zero_copy_only=False)
+    rows = pa.RecordBatch.from_arrays([folded.column(name) for name in wanted.names], schema=wanted)
+    return FirstChanges(keys, rows, existed)
+
+
+def _folded(batches: list[pa.RecordBatch], definition: TableDefinition) -> tuple[Octets, pa.RecordBatch]:
+    changes = pa.concat_batches(batches)
+    grouping = group(layout_of(definition).encode_keys(changes))
+    return grouping.keys, changes.take(pa.array(grouping.order[grouping.starts]))

@@ -1,0 +1,1 @@
+"""Repair of a damaged store: from what it has itself, and from a replica."""

@@ -1,0 +1,1 @@
+"""Following: a local copy of a store is kept current from a replica."""

@@ -1,0 +1,103 @@
+"""One bucket of a copy that follows: batches are appended as their leader wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kvstore.bucket.maintenance import LOOK_SECONDS, Upkeep
+from kvstore.bucket.recovery import BucketPlace, open_for_writing
+from kvstore.clock import Clock
+from kvstore.files import Files
+from kvstore.lock import ProcessLock
+from kvstore.log.log import EncodedBatch
+from kvstore.log.retention import Standing
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from logformat import paths
+from logformat.ids import Offset, WriterId
+from logformat.log.batch import BatchHeader, decode_verified
+
+
+class CopiedBucket:
+    """A bucket's files, open for who follows; recovered first.
+
+    Args:
+        current: The table as the copy's catalog has it.
+        standing: Who has yet to read the log.
+
+    Raises:
+        StoreLocked: Another process follows.
+        CorruptData: It can't be recovered.
+    """
+
+    def __init__(
+        self,
+        place: BucketPlace,
+        current: Callable[[], TableDefinition],
+        standing: Standing,
+        options: StoreOptions,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self._current = current
+        self._clock = clock
+        self._log = LogFiles(place.log, place.identity, files)
+        self._lock = ProcessLock(place.directory / paths.LOCK_FILE, files)
+        self._lock.acquire()
+        try:
+            self._path = open_for_writing(place, current(), options, files, clock)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._upkeep = Upkeep(place, self._path.index, lambda: None, current, options, files, clock, standing)
+        self._looked = clock.monotonic()
+
+    @property
+    def log(self) -> LogFiles:
+        """Its log."""
+        return self._log
+
+    @property
+    def end(self) -> Offset:
+        """The offset behind the last batch it has."""
+        return self._path.state.applied_offset
+
+    def last_sequences(self) -> dict[WriterId, int]:
+        """Of each writer that is remembered."""
+        return self._path.last_sequences()
+
+    def append(self, batches: Iterable[tuple[BatchHeader, memoryview]]) -> int:
+        """Append batches that follow each other, and have readers see them; returns how many changes that were.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses; close it, and open it again.
+            CorruptData: A batch can't be what its leader wrote; those before it may have been appended.
+        """
+        began, definition = self.end, self._current()
+        self._path.use(definition)
+        for header, data in batches:
+            decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)
+            if self._path.log.is_full:
+                self._take_in()
+                self._path.roll()
+            encoded = EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, [data])
+            self._path.log.append([encoded])
+        self._take_in()
+        self._path.commit()
+        if self._clock.monotonic() - self._looked >= LOOK_SECONDS:
+            self._looked = self._clock.monotonic()
+            self._upkeep.retain()
+        return self.end - began
+
+    def close(self) -> None:
+        """Give the files up."""
+        self._upkeep.close()
+        try:
+            self._path.close()
+        finally:
+            self._lock.release()
+
+    def _take_in(self) -> None:
+        self._path.log.sync()
+        self._path.catch_up(self._log)

@@ -1,0 +1,269 @@
+"""A copy of a store that follows: its files, as who brings it on has them open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from kvstore.bucket.recovery import BucketPlace, open_for_writing
+from kvstore.checkpoint.controller import Controller
+from kvstore.clock import Clock
+from kvstore.errors import CorruptImage, NotAStore
+from kvstore.files import Files, read_file, refusals
+from kvstore.lock import ProcessLock
+from kvstore.log.segments import LogIdentity
+from kvstore.meta import image
+from kvstore.meta.journal import Journal, create_journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.place import StoreDirectory
+from kvstore.replica.follow.bucket_files import write_bucket
+from kvstore.replica.follow.copied_bucket import CopiedBucket
+from kvstore.replica.follow.round import Has, Round
+from kvstore.replica.source import Source
+from logformat import paths
+from logformat.catalog import following_file, store_file
+from logformat.catalog.edits import Edit
+from logformat.catalog.following_file import FollowingFile
+from logformat.catalog.replicas import Track
+from logformat.ids import BucketId, Epoch, Offset, TableId
+
+_MAY_WAIT = ("WRITE_NO_SYNC", "NO_SYNC")
+
+
+class Copy:
+    """A copy that is there.
+
+    Raises:
+        NotAStore: There is none, or it follows nothing.
+        StoreLocked: Another process follows with it.
+        CorruptImage: Its catalog is damaged.
+    """
+
+    def __init__(self, path: Path, options: StoreOptions, files: Files, clock: Clock) -> None:
+        self.path = path
+        self.following = following_of(path)
+        self._options = options
+        self._files = files
+        self._clock = clock
+        self._buckets: dict[Track, CopiedBucket] = {}
+        self._is_shut = False
+        try:
+            self._store = store_file.decode(read_file(path / paths.STORE_FILE))
+        except FileNotFoundError as error:
+            raise NotAStore("This copy was not made to its end; follow with it again.", path=path) from error
+        with refusals(path):
+            self._place = files.place = StoreDirectory(path, clock)
+        self._lock = ProcessLock(path / paths.SHIPPING, files)
+        try:
+            self._lock.acquire()
+        except BaseException:
+            self._let_go()
+            raise
+        try:
+            self.journal = Journal(
+                *(path, files, clock, self._store.store_id),
+                edits_per_segment=options.edits_per_journal,
+                sync=options.journal_sync,
+                appended=lambda txid: self.checkpoints.appended(txid),
+            )
+            self.checkpoints = Controller(
+                *(path, self._store.store_id, self.journal, files, clock), edits_per_image=options.edits_per_journal
+            )
+            try:
+                self._remove_orphans()
+            except BaseException:
+                self.journal.close()
+                raise
+        except BaseException:
+            self._lock.release()
+            self._let_go()
+            raise
+
+    @property
+    def state(self) -> CatalogState:
+        """The catalog."""
+        return self.journal.state()
+
+    def has(self, track: Track) -> Has | None:
+        """What there is of a bucket; None if nothing."""
+        if track.table_id not in self.state.tables:
+            return None
+        bucket = self.bucket(track)
+        return Has(bucket.end, bucket.last_sequences)
+
+    def bucket(self, track: Track) -> CopiedBucket:
+        """A bucket of a table that is there."""
+        if track not in self._buckets:
+            self._buckets[track] = self._opened(track)
+        return self._buckets[track]
+
+    def take(self, planned: Round, source: Source) -> int:
+        """Take a round; returns how many changes came.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses; close the copy, and open it again.
+            CorruptData: An object is not what it should be.
+            Unavailable: The replica can't be reached.
+        """
+        before = self.state
+        with refusals(self.path):
+            for definition in planned.state.tables.values():
+                if definition.id not in before.tables:
+                    self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
+                    write_table(self.path, source, definition, planned, self._options, self._files, self._clock)
+        changes = 0
+        brought = {
+            track: end
+            for track, end in planned.ends.items()
+            if track.table_id in before.tables and end > self.bucket(track).end
+        }
+        # Batches want the catalog they were written under to be there, whatever happens.
+        durable = bool(brought) or self._options.journal_sync not in _MAY_WAIT
+        self.journal.replay(planned.edits, durable=durable)
+        for track in [track for track in self._buckets if track.table_id not in planned.state.tables]:
+            self._buckets.pop(track).close()
+        for table in before.tables.keys() - planned.state.tables.keys():
+            with refusals(self.path):
+                self._files.remove_tree(self.path / paths.TABLES / str(table))
+        for track, end in brought.items():
+            bucket = self.bucket(track)
+            changes += bucket.append(source.batches(source.way_from(track, bucket.end, end), end))
+        new = planned.state.tables.keys() - before.tables.keys()
+        return changes + sum(end for track, end in planned.ends.items() if track.table_id in new)
+
+    def mark(self, leader: str) -> None:
+        """Have it known, whatever happens, that the copy is to take its leader's place, and under which text.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses.
+        """
+        self.following = msgspec.structs.replace(self.following, leader=leader)
+        with refusals(self.path):
+            self._files.publish(self.path / paths.FOLLOWING, following_file.encode(self.following))
+
+    def end_following(self) -> None:
+        """Be a store like any other from now on.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses.
+        """
+        with refusals(self.path):
+            self._files.remove(self.path / paths.FOLLOWING)
+            self._files.sync_directory((self.path / paths.FOLLOWING).parent)
+
+    def shut(self) -> None:
+        """Give its files up, but stay who follows with it."""
+        if self._is_shut:
+            return
+        self._is_shut = True
+        with ExitStack() as stack:
+            stack.callback(self._let_go)
+            stack.callback(self.journal.close)
+            stack.callback(self.checkpoints.close)
+            for bucket in self._buckets.values():
+                stack.callback(bucket.close)
+            self._buckets.clear()
+
+    def _let_go(self) -> None:
+        self._place.close()
+        self._files.place = None
+
+    def close(self) -> None:
+        """Give everything up."""
+        try:
+            self.shut()
+        finally:
+            self._lock.release()
+
+    def _opened(self, track: Track) -> CopiedBucket:
+        def current() -> TableDefinition:
+            return self.state.tables[track.table_id]
+
+        @contextmanager
+        def standing(bucket: BucketId) -> Iterator[list[Offset]]:
+            with self.journal.still() as catalog:
+                yield catalog.consumers_of(track.table_id).standing(bucket, self._clock.now_ms())
+
+        place = _place(self.path, self._store.store_id, track)
+        with refusals(place.directory):
+            return CopiedBucket(
+                *(place, current, lambda: standing(track.bucket), self._options, self._files, self._clock)
+            )
+
+    def _remove_orphans(self) -> None:
+        """Remove tables that were dropped, or not quite there yet, when a process died."""
+        known = self.state.tables
+        with refusals(self.path):
+            for left in self.path.glob(f"*{paths.TEMPORARY}"):
+                self._files.remove_tree(left) if left.is_dir() else self._files.remove(left)
+            for directory in (self.path / paths.TABLES).glob("*"):
+                if directory.name.isdecimal() and TableId(int(directory.name)) not in known:
+                    self._files.remove_tree(directory)
+
+
+def following_of(path: Path) -> FollowingFile:
+    """What a copy follows.
+
+    Raises:
+        NotAStore: It is none.
+        CorruptData: It can't be read.
+    """
+    try:
+        return following_file.decode(read_file(path / paths.FOLLOWING))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotAStore(
+            "This is no copy that follows a replica; `kvstore replica follow` makes one.", path=path
+        ) from error
+
+
+def create_copy(
+    path: Path, following: FollowingFile, planned: Round, source: Source, files: Files, clock: Clock
+) -> None:
+    """Make a copy in a directory that is there, and empty; its ``STORE`` comes last.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    state = planned.state
+    files.make_directory(path / paths.FOLLOWING.parent)
+    files.publish(path / paths.FOLLOWING, following_file.encode(following))
+    for definition in state.tables.values():
+        write_table(path, source, definition, planned, StoreOptions(), files, clock)
+    files.make_directory(path / paths.IMAGES)
+    made = image.image_of(state, following.store_id, epoch=Epoch(1), now_ms=clock.now_ms())
+    image.save(paths.image_file(path / paths.IMAGES, state.txid), made, files)
+    files.sync_directory(path / paths.IMAGES)
+    create_journal(path / paths.JOURNAL, files, _last(planned.edits))
+    files.publish(path / paths.STORE_FILE, store_file.encode(source.store))
+
+
+def write_table(
+    path: Path,
+    source: Source,
+    definition: TableDefinition,
+    planned: Round,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+) -> None:
+    """Write the files of a table that is not there yet."""
+    for bucket in range(definition.buckets):
+        track = Track(definition.id, BucketId(bucket))
+        write_bucket(path, source, track, definition, planned.ends[track], files)
+        open_for_writing(_place(path, source.store.store_id, track), definition, options, files, clock).close()
+
+
+def _place(path: Path, store_id: UUID, track: Track) -> BucketPlace:
+    directory = paths.bucket_directory(path, track.table_id, track.bucket)
+    return BucketPlace(directory, LogIdentity(store_id, track.table_id, track.bucket))
+
+
+def _last(edits: list[Edit]) -> Edit:
+    if not edits:
+        raise CorruptImage("A journal begins with an edit, and there is none.")
+    return edits[-1]

@@ -1,0 +1,80 @@
+"""Objects of a round, fetched before anything of it is taken: what can't be had is found out in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvstore.files import read_file, refusals
+from kvstore.replica.client import Client
+from logformat import paths
+from logformat.replica.object_file import ObjectName, parse_name
+
+
+class Spool:
+    """The objects of a replica, each range fetched once; see :class:`kvstore.replica.client.Client`.
+
+    Args:
+        directory: For ranges, which never change under their name.
+    """
+
+    def __init__(self, client: Client, directory: Path) -> None:
+        self._client = client
+        self._directory = directory
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """As the replica has it."""
+        return self._client.list(prefix)
+
+    def get(self, name: str) -> memoryview:
+        """All of an object; of a range as it was fetched first.
+
+        Raises:
+            FileNotFoundError: There is none of that name.
+            StoreFull, LogFailed: The disk refuses.
+        """
+        parsed = parse_name(name)
+        if parsed is None or parsed.kind != "range":
+            return self._client.get(name)
+        file = self._file(parsed)
+        with suppress(FileNotFoundError):
+            return memoryview(read_file(file))
+        data = self._client.get(name)
+        with refusals(file):
+            file.write_bytes(data)
+        return data
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        """As the replica does."""
+        return self._client.create(name, pieces)
+
+    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """As the replica does."""
+        self._client.replace(name, pieces)
+
+    def delete(self, name: str) -> None:
+        """As the replica does."""
+        self._client.delete(name)
+
+    def modified_ms(self, name: str) -> int:
+        """As the replica has it."""
+        return self._client.modified_ms(name)
+
+    def _file(self, name: ObjectName) -> Path:
+        track = name.track
+        return self._directory / f"{track.table_id}.{track.bucket}.{name.start}.{name.end}.{name.epoch}"
+
+
+@contextmanager
+def spooled(client: Client, copy: Path) -> Iterator[Spool]:
+    """A spool in the directory of a copy, removed at the end.
+
+    Raises:
+        StoreFull, LogFailed: The disk refuses.
+    """
+    with refusals(copy):
+        directory = TemporaryDirectory(prefix="spool-", suffix=paths.TEMPORARY, dir=copy, ignore_cleanup_errors=True)
+    with directory:
+        yield Spool(client, Path(directory.name))

@@ -1,0 +1,1 @@
+"""Reading a replica in place, and restoring a store from it."""

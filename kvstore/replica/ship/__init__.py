@@ -1,0 +1,1 @@
+"""Shipping: from a store to its replicas."""

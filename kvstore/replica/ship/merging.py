@@ -1,0 +1,110 @@
+"""Puts small ranges of a replica together: a shipper that looks every second makes many, and each costs a request.
+
+* A range is put together of others of the same leader, which are read and verified; it is created under its own name.
+* Those it stands for go later, once whoever listed them before it was there has read them; and only if it is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from uuid import UUID
+
+from kvstore.errors import CorruptData
+from kvstore.replica.check import Listing, read_object
+from kvstore.replica.client import Client
+from logformat.catalog.replicas import ReplicaStatus, Shipped, Track
+from logformat.replica.object_file import ObjectName, encode_object
+
+RANGE_BYTES = 16 << 20
+"""A range ends with the batch or edit that reaches so many."""
+OBJECTS_MIN = 16
+"""Fewer are left as they are."""
+GRACE_SECONDS = 3600
+"""For so long readers may go by a listing that they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was done: ranges that were created of others, and ranges that went."""
+
+    created: int
+    removed: int
+
+
+def merge(client: Client, store_id: UUID, told: ReplicaStatus, now_ms: int) -> Merged:
+    """Put together what a replica was told, and remove what was put together a while ago.
+
+    Raises:
+        Unavailable: The replica can't be reached. What it has is right, and it is gone on with next time.
+    """
+    sizes = Listing.of(client).sizes
+    created = removed = 0
+    of_track: dict[Track, list[ObjectName]] = {}
+    for name in sizes:
+        of_track.setdefault(name.track, []).append(name)
+    for shipped in told.shipped:
+        names = [name for name in of_track.get(shipped.track, ()) if _is_range_of(name, shipped)]
+        covers = dict(covered(names))
+        for run in runs((name for name in names if name not in covers), sizes):
+            created += _create(client, store_id, run, sizes)
+        for cover, behind in groupby(sorted(covers, key=lambda name: (covers[name], name)), covers.__getitem__):
+            if now_ms - client.modified_ms(str(cover)) >= 1000 * GRACE_SECONDS and _is_right(
+                client, store_id, cover, sizes
+            ):
+                for name in behind:
+                    client.delete(str(name))
+                    removed += 1
+    return Merged(created, removed)
+
+
+def runs(names: Iterable[ObjectName], sizes: Mapping[ObjectName, int]) -> Iterator[list[ObjectName]]:
+    """Ranges of a track that are to become one: each begins where the one before ends, and they are many and small."""
+    run: list[ObjectName] = []
+    bytes_of_run = 0
+    for name in sorted(names, key=lambda name: (name.epoch, name.start)):
+        follows = bool(run) and (name.epoch, name.start) == (run[-1].epoch, run[-1].end)
+        if not follows or bytes_of_run + sizes[name] > RANGE_BYTES:
+            if len(run) >= OBJECTS_MIN:
+                yield run
+            run, bytes_of_run = [], 0
+        run.append(name)
+        bytes_of_run += sizes[name]
+    if len(run) >= OBJECTS_MIN:
+        yield run
+
+
+def covered(names: Iterable[ObjectName]) -> Iterator[tuple[ObjectName, ObjectName]]:
+    """Ranges of a track that a longer one of the same leader stands for, and the longest such."""
+    cover: ObjectName | None = None
+    for name in sorted(names, key=lambda name: (name.epoch, name.start, -name.end)):
+        if cover is not None and name.epoch == cover.epoch and name.end <= cover.end:
+            yield name, cover
+        else:
+            cover = name
+
+
+def _is_range_of(name: ObjectName, shipped: Shipped) -> bool:
+    within = shipped.start <= name.start and name.end <= shipped.end
+    return name.track == shipped.track and name.kind == "range" and within
+
+
+def _create(client: Client, store_id: UUID, run: list[ObjectName], sizes: Mapping[ObjectName, int]) -> bool:
+    first = run[0]
+    whole = ObjectName(first.track, "range", first.start, run[-1].end, first.epoch)
+    parts: list[bytes | memoryview] = []
+    try:
+        for name in run:
+            parts += read_object(client, store_id, name, sizes[name]).parts
+    except CorruptData:
+        return False  # a check finds it, and a repair sends it again
+    return client.create(str(whole), encode_object(whole, store_id, parts))
+
+
+def _is_right(client: Client, store_id: UUID, name: ObjectName, sizes: Mapping[ObjectName, int]) -> bool:
+    try:
+        read_object(client, store_id, name, sizes[name])
+    except CorruptData:
+        return False
+    return True

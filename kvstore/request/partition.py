@@ -1,0 +1,86 @@
+"""Rows of a table over its buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.arguments import integer, shown
+from kvstore.errors import InvalidRequest
+from kvstore.meta.state import TableDefinition
+from logformat.ids import BucketId
+from logformat.rows.bucketing import buckets_of
+from logformat.rows.changes import Changes
+from logformat.rows.keys import ROW, KeyCodec
+
+
+def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.ndarray:
+    """The bucket of each row, int64 ``(n,)``.
+
+    Args:
+        rows: With the columns of the bucket key, of a table that has one.
+    """
+    if definition.buckets == 1:
+        return np.zeros(rows.num_rows, np.int64)
+    assert definition.bucket_key is not None
+    keys = KeyCodec([]).encode_prefix([rows.column(name) for name in definition.bucket_key])
+    return buckets_of(keys, definition.buckets, len(ROW))
+
+
+def bucket_of(definition: TableDefinition, values: Mapping[str, pa.Scalar]) -> int | None:
+    """The bucket of all rows with these values; None if there may be some in several."""
+    if definition.bucket_key is None or not set(definition.bucket_key) <= values.keys():
+        return None
+    columns = {name: pa.array([values[name]]) for name in definition.bucket_key}
+    return int(buckets_of_rows(definition, pa.RecordBatch.from_pydict(columns))[0])
+
+
+def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> Iterator[tuple[BucketId, Changes]]:
+    """Changes by bucket; those of one bucket stay in the order they came.
+
+    Args:
+        other: Where all go if the table has no bucket key.
+    """
+    for bucket, places in places_by_bucket(definition, changes.rows, other):
+        yield bucket, changes if places is None else changes.take(places)
+
+
+def places_by_bucket(
+    definition: TableDefinition, rows: pa.RecordBatch, other: BucketId
+) -> Iterator[tuple[BucketId, pa.Int64Array | None]]:
+    """Which rows belong to each bucket that has any, in the order they came; None for all.
+
+    Args:
+        other: Where all go if the table has no bucket key.
+    """
+    if definition.buckets == 1 or definition.bucket_key is None:
+        yield BucketId(0) if definition.buckets == 1 else other, None
+        return
+    buckets = buckets_of_rows(definition, rows)
+    order = np.argsort(buckets, kind="stable")
+    cuts = np.flatnonzero(np.diff(buckets[order])) + 1
+    for places in np.split(order, cuts):
+        if len(places):
+            yield BucketId(int(buckets[places[0]])), pa.array(places)
+
+
+def place_in(name: str, place: Any, bucket: BucketId, buckets: Sequence[BucketId]) -> Any:
+    """A place of changelogs in one bucket: where offsets are given for each bucket, the one of this.
+
+    Args:
+        name: What the place is called.
+        buckets: All that are asked for.
+
+    Raises:
+        InvalidRequest: There is not one offset for each bucket.
+    """
+    if isinstance(place, Mapping):
+        if set(place) != set(buckets):
+            raise InvalidRequest("Give an offset for each bucket.", buckets=list(buckets), **{name: shown(place)})
+        return integer(name, place[bucket])
+    if isinstance(place, SupportsIndex) and not isinstance(place, bool) and len(buckets) > 1:
+        raise InvalidRequest("Of several buckets each has offsets of its own; give one for each.", **{name: place})
+    return place

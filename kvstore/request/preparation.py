@@ -1,0 +1,120 @@
+"""What users hand over, as requests: brought into the table's columns, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import pyarrow.compute as pc
+
+from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.request.request import Request, RowRequest, group
+from kvstore.request.row_layout import layout_of
+from kvstore.request.rules import OVERWRITE, engine_of_table
+from kvstore.request.sizes import bytes_of
+from kvstore.request.targets import filled, schema_given, selected, targets_of
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
+from logformat.log.arrow_message import RAW_BYTES_MAX
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+
+NO_EPOCH = Epoch(0)
+ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
+GROUPED_LATER_MAX = 64
+"""As few rows cost as much to be brought in order as many; they are together with those of other requests."""
+
+
+def requests_of(given: Several[Request | RowRequest], definition: TableDefinition) -> list[Request | InvalidRequest]:
+    """The same, with rows that came alone taken in together: it costs nearly the same for ten rows as for one.
+
+    Returns:
+        For each a request, or why the row does not fit.
+    """
+    rows = [each.row for each in given if isinstance(each, RowRequest)]
+    if not rows:
+        return [each for each in given if isinstance(each, Request)]
+    schema = schema_given(definition, definition.schema, None)
+    try:
+        batch = intake.one_batch(rows, schema)
+    except InvalidRequest:
+        alone = iter([_request_of_row(row, definition) for row in rows])
+    else:
+        slices = (Changes.upserts(batch.slice(place, 1)) for place in range(len(rows)))
+        alone = iter([request_of(changes, definition) for changes in slices])
+    return [each if isinstance(each, Request) else next(alone) for each in given]
+
+
+def _request_of_row(row: Any, definition: TableDefinition) -> Request | InvalidRequest:
+    schema = schema_given(definition, definition.schema, None)
+    try:
+        return request_of(Changes.upserts(intake.one_batch([row], schema)), definition)
+    except InvalidRequest as error:
+        return error
+
+
+def fitted(
+    changes: Any, definition: TableDefinition, schema_id: SchemaId, columns: Any, *, overwrite: bool
+) -> tuple[Changes, frozenset[str] | None]:
+    """Changes made by hand with the columns they are about, and which these are if they are not all.
+
+    Raises:
+        InvalidRequest: They are refused; see :meth:`Bucket.apply`.
+    """
+    if not isinstance(changes, Changes):
+        raise SchemaMismatch(
+            "Changes are a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
+            given=type(changes).__name__,
+        )
+    schema, key = definition.schema_of(schema_id), definition.primary_key
+    if key is None and (columns is not None or overwrite):
+        raise UnsupportedOperation("A log table takes whole rows, and never replaces one.")
+    engine = OVERWRITE if overwrite or key is None else engine_of_table(definition)
+    targets = targets_of(definition, schema, engine, columns)
+    wanted = schema_given(definition, schema, targets, overwrite=overwrite and columns is None)
+    chosen = selected(changes, schema, wanted, definition.options.auto_increment)
+    return chosen.conform(wanted, key or ()), targets
+
+
+def request_of(
+    changes: Changes,
+    definition: TableDefinition,
+    writer_id: WriterId = NO_WRITER,
+    sequence: Sequence = NO_SEQUENCE,
+    epoch: Epoch = NO_EPOCH,
+    *,
+    targets: frozenset[str] | None = None,
+    overwrite: bool = False,
+) -> Request:
+    """A batch of changes that fit, on its way to one bucket.
+
+    Raises:
+        InvalidRequest: They are too large, or the table takes no deletes.
+    """
+    if (size := bytes_of(changes.rows)) > ROWS_BYTES_MAX:
+        raise InvalidRequest(f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=size)
+    if not overwrite:
+        changes = _deletes_allowed(changes, definition)
+    rows = filled(changes.rows, definition.schema)
+    if rows is not changes.rows:
+        changes = Changes(rows, changes.is_delete)
+    grouping = None
+    if definition.primary_key is None:
+        if changes.is_delete.true_count:
+            raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
+    elif len(changes) > GROUPED_LATER_MAX or definition.buckets > 1:
+        # Of several buckets a key that is too long must be found before any of them is written.
+        grouping = group(layout_of(definition).encode_keys(changes.rows))
+    return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite)
+
+
+def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:
+    """What is left of changes under the table's delete behaviour."""
+    behavior = definition.options.delete_behavior
+    if behavior == "allow" or not changes.is_delete.true_count:
+        return changes
+    if behavior == "disable":
+        raise DeletionDisabled(
+            "Delete operations are disabled for this table. The table.delete.behavior is set to 'disable'."
+        )
+    return Changes.upserts(changes.rows.filter(pc.invert(changes.is_delete)))

@@ -1,0 +1,98 @@
+"""How a table's columns are split between key and value, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.meta.state import TableDefinition
+from logformat.binary_column import Octets
+from logformat.checksum import key_sums
+from logformat.ids import SchemaId
+from logformat.rows.keys import KeyCodec
+from logformat.rows.rows import RowCodec
+from logformat.rows.single_row import SingleRowCodec
+
+
+@lru_cache(maxsize=256)
+def layout_of(definition: TableDefinition) -> TableLayout:
+    """The layout of a table; made once for each definition."""
+    return TableLayout(definition)
+
+
+class TableLayout:
+    """Codecs of a table with a primary key; see :func:`layout_of`.
+
+    Args:
+        definition: The table, as the catalog has it.
+
+    Attributes:
+        single: Of rows one by one; None if columns are of types that it does not know.
+    """
+
+    def __init__(self, definition: TableDefinition) -> None:
+        key = definition.primary_key or ()
+        self.schema = definition.schema
+        self.schema_id = definition.schema_id
+        self.key_names = key
+        self.key_schema = pa.schema([self.schema.field(name) for name in key])
+        self.keys = KeyCodec(list(self.key_schema))
+        self._value_names = {
+            id: [name for name in schema.names if name not in key] for id, schema in definition.schemas.items()
+        }
+        self.single = (
+            SingleRowCodec(definition.schemas, key) if SingleRowCodec.supports(definition.schemas, key) else None
+        )
+        self._rows = RowCodec(
+            {
+                id: pa.schema([schema.field(name) for name in self._value_names[id]])
+                for id, schema in definition.schemas.items()
+            }
+        )
+
+    def encode_keys(self, rows: pa.RecordBatch) -> Octets:
+        """Keys of rows of any of the table's schemas.
+
+        Raises:
+            KeyTooLarge: See :class:`logformat.rows.keys.KeyCodec`.
+        """
+        return self.keys.encode([rows.column(name) for name in self.key_names])
+
+    def encode_values(self, rows: pa.RecordBatch, sums: np.ndarray, schema_id: SchemaId) -> tuple[Octets, np.ndarray]:
+        """Values and hashes of rows of one of the table's schemas; see :meth:`logformat.rows.rows.RowCodec.encode`."""
+        return self._rows.encode([rows.column(name) for name in self._value_names[schema_id]], sums, schema_id)
+
+    def decode(
+        self, values: Octets, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
+    ) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Rows of the current schema, and their hashes.
+
+        Args:
+            sums: ``checksum.key_sums`` of the keys the values were found under.
+            key_columns: A batch with the key's columns of the rows, and maybe others.
+            names: Columns wanted; all if None.
+
+        Raises:
+            CorruptData: A row is damaged.
+        """
+        schema, wanted = self._wanted(names)
+        columns, hashes = self._rows.decode(values, sums, self.schema_id, wanted)
+        decoded = iter(columns)
+        ordered = [key_columns.column(name) if name in self.key_names else next(decoded) for name in schema.names]
+        return pa.RecordBatch.from_arrays(ordered, schema=schema), hashes
+
+    def decode_found(
+        self, keys: Octets, values: Octets, names: Sequence[str] | None = None
+    ) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Like :meth:`decode`, for rows whose key is known in its code only."""
+        columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)
+        return self.decode(values, key_sums(keys), columns, names)
+
+    def _wanted(self, names: Sequence[str] | None) -> tuple[pa.Schema, list[str]]:
+        if names is None:
+            return self.schema, self._value_names[self.schema_id]
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return schema, [name for name in names if name not in self.key_names]

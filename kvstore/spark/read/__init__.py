@@ -1,0 +1,1 @@
+"""Spark reads: batches, streams, filters and splits."""

@@ -1,0 +1,228 @@
+"""Batch reads of a replica, where it is: executors read its objects, each some of them.
+
+* What is read is known when it is loaded: objects by name. Nothing is shared but them, so executors may be anywhere.
+* Changes are read as they stand in the objects. Rows of a bucket are made of all its objects, by one task, in an index
+  that is gone with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from kvstore.errors import UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
+from kvstore.read.changelog import changelog_schema
+from kvstore.read.pruning import possible_places
+from kvstore.read.scan import rows_where, scan_schema
+from kvstore.read.time_travel import check_undoable
+from kvstore.replica.client import ObjectStore, normalised
+from kvstore.replica.read.table import Changes, ReplicaReader, ReplicaTable, Rows
+from kvstore.request.partition import bucket_of
+from kvstore.spark.failures import errors_shown_alone
+from kvstore.spark.options import Kind, Options
+from kvstore.spark.read.batch import BucketOf, FilteredReader
+from kvstore.spark.read.splits import Part, columns_of_rows, dealt, freeze_once, larger
+from kvstore.spark.types import for_spark
+from logformat import paths
+from logformat.replica import manifest as replica_told
+
+TASK_BYTES_MIN, TASK_BYTES_MAX = 1 << 20, 64 << 20
+"""Of objects: less is not worth a task; of more there are several, for there may be more executors than cores here."""
+
+
+def replica_at(path: str) -> str | None:
+    """The URL of the replica that option ``path`` is of; None if it is not of one."""
+    if "://" in path:
+        return path
+    directory = Path(path).expanduser()
+    is_store = (directory / paths.JOURNAL.parts[0]).exists()
+    is_replica = (directory / replica_told.NAME).exists() or (directory / "leader").exists()
+    return normalised(path) if is_replica and not is_store else None
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """A table in a replica, and what is read of it, for any process."""
+
+    url: str
+    store_id: UUID
+    definition: TableDefinition
+    kind: Kind
+
+    def stored(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Columns as they are stored.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+            UnsupportedOperation: The table is not read so.
+        """
+        if self.kind is Kind.CHANGELOG:
+            return changelog_schema(self.definition, columns)
+        if self.kind is Kind.BINLOG:
+            check_undoable(self.definition)
+            return binlog_schema(self.definition, columns)
+        self.check_key()
+        return scan_schema(self.definition, columns)
+
+    def check_key(self) -> None:
+        """See that there are rows.
+
+        Raises:
+            UnsupportedOperation: It is a log table.
+        """
+        if self.definition.primary_key is None:
+            raise UnsupportedOperation(
+                "A log table has no key; read `<table>$changelog` from `earliest`.", table=self.definition.name
+            )
+
+
+@dataclass(frozen=True)
+class PinnedReplica:
+    """What is read, whenever it is: which objects, and which columns there are to choose from."""
+
+    place: ReplicaPlace
+    columns: pa.Schema
+    wanted: tuple[Changes | Rows, ...]
+
+    @classmethod
+    def of(cls, url: str, options: Options) -> PinnedReplica:
+        """What the options ask for, as of now.
+
+        Raises:
+            InvalidRequest, UnsupportedOperation, OffsetOutOfRange: They can't be had of this table.
+            MissingVersion: The replica has a hole before it.
+            ReplicaBehind: It does not reach so far.
+            NotAStore, NoSuchTable, CorruptData, Unavailable: See :meth:`ReplicaTable.of`.
+        """
+        table = ReplicaTable.of(url, options.table)
+        place = ReplicaPlace(url, table.store_id, table.definition, options.kind)
+        return cls(place, place.stored(options.columns), tuple(_wanted(place, table, options)))
+
+
+def _wanted(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Iterator[Changes | Rows]:
+    if place.kind is Kind.ROWS:
+        ends = table.ends() if options.as_of is None else table.offsets_as_of(options.as_of)
+        yield from (table.rows(bucket, end) for bucket, end in ends.items())
+        return
+    start = options.start or "earliest"
+    ranges = table.offset_ranges(start, options.end or "latest", fail_on_data_loss=options.fail_on_data_loss)
+    if start == "full":
+        place.check_key()
+        yield from (table.rows(bucket, first) for bucket, (first, _) in ranges.items())
+    yield from (table.changes(bucket, *each) for bucket, each in ranges.items() if each[0] < each[1])
+
+
+@dataclass
+class ReplicaShare(InputPartition):
+    """What one task reads."""
+
+    place: ReplicaPlace
+    pieces: tuple[Changes | Rows, ...]
+
+
+@errors_shown_alone
+class KvStoreReplicaReader(FilteredReader):
+    """Reads what was pinned, in a few large partitions."""
+
+    def __init__(self, pinned: PinnedReplica, schema: StructType, options: Options) -> None:
+        super().__init__(pinned.place.kind, schema, options)
+        self._pinned = pinned
+
+    @contextmanager
+    def _buckets(self) -> Iterator[tuple[pa.Schema, BucketOf]]:
+        place = self._pinned.place
+        yield place.stored(), partial(bucket_of, place.definition)
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each core, fewer if there is little to read, more if there is much."""
+        place = self._pinned.place
+        parts = [
+            _part(piece)
+            for each in self._pinned.wanted
+            if self._bucket in (None, each.bucket)
+            for piece in _possible(each, place.stored(), self._filter)
+        ]
+        return [ReplicaShare(place, pieces) for pieces in dealt(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition.
+
+        Raises:
+            CorruptData: An object is gone, or not what it should be.
+            Unavailable: The replica can't be reached.
+            StoreFull, LogFailed: There is no room for the rows while they are read.
+        """
+        # Where there is no partition, Spark asks for one that is none.
+        if not isinstance(partition, ReplicaShare):
+            return
+        freeze_once()
+        target, place = self._target, partition.place
+        reader = ReplicaReader(ObjectStore(place.url), place.store_id, place.definition)
+        for piece in partition.pieces:
+            batches = _batches(reader, place.kind, piece, target, self._filter)
+            if self._filter is not None:
+                batches = larger(rows_where(batches, self._filter))
+            for batch in batches:
+                yield for_spark(batch, target)
+
+
+def _part(piece: Changes | Rows) -> Part[Changes | Rows]:
+    def cut(parts: int) -> Sequence[Changes | Rows]:
+        return piece.pieces(parts) if isinstance(piece, Changes) else [piece]
+
+    return Part(piece.bytes / TASK_BYTES_MIN, cut)
+
+
+def _possible(piece: Changes | Rows, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[Changes | Rows]:
+    """What of it may pass a filter, as far as the names of objects tell."""
+    if filter is None or isinstance(piece, Rows):
+        yield piece
+        return
+    offset, version = pc.field("_log_offset"), pc.field("_commit_version")
+    of_bucket = pc.field("_bucket") == pa.scalar(piece.bucket, pa.int32())
+    guarantees = [
+        of_bucket
+        & ((offset >= each.start) & (offset < each.until))
+        & ((version >= each.start) & (version < each.until))
+        for each in piece.ranges
+    ]
+    found = possible_places(guarantees, schema, filter)
+    while found:
+        count = next((at for at, place in enumerate(found) if place != found[0] + at), len(found))
+        yield piece.of(piece.ranges[found[0] : found[0] + count])
+        found = found[count:]
+
+
+def _batches(
+    reader: ReplicaReader, kind: Kind, piece: Changes | Rows, target: pa.Schema, filter: pc.Expression | None
+) -> Iterator[pa.RecordBatch]:
+    definition = reader.definition
+    if kind is Kind.ROWS:
+        assert isinstance(piece, Rows)
+        return reader.rows(piece, target.names, filter, room())
+    whole = binlog_schema(definition, columns_of_rows(definition.schema, target)) if kind is Kind.BINLOG else None
+    names = target.names if whole is None else changelog_columns(whole)
+    if isinstance(piece, Rows):
+        changes = reader.inserts(piece, names, room())
+    else:
+        changes = reader.changes(piece, names, whole_updates=whole is not None)
+    return changes if whole is None else binlog_of(changes, whole)
+
+
+def room() -> Path:
+    """A directory for what is read now: one that Spark clears when the executor ends, if it says so."""
+    given = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((Path(each) for each in given if each and os.access(each, os.W_OK)), Path(gettempdir()))

@@ -1,0 +1,1 @@
+"""Spark writes: tasks stage rows, one commit applies them."""

@@ -1,0 +1,159 @@
+"""What a table may be: its options, and columns that come later, checked before anything is written."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pyarrow as pa
+
+from kvstore.arguments import column_names, shown
+from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from logformat.catalog.edits import ChangelogImage, DeleteBehavior, TableOptions
+from logformat.rows import schema as schemas
+from merge_engines.aggregate import Aggregate
+from merge_engines.engine import MergeEngine
+from merge_engines.last_row import LastRow
+from merge_engines.spec import engine_given, spec_of
+
+_MILLISECOND = dt.timedelta(milliseconds=1)
+_ID_TYPES = (pa.int32(), pa.int64())
+_NULLABLE_KINDS = "An added column is null in the rows that are there; it must be nullable."
+
+
+def options_of(
+    schema: pa.Schema,
+    key: Sequence[str] | None,
+    *,
+    merge_engine: Any,
+    changelog_image: Any,
+    compression: Any,
+    delete_behavior: Any,
+    auto_increment: Any,
+    skip_identical_updates: Any,
+    retention: Any,
+) -> TableOptions:
+    """The options of a new table.
+
+    Args:
+        schema: Its columns, as they are stored.
+        key: Names of the key's columns; None for a log table.
+
+    Raises:
+        InvalidRequest: One is not possible, or not with another.
+    """
+    engine = engine_given(merge_engine)
+    retention_ms = _milliseconds(retention)
+    _one_of("changelog_image", changelog_image, get_args(ChangelogImage))
+    _one_of("compression", compression, (None, "lz4", "zstd"))
+    _one_of("delete_behavior", delete_behavior, (None, *get_args(DeleteBehavior)))
+    if not isinstance(skip_identical_updates, bool):
+        raise InvalidRequest("skip_identical_updates is True or False.", given=shown(skip_identical_updates))
+    if key is None:
+        given = (
+            engine != LastRow(),
+            changelog_image != "full",
+            delete_behavior is not None,
+            auto_increment is not None,
+            skip_identical_updates,
+        )
+        if any(given):
+            raise UnsupportedOperation(
+                "A log table has no key, and so no merge engine, changelog image, delete behaviour, auto-increment"
+                " column or identical updates; leave them out."
+            )
+        return TableOptions(compression=compression, retention_ms=retention_ms)
+    engine.check(schema, key)
+    if changelog_image == "wal" and isinstance(engine, Aggregate):
+        raise UnsupportedOperation("The changelog of an aggregate needs the row before; use changelog_image='full'.")
+    _check_auto_increment(auto_increment, schema, key, engine)
+    return TableOptions(
+        merge_engine=spec_of(engine),
+        changelog_image=changelog_image,
+        compression=compression,
+        delete_behavior=_delete_behavior(delete_behavior, engine),
+        auto_increment=auto_increment,
+        skip_identical_updates=skip_identical_updates,
+        retention_ms=retention_ms,
+    )
+
+
+def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> list[str] | None:
+    """The columns whose values say which bucket a row goes to; None for the primary key, or for none.
+
+    Args:
+        schema: The table's columns, as they are stored.
+        key: Names of the primary key's columns; None for a log table.
+
+    Raises:
+        InvalidRequest: There is no such column, it is no part of the primary key, or could not be one.
+    """
+    if given is None:
+        return None
+    names = column_names("bucket_key", given)
+    if key is not None and not set(names) <= set(key):
+        raise InvalidRequest(
+            "Columns of the bucket key are some of the primary key's.", bucket_key=names, key=list(key)
+        )
+    schemas.normalise(schema, names)
+    if key is None and (strict := [name for name in names if schema.field(name).nullable]):
+        raise InvalidRequest("Columns of the bucket key take no nulls; declare them so.", columns=strict)
+    return names
+
+
+def added_fields(fields: Any) -> list[pa.Field]:
+    """Fields to be added to a table.
+
+    Raises:
+        InvalidRequest: They are none, or take no nulls.
+    """
+    listed = (
+        [fields] if isinstance(fields, pa.Field) else list(fields) if isinstance(fields, (Sequence, pa.Schema)) else []
+    )
+    if not listed or not all(isinstance(field, pa.Field) for field in listed):
+        raise InvalidRequest("Columns to be added are a list of pyarrow.Field.", given=shown(fields))
+    if strict := [field.name for field in listed if not field.nullable]:
+        raise SchemaMismatch(_NULLABLE_KINDS, columns=strict)
+    return listed
+
+
+def _milliseconds(retention: Any) -> int | None:
+    if retention is None:
+        return None
+    if not isinstance(retention, dt.timedelta) or retention < _MILLISECOND:
+        raise InvalidRequest("retention is a datetime.timedelta of a millisecond or more.", given=shown(retention))
+    return retention // _MILLISECOND
+
+
+def _one_of(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
+    if not (given is None or isinstance(given, str)) or given not in allowed:
+        raise InvalidRequest(f"{name} is one of {', '.join(map(str, allowed))}.", given=shown(given))
+
+
+def _delete_behavior(given: DeleteBehavior | None, engine: MergeEngine) -> DeleteBehavior:
+    if given is None:
+        return engine.delete_behaviors[0]
+    if given not in engine.delete_behaviors:
+        raise InvalidRequest(
+            "This merge engine does not have this delete_behavior.",
+            delete_behavior=given,
+            allowed=", ".join(engine.delete_behaviors),
+        )
+    return given
+
+
+def _check_auto_increment(column: Any, schema: pa.Schema, key: Sequence[str], engine: MergeEngine) -> None:
+    if column is None:
+        return
+    if not isinstance(column, str) or column not in schema.names:
+        raise InvalidRequest("auto_increment is the name of a column.", given=shown(column), columns=schema.names)
+    if column in key or schema.field(column).type not in _ID_TYPES:
+        raise InvalidRequest(
+            "An auto-increment column is an int32 or int64 and no part of the key.",
+            column=column,
+            type=schema.field(column).type,
+        )
+    named = dict(engine.functions) if isinstance(engine, Aggregate) else {}
+    if column in named or getattr(engine, "column", None) == column:
+        raise InvalidRequest("The merge engine can't use the column that the table fills.", column=column)

@@ -1,0 +1,1 @@
+"""Formats of the catalog: edits, images, and the files beside them."""

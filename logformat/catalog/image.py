@@ -1,0 +1,296 @@
+"""An image: the whole catalog as of one edit, as records one behind the other (docs/format.md, Catalog image).
+
+* Every record has a checksum of its own, and the last one a checksum over every byte before it: nothing in the file is
+  outside of both.
+* The first record says how many of each kind there are, the last one is the end: what is cut off, doubled or left out
+  is found.
+* A record of an unknown kind, or with a field this version does not know, is refused: guessing loses tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from logformat.catalog import jobs
+from logformat.catalog.edits import TableOptions, WriterKind
+from logformat.catalog.replicas import ReplicaStatus
+from logformat.checksum import crc32c
+from logformat.errors import CorruptImage, UnsupportedVersion
+from logformat.ids import Epoch, JobId, Offset, SchemaId, Sequence, TableId, Txid, WriterId
+
+FORMAT = 1
+"""Version of this layout."""
+
+_HEAD = "<II"
+_HEAD_BYTES = struct.calcsize(_HEAD)
+_COVERED = struct.calcsize("<I")
+_DAMAGED = "An image of the catalog is damaged; see docs/operations.md, A damaged image."
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """What an image is made of."""
+
+
+class Leader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who leads.
+
+    Attributes:
+        epoch, name: As in BeginEpoch; 0 and empty before the first.
+        lost_to: Epoch of the leader that has taken this one's place; 0 if none has.
+    """
+
+    epoch: Epoch = Epoch(0)
+    name: str = ""
+    lost_to: Epoch = Epoch(0)
+
+
+class Head(_Record, frozen=True, kw_only=True):
+    """The first record: what the image is of.
+
+    Attributes:
+        format: Version of the layout.
+        epoch: Of the checkpoint that made it: higher than those of the images that were there.
+        txid: The last edit that is in it.
+        leader: Who made this edit.
+        created_ms: When it was made.
+        next_table_id, next_writer_id: What the catalog gives out next.
+        counts: How many records there are of each other kind but the foot.
+    """
+
+    format: int = FORMAT
+    store_id: UUID
+    epoch: Epoch
+    txid: Txid
+    leader: Leader = Leader()
+    created_ms: int
+    next_table_id: TableId
+    next_writer_id: WriterId
+    counts: dict[str, int]
+
+
+class Table(_Record, frozen=True, kw_only=True):
+    """A table; its schemas follow."""
+
+    table_id: TableId
+    name: str
+    primary_key: list[str] | None
+    bucket_key: list[str] | None
+    buckets: int
+    options: TableOptions
+
+
+class Schema(_Record, frozen=True, kw_only=True):
+    """Columns of a table that comes before."""
+
+    table_id: TableId
+    schema_id: SchemaId
+    columns: list[dict[str, Any]]
+
+
+class Writer(_Record, frozen=True, kw_only=True):
+    """A named writer of a table."""
+
+    table_id: TableId
+    name: str
+    writer_id: WriterId
+    writer_epoch: Epoch
+    type: WriterKind
+    run: str | None
+    first_epoch: int
+
+
+class Former(_Record, frozen=True, kw_only=True):
+    """A writer id that had a name of a table once."""
+
+    table_id: TableId
+    writer_id: WriterId
+
+
+class Commit(_Record, frozen=True, kw_only=True):
+    """An open commit; those of a table are in the order they began."""
+
+    table_id: TableId
+    commit_id: str
+    writer_id: WriterId
+    writer_epoch: Epoch
+    sequence: Sequence
+
+
+class Consumer(_Record, frozen=True, kw_only=True):
+    """A consumer or lease of a table."""
+
+    table_id: TableId
+    name: str
+    offsets: list[Offset]
+    until_ms: int | None
+
+
+class Job(_Record, frozen=True, kw_only=True):
+    """An ingestion job of a table."""
+
+    table_id: TableId
+    job_id: JobId
+    job: jobs.JobStatus
+
+
+class Replica(_Record, frozen=True, kw_only=True):
+    """A replica of the store."""
+
+    name: str
+    replica: ReplicaStatus
+
+
+class Foot(_Record, frozen=True, kw_only=True):
+    """The last record; ``crc32c`` is that of all bytes before it."""
+
+    crc32c: int
+
+
+Item: TypeAlias = Table | Schema | Writer | Former | Commit | Consumer | Job | Replica
+ITEMS: tuple[type[Item], ...] = (Table, Schema, Writer, Former, Commit, Consumer, Job, Replica)
+"""What stands between head and foot."""
+
+
+class _Version(msgspec.Struct):
+    format: int = FORMAT
+
+
+_decode_version = msgspec.json.Decoder(_Version).decode
+_decode_record: Callable[[memoryview], Head | Item | Foot] = msgspec.json.Decoder(Head | Item | Foot).decode
+
+
+def encode_record(record: Head | Item | Foot) -> bytes:
+    """One record as the file holds it."""
+    body = msgspec.json.encode(record)
+    length = struct.pack("<I", len(body))
+    return length + struct.pack("<I", crc32c(body, crc32c(length))) + body
+
+
+def kind_of(record: Item) -> str:
+    """The word for what a record is."""
+    return type(record).__name__.lower()
+
+
+def counts_of(items: Iterable[Item]) -> dict[str, int]:
+    """How many there are of each kind, with all kinds in their order."""
+    found = Counter(map(kind_of, items))
+    return {kind.__name__.lower(): found[kind.__name__.lower()] for kind in ITEMS}
+
+
+def encode_image(head: Head, items: Iterable[Item]) -> Iterator[bytes]:
+    """An image, record by record.
+
+    Args:
+        items: As many as the head says.
+    """
+    crc = 0
+    for record in _with_head(head, items):
+        data = encode_record(record)
+        crc = crc32c(data, crc)
+        yield data
+    yield encode_record(Foot(crc32c=crc))
+
+
+def _with_head(head: Head, items: Iterable[Item]) -> Iterator[Head | Item]:
+    yield head
+    yield from items
+
+
+class Reader:
+    """Reads an image from its beginning.
+
+    Args:
+        read: The next so many bytes, or fewer at the end of the file.
+        size: Bytes of the file; nothing longer is asked for, whatever a damaged length says.
+
+    Attributes:
+        head: The first record.
+
+    Raises:
+        CorruptImage: It is damaged.
+        UnsupportedVersion: A newer version wrote it.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], size: int) -> None:
+        self._read = read
+        self._left = size
+        self._crc = 0
+        head = self._next()
+        if not isinstance(head, Head):
+            raise CorruptImage("This is no image of a catalog; give another file.", kind=type(head).__name__.lower())
+        self.head = head
+
+    def items(self) -> Iterator[Item]:
+        """All that is between head and foot. Believe none of it before the end is reached.
+
+        Raises:
+            CorruptImage: It is damaged.
+            UnsupportedVersion: A newer version wrote it.
+        """
+        counts = dict.fromkeys(self.head.counts, 0)
+        while True:
+            crc = self._crc
+            record = self._next()
+            if isinstance(record, Foot):
+                break
+            if isinstance(record, Head) or kind_of(record) not in counts:
+                raise CorruptImage(_DAMAGED, reason="a record is out of place")
+            counts[kind_of(record)] += 1
+            yield record
+        if record.crc32c != crc or self._read(1):
+            raise CorruptImage(_DAMAGED, reason="it fails its checksum, or something is behind its end")
+        if counts != self.head.counts:
+            raise CorruptImage(_DAMAGED, reason="records are missing", expected=self.head.counts, found=counts)
+
+    def _next(self) -> Head | Item | Foot:
+        data = read_record(self._read, self._left)
+        self._left -= len(data)
+        self._crc = crc32c(data, self._crc)
+        return decode_record(data)
+
+
+def read_record(read: Callable[[int], bytes], left: int) -> bytes:
+    """The next record, which is as it was written.
+
+    Args:
+        read: The next so many bytes, or fewer at the end of the file.
+        left: Bytes of the file from here on; nothing longer is asked for, whatever a damaged length says.
+
+    Raises:
+        CorruptImage: It is damaged.
+    """
+    head = read(_HEAD_BYTES)
+    if len(head) < _HEAD_BYTES:
+        raise CorruptImage(_DAMAGED, reason="it is cut off")
+    length, crc = struct.unpack(_HEAD, head)
+    body = read(length) if length <= left - _HEAD_BYTES else b""
+    if len(body) < length or crc != crc32c(body, crc32c(head[:_COVERED])):
+        raise CorruptImage(_DAMAGED, reason="a record fails its checksum, or is cut off")
+    return head + body
+
+
+def decode_record(data: bytes) -> Head | Item | Foot:
+    """A record that :func:`read_record` found right.
+
+    Raises:
+        CorruptImage: It is no JSON.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    body = memoryview(data)[_HEAD_BYTES:]
+    try:
+        version = _decode_version(body).format
+        if version != FORMAT:
+            raise UnsupportedVersion("This image was written by a newer kvstore; upgrade.", format=version)
+        return _decode_record(body)
+    except msgspec.ValidationError as error:
+        raise UnsupportedVersion(
+            "This image has a record this kvstore can't read; upgrade.", reason=str(error)
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptImage("A record of an image is no JSON.", reason=str(error)) from error

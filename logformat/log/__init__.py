@@ -1,0 +1,1 @@
+"""Formats of the log: batches, segments, and what is derived from them."""

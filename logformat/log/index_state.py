@@ -1,0 +1,99 @@
+"""How far an index is: one record, written in the same transaction as the rows it speaks of (docs/format.md, Index)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from logformat.checksum import crc32c
+from logformat.errors import CorruptData, UnsupportedVersion
+from logformat.ids import BucketId, Offset, Position, TableId
+
+VERSION = 2
+"""Written where timestamps were stepped over or went back; a record without these is of version 1, and shorter."""
+_FORMAT = "<IHHqIIqqqqqQqQ"
+_TIMES = "<qq"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """What the index holds.
+
+    Attributes:
+        applied_offset: Every change before this offset is in the index, and none from it on.
+        synced_base: Base offset of the segment in which the log was known to be durable,
+        synced_position: up to this byte,
+        synced_offset: and up to this offset, exclusive.
+        row_count: Rows; for a log table, records appended.
+        digest: Sum modulo 2^64 of the hashes of all rows.
+        last_timestamp: Commit timestamp (ms) of the last batch applied.
+        uncounted_ms: As in the header of that batch.
+        back_offset: Base offset of the last batch whose commit timestamp is less than that of the one before; or 0.
+        next_count: Which new row the next one is that gets an id in an auto-increment column, from 1.
+    """
+
+    table_id: TableId
+    bucket_id: BucketId
+    applied_offset: Offset = Offset(0)
+    synced_base: Offset = Offset(0)
+    synced_position: Position = Position(0)
+    synced_offset: Offset = Offset(0)
+    row_count: int = 0
+    digest: int = 0
+    last_timestamp: int = 0
+    next_count: int = 1
+    uncounted_ms: int = 0
+    back_offset: Offset = Offset(0)
+
+    @property
+    def counted_ms(self) -> int:
+        """Counted time of the last batch applied; see :class:`logformat.log.batch.BatchHeader`."""
+        return self.last_timestamp - self.uncounted_ms
+
+
+def encode(state: IndexState) -> bytes:
+    """The record, 88 bytes, or 104 of version 2."""
+    times = state.uncounted_ms, state.back_offset
+    body = struct.pack(
+        _FORMAT[0] + _FORMAT[2:],
+        *(VERSION if any(times) else 1, 0, state.table_id, state.bucket_id, 0, state.applied_offset, state.synced_base),
+        *(state.synced_position, state.synced_offset, state.row_count, state.digest, state.last_timestamp),
+        state.next_count,
+    )
+    if any(times):
+        body += struct.pack(_TIMES, *times)
+    return struct.pack("<I", crc32c(body)) + body
+
+
+def decode(data: bytes) -> IndexState:
+    """What :func:`encode` wrote.
+
+    Raises:
+        CorruptData: It is damaged.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    size = struct.calcsize(_FORMAT)
+    if len(data) < size or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
+        raise CorruptData("The state of an index fails its checksum; run `kvstore check`.")
+    _, version, _, table, bucket, _, applied, base, position, synced, rows, digest, timestamp, next_count = (
+        struct.unpack_from(_FORMAT, data)
+    )
+    if not 1 <= version <= VERSION:
+        raise UnsupportedVersion("This index was written by a newer kvstore; upgrade.", version=version)
+    if len(data) != size + (version - 1) * struct.calcsize(_TIMES):
+        raise CorruptData("The state of an index has another length than its version; run `kvstore check`.")
+    uncounted, back = struct.unpack_from(_TIMES, data, size) if version > 1 else (0, 0)
+    return IndexState(
+        TableId(table),
+        BucketId(bucket),
+        applied_offset=Offset(applied),
+        synced_base=Offset(base),
+        synced_position=Position(position),
+        synced_offset=Offset(synced),
+        row_count=rows,
+        digest=digest,
+        last_timestamp=timestamp,
+        next_count=next_count,
+        uncounted_ms=uncounted,
+        back_offset=Offset(back),
+    )

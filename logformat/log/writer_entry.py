@@ -1,0 +1,126 @@
+"""What is remembered of a writer: its last five batches (docs/format.md, Writer entry and Writer snapshot)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from logformat.checksum import crc32c
+from logformat.errors import CorruptData, UnsupportedVersion
+from logformat.ids import Epoch, Offset, Sequence, WriterId
+
+WINDOW = 5
+"""Batches remembered of each writer, and so how many it may have in flight."""
+
+_HEAD = "<iBBH"
+_UNCOUNTED = "<q"
+_AGED = 1
+"""Version of an entry that has :attr:`WriterEntry.uncounted_ms`; without it, it is 0."""
+_BATCH = "<iiqq"
+_SNAPSHOT_HEAD = "<4sHHqI"
+_SNAPSHOT_MAGIC = b"KVWS"
+
+
+class RememberedBatch(NamedTuple):
+    """One batch that was appended."""
+
+    sequence: Sequence
+    last_offset_delta: int
+    base_offset: Offset
+    timestamp: int
+
+    @property
+    def last_offset(self) -> Offset:
+        """Offset of its last record, or the one it took if empty."""
+        return Offset(self.base_offset + self.last_offset_delta)
+
+
+class WriterEntry(NamedTuple):
+    """One writer.
+
+    Attributes:
+        named: Whether it has a name.
+        batches: Its last ones, oldest first, at least one.
+        uncounted_ms: Of the last of them, see :class:`logformat.log.batch.BatchHeader`.
+    """
+
+    epoch: Epoch
+    named: bool
+    batches: tuple[RememberedBatch, ...]
+    uncounted_ms: int = 0
+
+    @property
+    def counted_ms(self) -> int:
+        """Counted time of its last batch, from which on it ages."""
+        return self.batches[-1].timestamp - self.uncounted_ms
+
+
+def encode_entry(writer_id: WriterId, entry: WriterEntry) -> bytes:
+    """12 bytes, 8 if some of its time is uncounted, and 24 for each batch; the checksum covers the writer id too."""
+    head = struct.pack(_HEAD, entry.epoch, entry.named, len(entry.batches), _AGED if entry.uncounted_ms else 0)
+    if entry.uncounted_ms:
+        head += struct.pack(_UNCOUNTED, entry.uncounted_ms)
+    body = head + b"".join(struct.pack(_BATCH, *batch) for batch in entry.batches)
+    return _checksum(writer_id, body) + body
+
+
+def decode_entry(writer_id: WriterId, data: bytes) -> WriterEntry:
+    """The entry that :func:`encode_entry` wrote for this writer.
+
+    Raises:
+        CorruptData: It is damaged, or another writer's.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    body = data[4:]
+    if len(body) < struct.calcsize(_HEAD) or data[:4] != _checksum(writer_id, body):
+        raise CorruptData("A writer entry fails its checksum; run `kvstore check`.", writer_id=writer_id)
+    epoch, named, count, version = struct.unpack_from(_HEAD, body)
+    if version > _AGED:
+        raise UnsupportedVersion("A writer entry was written by a newer kvstore; upgrade.", version=version)
+    place = struct.calcsize(_HEAD) + version * struct.calcsize(_UNCOUNTED)
+    if not count or len(body) != place + count * struct.calcsize(_BATCH):
+        raise CorruptData("A writer entry has other batches than it counts; run `kvstore check`.", writer_id=writer_id)
+    batches = tuple(
+        RememberedBatch(Sequence(sequence), delta, Offset(base), timestamp)
+        for sequence, delta, base, timestamp in struct.iter_unpack(_BATCH, body[place:])
+    )
+    uncounted = struct.unpack_from(_UNCOUNTED, body, struct.calcsize(_HEAD))[0] if version else 0
+    return WriterEntry(Epoch(epoch), bool(named), batches, uncounted)
+
+
+def encode_snapshot(next_offset: Offset, writers: Mapping[WriterId, WriterEntry]) -> bytes:
+    """A whole file: every writer known when the log ended at ``next_offset``."""
+    version = 2 if any(entry.uncounted_ms for entry in writers.values()) else 1
+    body = struct.pack(_SNAPSHOT_HEAD, _SNAPSHOT_MAGIC, version, 0, next_offset, len(writers))
+    for writer_id, entry in sorted(writers.items()):
+        encoded = encode_entry(writer_id, entry)
+        body += struct.pack("<qI", writer_id, len(encoded)) + encoded
+    return body + struct.pack("<I", crc32c(body))
+
+
+def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
+    """What :func:`encode_snapshot` wrote.
+
+    Raises:
+        CorruptData: It is damaged.
+    """
+    place = struct.calcsize(_SNAPSHOT_HEAD)
+    if len(data) < place + 4 or struct.unpack_from("<I", data, len(data) - 4)[0] != crc32c(memoryview(data)[:-4]):
+        raise CorruptData("A writer snapshot fails its checksum; run `kvstore check`.")
+    magic, version, _, next_offset, count = struct.unpack_from(_SNAPSHOT_HEAD, data)
+    if magic != _SNAPSHOT_MAGIC or version not in (1, 2):
+        raise CorruptData("This is no writer snapshot; run `kvstore check`.")
+    writers = {}
+    for _ in range(count):
+        if len(data) < place + 12:
+            raise CorruptData("A writer snapshot ends too soon; run `kvstore check`.")
+        writer_id, length = struct.unpack_from("<qI", data, place)
+        place += 12
+        writers[WriterId(writer_id)] = decode_entry(WriterId(writer_id), data[place : place + length])
+        place += length
+    return Offset(next_offset), writers
+
+
+def _checksum(writer_id: WriterId, body: bytes) -> bytes:
+    return struct.pack("<I", crc32c(struct.pack("<q", writer_id) + body))

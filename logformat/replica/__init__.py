@@ -1,0 +1,1 @@
+"""Formats of a replica's objects."""

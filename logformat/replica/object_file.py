@@ -1,0 +1,171 @@
+"""Objects of a replica: their names, and what is in them (docs/format.md, Replica).
+
+* An object says what it is: with another's name, or another store's, it is found.
+* What is in one is in parts; each part has a checksum of its own, and the whole has one.
+* A name is made here, or it is none: nothing that a listing says becomes a path.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from logformat.catalog.replicas import CATALOG, Track
+from logformat.checksum import crc32c
+from logformat.errors import CorruptData, UnsupportedVersion
+from logformat.ids import BucketId, Epoch, TableId
+
+Kind = Literal["range", "snapshot"]
+
+FORMAT = 1
+PARTS_MAX = 1 << 20
+_MAGIC = b"KVRO"
+_KINDS: tuple[Kind, ...] = ("range", "snapshot")
+_HEAD = "<4sHH16sqi4xqqqQII"
+HEAD_BYTES = struct.calcsize(_HEAD)
+_CRC_AT = HEAD_BYTES - 4
+_PART = "<Q"
+_PART_BYTES = struct.calcsize(_PART)
+_DIGITS = "([0-9]{20})"
+_NAME = re.compile(
+    rf"(?:catalog|tables/(0|[1-9][0-9]{{0,18}})/(0|[1-9][0-9]{{0,9}}))/"
+    rf"(?:{_DIGITS}-{_DIGITS}\.{_DIGITS}\.range|{_DIGITS}\.{_DIGITS}\.snapshot)"
+)
+_CLAIM = b"claim "
+_LEADER = re.compile(rf"leader/{_DIGITS}")
+_NUMBER_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectName:
+    """What an object is of.
+
+    Attributes:
+        start, end: A range has all from offset ``start`` on, before ``end``; a snapshot all before ``start``, which is
+            ``end`` too.
+        epoch: Of the leader that made it.
+    """
+
+    track: Track
+    kind: Kind
+    start: int
+    end: int
+    epoch: Epoch
+
+    def __str__(self) -> str:
+        """The name, from the replica's URL on."""
+        place = "catalog" if self.track == CATALOG else f"tables/{self.track.table_id}/{self.track.bucket}"
+        offsets = f"{self.start:020d}-{self.end:020d}" if self.kind == "range" else f"{self.start:020d}"
+        return f"{place}/{offsets}.{self.epoch:020d}.{self.kind}"
+
+
+def parse_name(name: str) -> ObjectName | None:
+    """What the object of a name is of; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    table, bucket, *numbers = match.groups()
+    found = [int(number) for number in numbers if number is not None]
+    start, end, epoch = found if len(found) == 3 else (found[0], *found)  # of a snapshot both are one
+    track = CATALOG if table is None else Track(TableId(int(table)), BucketId(int(bucket)))
+    if max(start, end, epoch, track.table_id) > _NUMBER_MAX or track.bucket >= 2**31:
+        return None
+    kind: Kind = "range" if len(found) == 3 else "snapshot"
+    return ObjectName(track, kind, start, end, Epoch(epoch)) if kind == "snapshot" or start < end else None
+
+
+def leader_name(epoch: Epoch) -> str:
+    """The object that says a leader of this epoch began."""
+    return f"leader/{epoch:020d}"
+
+
+def leader_epoch(name: str) -> Epoch | None:
+    """The epoch in the name of such an object; None for any other name."""
+    match = _LEADER.fullmatch(name)
+    return Epoch(int(match[1])) if match and int(match[1]) <= _NUMBER_MAX else None
+
+
+def claimed_by(leader: str) -> bytes:
+    """What such an object says while the leader is being promoted, and does not lead yet."""
+    return _CLAIM + leader.encode()
+
+
+def is_claim(said: bytes) -> bool:
+    """Whether such an object is of a promotion that is under way, or died."""
+    return said.startswith(_CLAIM)
+
+
+def is_of(said: bytes, leader: str) -> bool:
+    """Whether such an object is of a leader, which leads or is being promoted."""
+    return said in (leader.encode(), claimed_by(leader))
+
+
+def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """An object in pieces: a head, and each part behind its length."""
+    body: list[bytes | memoryview] = []
+    for part in parts:
+        body += [struct.pack(_PART, len(part)), part]
+    crc = 0
+    for piece in body:
+        crc = crc32c(piece, crc)
+    head = struct.pack(
+        _HEAD[:-1],
+        *(_MAGIC, FORMAT, _KINDS.index(name.kind), store_id.bytes),
+        *(name.track.table_id, name.track.bucket, name.start, name.end, name.epoch),
+        *(sum(map(len, body)), crc),
+    )
+    return [head + struct.pack("<I", crc32c(head)), *body]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundObject:
+    """An object whose checksum is right. Of its parts nothing is known yet but where they are."""
+
+    name: ObjectName
+    parts: list[memoryview]
+
+
+def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundObject:
+    """What an object holds.
+
+    Args:
+        data: All of it.
+        name: Its name.
+
+    Raises:
+        CorruptData: It is damaged, or another one.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
+        raise CorruptData("This is no object of a replica, or it is cut off.", object=str(name), bytes=len(data))
+    _magic, version, kind, of, table, bucket, start, end, epoch, length, crc, head_crc = struct.unpack_from(_HEAD, data)
+    if head_crc != crc32c(data[:_CRC_AT]):
+        raise CorruptData("The head of an object fails its checksum.", object=str(name))
+    if version != FORMAT:
+        raise UnsupportedVersion("A newer kvstore wrote this object; upgrade.", object=str(name), format=version)
+    found = (of, table, bucket, kind, start, end, epoch)
+    if found != (store_id.bytes, *_track(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
+        raise CorruptData("An object is another one than its name says.", object=str(name), start=start, end=end)
+    body = data[HEAD_BYTES:]
+    if length != len(body) or crc != crc32c(body):
+        raise CorruptData("An object is cut off, or fails its checksum.", object=str(name), bytes=len(data))
+    return FoundObject(name, _parts(body, name))
+
+
+def _track(name: ObjectName) -> tuple[int, int]:
+    return name.track.table_id, name.track.bucket
+
+
+def _parts(body: memoryview, name: ObjectName) -> list[memoryview]:
+    parts: list[memoryview] = []
+    while body:
+        length = struct.unpack_from(_PART, body)[0] if len(body) >= _PART_BYTES else len(body)
+        if not length or length > len(body) - _PART_BYTES or len(parts) == PARTS_MAX:
+            raise CorruptData("A part of an object is empty, or longer than the object.", object=str(name))
+        parts.append(body[_PART_BYTES : _PART_BYTES + length])
+        body = body[_PART_BYTES + length :]
+    return parts

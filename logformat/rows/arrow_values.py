@@ -1,0 +1,161 @@
+"""Arrow columns as columns of a stored type, if every value survives.
+
+A column that has the type is taken as it is. Else its nested types and dictionaries are taken apart, and what is left,
+columns without children, is cast within its kind: integers (decimals without places among them) to integers or floats,
+floats to wider ones, text to text, bytes to bytes, times to times. What lies under a null is never looked at. Floats of
+16 bits, which not everybody has, are taken from wider ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logformat.errors import SchemaMismatch
+from logformat.rows.schema import is_list_like, normalise_type
+
+
+def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
+    """The same values in a column of a stored type.
+
+    Raises:
+        SchemaMismatch: The types are of different kinds.
+        pa.ArrowException: A value does not survive.
+    """
+    types = pa.types
+    given = column.type
+    if given == stored:
+        return column
+    if types.is_null(given) or (types.is_dictionary(given) and types.is_null(given.value_type)):
+        return pa.nulls(len(column), stored)
+    if types.is_dictionary(given):
+        # Values that no row has may not fit, so rows are taken first; and that pyarrow can't do with views.
+        values = as_type(column.dictionary, normalise_type(given.value_type))
+        return as_type(values.take(column.indices), stored)
+    if is_list_like(given) and types.is_list(stored):
+        lengths = pc.if_else(column.is_valid(), pc.list_value_length(column), 0)
+        return list_of(lengths, column.is_null(), as_type(column.flatten(), stored.value_type), stored)
+    if types.is_map(given) and types.is_map(stored):
+        entries = _entries(column)
+        lengths = pc.list_value_length(entries).fill_null(0)
+        keys, items = entries.flatten().flatten()
+        keys, items = as_type(keys, stored.key_type), as_type(items, stored.item_type)
+        return map_of(lengths, column.is_null(), keys, items, stored)
+    if types.is_struct(given) and types.is_struct(stored) and given.names == stored.names:
+        parts = [as_type(part, field.type) for part, field in zip(column.flatten(), stored.fields, strict=True)]
+        return struct_of(parts, column.is_null(), stored)
+    if not _of_one_kind(given, stored):
+        raise SchemaMismatch("A column has another type than the table's; cast it first.", given=given)
+    if types.is_integer(given) and types.is_floating(stored):
+        return _as_floats(column, stored)
+    if types.is_floating(given) and given.bit_width > stored.bit_width:
+        return _as_narrower(column, stored)
+    if types.is_string_view(given) or types.is_binary_view(given):
+        # pyarrow does not see when the bytes of a view are too many for 32-bit offsets; of large types it does.
+        column = column.cast(pa.large_string() if types.is_string_view(given) else pa.large_binary())
+    return column.cast(stored)
+
+
+def nulls_within(column: pa.Array) -> int:
+    """How many nulls stand inside values of a nested type where it takes none."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        fields, outer = kind.fields, column.null_count
+    else:
+        # No key of a map is null in Arrow.
+        fields, outer = [kind.item_field if pa.types.is_map(kind) else kind.value_field], 0
+    if all(field.nullable and not pa.types.is_nested(field.type) for field in fields):
+        return 0
+    nulls = 0
+    for part, field in zip(_parts(column), fields, strict=True):
+        if not field.nullable:
+            nulls += part.null_count - outer
+        if pa.types.is_nested(field.type):
+            nulls += nulls_within(part)
+    return nulls
+
+
+def _parts(column: pa.Array) -> list[pa.Array]:
+    """The fields of structs, null where the struct is; the items of lists or maps."""
+    if pa.types.is_struct(column.type):
+        return column.flatten()
+    if pa.types.is_map(column.type):
+        return _entries(column).flatten().flatten()[1:]
+    return [column.flatten()]
+
+
+def _entries(column: pa.MapArray) -> pa.ListArray:
+    return column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
+
+
+def list_of(lengths: pa.Array, nulls: pa.Array, items: pa.Array, stored: pa.ListType) -> pa.Array:
+    """A column of lists from their lengths, 0 where they are null, and all their items."""
+    return pa.ListArray.from_arrays(_offsets(lengths), items, stored, mask=nulls)
+
+
+def map_of(lengths: pa.Array, nulls: pa.Array, keys: pa.Array, items: pa.Array, stored: pa.MapType) -> pa.Array:
+    """A column of maps, likewise."""
+    if keys.null_count:  # pyarrow would end the process
+        raise SchemaMismatch("A key of a map is null.", nulls=keys.null_count)
+    return pa.MapArray.from_arrays(_offsets(lengths), keys, items, stored, mask=nulls)
+
+
+def struct_of(parts: Sequence[pa.Array], nulls: pa.Array, stored: pa.StructType) -> pa.Array:
+    """A column of structs from their fields, which are null where the struct is."""
+    return pa.StructArray.from_arrays(parts, fields=stored.fields, mask=nulls)
+
+
+def _offsets(lengths: pa.Array) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
+    return pa.array(offsets).cast(pa.int32())
+
+
+def _of_one_kind(given: pa.DataType, stored: pa.DataType) -> bool:
+    """Whether values of one type, which has no children, can stand in a column of another, if each survives."""
+    types = pa.types
+    if types.is_floating(stored):
+        wide = types.is_floating(given) and (given.bit_width <= stored.bit_width or types.is_float16(stored))
+        return bool(types.is_integer(given) or wide)
+    if types.is_decimal(given) and types.is_integer(stored):
+        return bool(given.scale == 0)
+    if types.is_timestamp(stored):
+        return bool(types.is_timestamp(given) and (given.tz is None) == (stored.tz is None))
+    return any(is_one(given) and is_one(stored) for is_one in _KINDS)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    fixed = types.is_fixed_size_binary(kind) and not types.is_decimal(kind)
+    return bool(fixed or types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+_KINDS = (
+    *(_is_text, _is_binary, pa.types.is_integer, pa.types.is_decimal),
+    *(pa.types.is_date, pa.types.is_time, pa.types.is_duration),
+)
+
+
+def _as_narrower(column: pa.Array, stored: pa.DataType) -> pa.Array:
+    floats = column.cast(stored)
+    same = pc.or_(pc.equal(floats.cast(column.type), column), pc.is_nan(column))
+    if not pc.all(same, min_count=0).as_py():  # a null is none that differs
+        raise SchemaMismatch("A float has no equal among the column's floats; cast it first.", given=column.type)
+    return floats
+
+
+def _as_floats(column: pa.Array, stored: pa.DataType) -> pa.Array:
+    floats = column.cast(stored, safe=False)
+    # The largest integers may be rounded up out of their type: then what a cast back gives is up to the processor.
+    beyond = 2.0 ** (column.type.bit_width - pa.types.is_signed_integer(column.type))
+    too_large = pc.any(pc.greater_equal(floats.cast(pa.float64()), beyond)).as_py()
+    if too_large or not floats.cast(column.type).equals(column):
+        raise SchemaMismatch("An integer has no equal among the column's floats.")
+    return floats

@@ -1,0 +1,80 @@
+"""Which bucket a key goes to: Apache Fluss's hash of its code, modulo the number of buckets (docs/format.md, Bucket).
+
+Murmur3 (32 bits) as Flink and Spark have it, with the bytes behind the last whole word mixed in one by one, and then
+mixed once more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logformat.binary_column import Octets
+
+_SEED = 42
+_C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
+_WORD = 4
+
+
+def buckets_of(keys: Octets, buckets: int, start: int = 0) -> np.ndarray:
+    """The bucket of each key, int64 ``(n,)``.
+
+    Args:
+        buckets: How many there are.
+        start: Where in each key the bytes begin that count.
+    """
+    if buckets == 1:
+        return np.zeros(len(keys), np.int64)
+    mixed = _mix_again(_murmur3(keys, start)).view(np.int32).astype(np.int64)
+    # As in Java: the number without its sign, and 0 in place of the one that has no positive.
+    return np.where(mixed == -(2**31), 0, np.abs(mixed)) % buckets
+
+
+def _murmur3(keys: Octets, start: int) -> np.ndarray:
+    starts = keys.offsets[:-1] + start
+    lengths = keys.lengths - start
+    hashes = np.full(len(keys), _SEED, np.uint32)
+    words, tails = lengths // _WORD, lengths % _WORD
+    if keys.width is not None:
+        # Of one width, a column of words at a time.
+        codes = keys.matrix()[:, start:]
+        whole = codes.shape[1] // _WORD * _WORD
+        for word in np.ascontiguousarray(codes[:, :whole]).view("<u4").T:
+            hashes = _mixed_in(hashes, word)
+        for byte in codes[:, whole:].T:
+            hashes = _mixed_in(hashes, _signed(byte))
+        return _finished(hashes ^ lengths.astype(np.uint32))
+    for place in range(int(words.max(initial=0))):
+        rows = np.flatnonzero(words > place)
+        at = starts[rows] + _WORD * place
+        word = sum(keys.flat[at + i].astype(np.uint32) << np.uint32(8 * i) for i in range(_WORD))
+        hashes[rows] = _mixed_in(hashes[rows], word)
+    for place in range(int(tails.max(initial=0))):
+        rows = np.flatnonzero(tails > place)
+        byte = keys.flat[starts[rows] + _WORD * words[rows] + place]
+        hashes[rows] = _mixed_in(hashes[rows], _signed(byte))
+    return _finished(hashes ^ lengths.astype(np.uint32))
+
+
+def _signed(byte: np.ndarray) -> np.ndarray:
+    """A byte as Java has it, as the 32 bits of a number."""
+    return byte.view(np.int8).astype(np.int32).view(np.uint32)
+
+
+def _mixed_in(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:
+    mixed = _rotated(hashes ^ (_rotated(words * _C1, 15) * _C2), 13)
+    return mixed * np.uint32(5) + np.uint32(0xE6546B64)
+
+
+def _mix_again(hashes: np.ndarray) -> np.ndarray:
+    mixed = _rotated(_rotated(hashes * _C1, 15) * _C2, 13)
+    return _finished((mixed * np.uint32(5) + np.uint32(0xE6546B64)) ^ np.uint32(_WORD))
+
+
+def _finished(hashes: np.ndarray) -> np.ndarray:
+    hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return hashes ^ (hashes >> np.uint32(16))
+
+
+def _rotated(numbers: np.ndarray, bits: int) -> np.ndarray:
+    return (numbers << np.uint32(bits)) | (numbers >> np.uint32(32 - bits))

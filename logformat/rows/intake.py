@@ -1,0 +1,227 @@
+"""Whatever a user hands over, as record batches of a table's columns: converted only where nothing can be lost.
+
+Python rows (a dict, a list of dicts) and Arrow data (anything with the Arrow PyCapsule interface) follow one rule:
+the values must fit the column's type as they are. Integers may change width, bytes may come to have a fixed one, times
+may change unit, integers may become floats, if every value survives. Nothing is parsed, rounded or made null; only a
+Python float becomes the nearest of a narrower type, as it was written for. Whatever does not fit is a SchemaMismatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.errors import InvalidRequest, SchemaMismatch
+from logformat.rows.arrow_values import as_type, nulls_within
+from logformat.rows.python_values import FEW, MISFITS, column_of, few_rows
+
+Data = Any
+"""A dict, a list of dicts, or anything that speaks the Arrow PyCapsule interface."""
+Keys = Any
+"""A key (scalar, tuple, dict), a list of keys, or Arrow data: the key's columns, or the one column it has."""
+
+
+def record_batches(data: Data, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of ``data`` as record batches of exactly this schema.
+
+    Raises:
+        SchemaMismatch: A column is missing, unknown, of another type, or holds a null where there may be none.
+    """
+    if isinstance(data, Mapping):
+        data = [data]
+    if isinstance(data, pa.RecordBatch):
+        yield conform(data, schema)
+    elif isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        yield _from_rows(data, schema)
+    else:
+        for batch in _arrow_batches(data):
+            yield conform(batch, schema)
+
+
+def one_batch(data: Data, schema: pa.Schema) -> pa.RecordBatch:
+    """Like :func:`record_batches`, all in one batch."""
+    batches = list(record_batches(data, schema))
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches) if batches else empty(schema)
+
+
+def key_rows(keys: Keys, schema: pa.Schema) -> pa.RecordBatch:
+    """Keys as one batch of the key's columns, in key order.
+
+    Raises:
+        SchemaMismatch: A key has too few or too many values, or they don't fit the columns.
+    """
+    if _speaks_arrow(keys):
+        return one_batch(_key_table(keys, schema), schema)
+    if hasattr(keys, "tolist") and not isinstance(keys, (np.generic, memoryview)):
+        keys = keys.tolist()  # an array of numpy, an index of pandas
+    listed = keys if isinstance(keys, list) else [keys]
+    return one_batch([_key_row(key, schema.names) for key in listed], schema)
+
+
+def empty(schema: pa.Schema) -> pa.RecordBatch:
+    """No rows."""
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None = None) -> pa.RecordBatch:
+    """An Arrow batch with its columns ordered and typed as in ``schema``.
+
+    Args:
+        not_null: Columns that must hold no null; by default those that are not nullable.
+
+    Raises:
+        SchemaMismatch: See :func:`record_batches`.
+    """
+    _validate(batch)
+    if not batch.schema.equals(schema, check_metadata=True):
+        if batch.schema.names != schema.names:
+            _check_names(batch.schema.names, schema)
+            batch = batch.select(schema.names)
+        columns = []
+        for column, field in zip(batch.columns, schema, strict=True):
+            with _MisfitsOf(field):
+                columns.append(as_type(column, field.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    _check_nulls(batch, schema, not_null)
+    return batch
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    for kind in set(map(type, rows)):
+        if not issubclass(kind, Mapping):
+            raise SchemaMismatch("Every row is a dict from column name to value.", given=kind.__name__)
+    batch = None
+    if len(rows) <= FEW:
+        _check_rows(rows, schema)
+        batch = few_rows(rows, schema)
+    if batch is None:
+        columns = []
+        for field, values in zip(schema, _values(rows, schema), strict=True):
+            with _MisfitsOf(field):
+                columns.append(column_of(values, field.type))
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    _check_nulls(batch, schema, None)
+    return batch
+
+
+def _values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> list[list[Any]]:
+    """The values of each column."""
+    names = schema.names
+    if set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(names)}:
+        # As many names as there are columns, so if every column is there, no other is.
+        with suppress(KeyError):
+            return [list(map(itemgetter(name), rows)) for name in names]
+    _check_rows(rows, schema)
+    return [[row[name] for row in rows] for name in names]
+
+
+def _check_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    wanted = set(schema.names)
+    for row in rows:
+        if row.keys() != wanted:
+            _check_names(list(row), schema)
+
+
+def _arrow_batches(data: Data) -> Iterator[pa.RecordBatch]:
+    if not _speaks_arrow(data):
+        raise SchemaMismatch(
+            "Rows are a dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
+            given=type(data).__name__,
+        )
+    try:
+        if hasattr(data, "__arrow_c_stream__"):
+            with pa.RecordBatchReader.from_stream(data) as reader:
+                yield from reader
+        else:
+            yield pa.record_batch(data)
+    except MISFITS as error:
+        raise SchemaMismatch(
+            "This Arrow data can't be read as rows of columns.", given=type(data).__name__, reason=str(error)
+        ) from error
+
+
+def _speaks_arrow(data: Data) -> bool:
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
+
+
+def _key_table(keys: Data, schema: pa.Schema) -> pa.Table:
+    """Arrow data as a table; a column by itself is that of a key of one column."""
+    try:
+        column = pa.chunked_array(keys if hasattr(keys, "__arrow_c_stream__") else [pa.array(keys)])
+    except MISFITS as error:
+        raise SchemaMismatch(
+            "This Arrow data can't be read as keys.", given=type(keys).__name__, reason=str(error)
+        ) from error
+    if pa.types.is_struct(column.type):
+        return pa.Table.from_struct_array(column)
+    if len(schema) != 1:
+        raise SchemaMismatch("One column is no key of this table; give a table of columns.", columns=schema.names)
+    return pa.table([column], schema.names)
+
+
+def _key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(key, pa.Scalar):
+        key = key.as_py()
+    if isinstance(key, Mapping):
+        return key
+    values = key if isinstance(key, (tuple, list)) else (key,)
+    if len(values) != len(names):
+        raise SchemaMismatch("A key has one value for each of the key's columns.", key=key, columns=list(names))
+    return dict(zip(names, values, strict=True))
+
+
+class _MisfitsOf:
+    """Whatever goes wrong with the values of a column as an error that names it."""
+
+    def __init__(self, field: pa.Field) -> None:
+        self._field = field
+
+    def __enter__(self) -> None:
+        """Nothing went wrong yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        facts = {"column": self._field.name, "expected": self._field.type} if error else {}
+        if isinstance(error, InvalidRequest):
+            raise SchemaMismatch(error.message, **{**error.where, **facts}) from error
+        if isinstance(error, MISFITS):
+            raise SchemaMismatch("A value does not fit the column's type.", **facts, reason=str(error)) from error
+
+
+def _check_names(given: Sequence[str], schema: pa.Schema) -> None:
+    missing = [name for name in schema.names if name not in given]
+    unknown = [name for name in given if name not in schema.names]
+    if missing:
+        raise SchemaMismatch(
+            "A column is missing; give them all, one that takes nulls if need be as null.",
+            missing=missing,
+            given=list(given),
+        )
+    if unknown:
+        raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
+    if len(given) > len(schema):
+        raise SchemaMismatch("A column is given twice.", given=list(given))
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    """Whoever made it may have been wrong, and whatever looks at it later believes it."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(
+                "This Arrow data is not what it says it is; make it anew.", column=name, reason=str(error)
+            ) from error
+
+
+def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None) -> None:
+    for i, field in enumerate(schema):
+        strict = not field.nullable if not_null is None else field.name in not_null
+        if strict and (nulls := batch.column(i).null_count):
+            raise SchemaMismatch("This column takes no nulls.", column=field.name, nulls=nulls)
+        if pa.types.is_nested(field.type) and (nulls := nulls_within(batch.column(i))):
+            raise SchemaMismatch("A value holds nulls where its type takes none.", column=field.name, nulls=nulls)

@@ -1,0 +1,182 @@
+"""Memcomparable keys: byte order is value order, so ranges and prefixes of values are those of bytes.
+
+A key is ``02`` and the codes of its columns; each code ends where its own bytes say so (docs/format.md, Key). Fixed
+types are big-endian with the sign bit flipped; strings and binaries escape 00 and 01 and end with 00.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logformat import binary_column as octets
+from logformat.binary_column import WORD, Octets
+from logformat.errors import CorruptData, KeyTooLarge
+from logformat.rows.schema import fixed_width, is_variable
+
+KEY_BYTES_MAX = 511
+"""What LMDB takes."""
+ROW = b"\x02"
+"""What every key begins with: rows share the index with its state and the writers (docs/format.md, Index)."""
+
+_ROW = pa.scalar(ROW, pa.binary())
+_END = pa.scalar(b"\x00", pa.binary())
+_ESCAPES = ((b"\x01", b"\x01\x02"), (b"\x00", b"\x01\x01"))
+_ESCAPED_MAX = 1
+_SIGN = 0x80
+
+
+class KeyCodec:
+    """Codec of the keys of one table.
+
+    Args:
+        fields: The key's columns in key order; not null, no floats, not nested.
+    """
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        self._fields = list(fields)
+        self.width = (
+            None
+            if any(is_variable(field.type) for field in fields)
+            else len(ROW) + sum(fixed_width(field.type) for field in fields)
+        )
+
+    def encode(self, columns: Sequence[pa.Array]) -> Octets:
+        """Keys of a batch of rows; of known width if no key column is variable.
+
+        Raises:
+            KeyTooLarge: A key is longer than 511 bytes.
+        """
+        keys = self.encode_prefix(columns)
+        longest = int(keys.lengths.max(initial=0)) if self.width is None else self.width
+        if longest > KEY_BYTES_MAX:
+            raise KeyTooLarge(
+                f"A key is encoded in at most {KEY_BYTES_MAX} bytes; use a shorter key, or a hash of it.",
+                bytes=longest,
+            )
+        return keys
+
+    def encode_prefix(self, columns: Sequence[pa.Array]) -> Octets:
+        """Code of the first columns of keys: what every key with these values begins with."""
+        if not any(is_variable(column.type) for column in columns):
+            codes = [_encode_fixed(column) for column in columns]
+            matrix = np.empty((len(columns[0]), len(ROW) + sum(code.shape[1] for code in codes)), np.uint8)
+            matrix[:, 0] = ROW[0]
+            np.concatenate(codes, axis=1, out=matrix[:, len(ROW) :])
+            return Octets.from_matrix(matrix)
+        parts = (
+            _encode_variable(column)
+            if is_variable(column.type)
+            else Octets.from_matrix(np.ascontiguousarray(_encode_fixed(column))).to_arrow()
+            for column in columns
+        )
+        return Octets.from_arrow(pc.binary_join_element_wise(_ROW, *parts, octets.EMPTY))
+
+    def decode(self, keys: Octets) -> list[pa.Array]:
+        """Key columns of a column of keys.
+
+        Raises:
+            CorruptData: A key ends too early or too late.
+        """
+        if keys.width is not None and keys.width == self.width:
+            return self._decode_fixed(keys.matrix())
+        flat = keys.flat
+        place, ends = keys.offsets[:-1] + len(ROW), keys.offsets[1:]
+        stops = np.flatnonzero(flat == 0) if self.width is None else np.zeros(0, np.int64)
+        columns = []
+        for field in self._fields:
+            if is_variable(field.type):
+                nth = np.searchsorted(stops, place)
+                if (nth >= len(stops)).any():
+                    raise CorruptData("A stored key has no end; run `kvstore check`.", column=field.name)
+                following = stops[nth] + 1
+                code_ends = following - 1
+            else:
+                following = code_ends = place + fixed_width(field.type)
+            if (following > ends).any():
+                raise CorruptData("A stored key is cut short; run `kvstore check`.", column=field.name)
+            codes = octets.slices(flat, place, code_ends)
+            if is_variable(field.type):
+                columns.append(_decode_variable(codes, field.type))
+            else:
+                shape = len(codes), fixed_width(field.type)
+                matrix = np.ndarray(shape, np.uint8, codes.buffers()[2] or b"")
+                columns.append(_decode_fixed(matrix, field.type))
+            place = following
+        if (place != ends).any():
+            raise CorruptData("A stored key is too long; run `kvstore check`.")
+        return columns
+
+    def _decode_fixed(self, keys: np.ndarray) -> list[pa.Array]:
+        columns, place = [], len(ROW)
+        for field in self._fields:
+            following = place + fixed_width(field.type)
+            columns.append(_decode_fixed(keys[:, place:following], field.type))
+            place = following
+        return columns
+
+
+def _encode_variable(column: pa.Array) -> pa.BinaryArray:
+    raw = column.view(pa.binary())
+    data = column.buffers()[2]
+    # Nearly no key holds these bytes, and looking is much cheaper than replacing.
+    if data is not None and (np.frombuffer(data, np.uint8) <= _ESCAPED_MAX).any():
+        for byte, code in _ESCAPES:
+            raw = pc.replace_substring(raw, byte, code)
+    return pc.binary_join_element_wise(raw, _END, octets.EMPTY)
+
+
+def _encode_fixed(column: pa.Array) -> np.ndarray:
+    """Codes as rows of a uint8 matrix."""
+    kind, rows = column.type, len(column)
+    width = fixed_width(kind)
+    if pa.types.is_boolean(kind):
+        flags: np.ndarray = column.cast(pa.uint8()).to_numpy(zero_copy_only=False)
+        return flags.reshape(rows, 1)
+    if not rows:
+        return np.zeros((0, width), np.uint8)
+    stored = np.frombuffer(column.buffers()[1], np.uint8, rows * width, column.offset * width).reshape(rows, width)
+    if _is_opaque(kind):
+        return stored
+    big_endian = stored[:, ::-1]
+    if _is_signed(kind):
+        big_endian = big_endian.copy()
+        big_endian[:, 0] ^= _SIGN
+    return big_endian
+
+
+def _decode_variable(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
+    data = codes.buffers()[2] or b""
+    if len(data) and (np.frombuffer(data, np.uint8) == _ESCAPES[0][0][0]).any():
+        for byte, code in reversed(_ESCAPES):
+            codes = pc.replace_substring(codes, code, byte)
+    return pa.Array.from_buffers(kind, len(codes), codes.buffers())
+
+
+def _decode_fixed(codes: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Column of a uint8 matrix of codes."""
+    rows, width = codes.shape
+    if pa.types.is_boolean(kind):
+        return pa.array(codes[:, 0] != 0)
+    if _is_opaque(kind):
+        stored = np.ascontiguousarray(codes)
+    elif width <= WORD:
+        stored = codes.view(f">u{width}").astype(f"<u{width}")
+        if _is_signed(kind):
+            stored ^= stored.dtype.type(_SIGN << 8 * (width - 1))
+    else:
+        stored = codes[:, ::-1].copy()
+        stored[:, -1] ^= _SIGN
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(stored)])
+
+
+def _is_opaque(kind: pa.DataType) -> bool:
+    """Whether values are bytes already, in their order."""
+    return bool(pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind))
+
+
+def _is_signed(kind: pa.DataType) -> bool:
+    return not (pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind))

@@ -1,0 +1,227 @@
+"""Columns of a stored type from Python values.
+
+Each type takes values of a few Python types (``_TAKEN``), numpy's scalars of the same kind, and Arrow's scalars of
+what fits as Arrow data. pyarrow is asked only for what it does exactly: where it would round, cut or guess, the values
+become a column of a finer type first.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logformat.errors import SchemaMismatch
+from logformat.rows.arrow_values import as_type, list_of, map_of, struct_of
+
+Kinds = tuple[type, ...]
+
+MISFITS = (
+    *(ArithmeticError, BufferError, LookupError, NotImplementedError, TypeError, ValueError),
+    pa.ArrowCapacityError,
+)
+"""What Python and pyarrow raise for values and types that do not fit."""
+
+
+def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
+    """The values, None for null, as a column.
+
+    Raises:
+        SchemaMismatch: A value is of another type than the column's, or does not fit.
+        MISFITS: A value does not fit, as pyarrow or Python found.
+    """
+    kinds = set(map(type, values)) - {type(None)}
+    if any(issubclass(kind, pa.Scalar) for kind in kinds):
+        return _column_of_scalars(values, stored)
+    for is_one, taken, but, build in _TAKEN:
+        if is_one(stored):
+            return build(values, stored, _checked(kinds, taken, but))
+    raise SchemaMismatch("A column of this type can't be made of Python values.")
+
+
+def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
+    """Rows that have all columns, by one call of Arrow instead of one a column: each costs several microseconds.
+
+    Returns:
+        What :func:`column_of` would make of each column; None if one needs its care, or a value does not fit.
+    """
+    try:
+        for field in schema:
+            kinds, stored = set(map(type, map(itemgetter(field.name), rows))), field.type
+            if not kinds <= _ARROWS_OWN.get(stored, _NOTHING):
+                return None
+        return pa.RecordBatch.from_arrays(pa.array(rows, _struct_of(schema)).flatten(), schema=schema)
+    except MISFITS:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _struct_of(schema: pa.Schema) -> pa.StructType:
+    return pa.struct(list(schema))
+
+
+def _column_of_scalars(values: list[Any], stored: pa.DataType) -> pa.Array:
+    """Like :func:`column_of`, of values some of which are Arrow's scalars."""
+    values = [None if isinstance(value, pa.Scalar) and not value.is_valid else value for value in values]
+    there = [value for value in values if value is not None]
+    types = {value.type if isinstance(value, pa.Scalar) else None for value in there}
+    if len(types) == 1 and None not in types and not pa.types.is_dictionary(there[0].type):
+        return as_type(pa.array(values, there[0].type), stored)  # exact, also where Python has no such value
+    return column_of([value.as_py() if isinstance(value, pa.Scalar) else value for value in values], stored)
+
+
+def _checked(kinds: set[type], taken: Kinds, but: Kinds = ()) -> set[type]:
+    """Types of values, all of them among those taken."""
+    for kind in kinds:
+        if not issubclass(kind, taken) or issubclass(kind, but):
+            raise SchemaMismatch("A value has another type than the column.", given=kind.__name__)
+    return kinds
+
+
+def _plain(values: list[Any], stored: pa.DataType, _: set[type]) -> pa.Array:
+    column = pa.array(values, stored)
+    if isinstance(column, pa.ChunkedArray):
+        raise SchemaMismatch("More than 2 GiB of one column in one batch; write fewer rows at a time.")
+    return column
+
+
+def _decimals(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
+    if any(issubclass(kind, np.integer) for kind in kinds):
+        values = [int(value) if isinstance(value, np.integer) else value for value in values]
+    return pa.array(values, stored)
+
+
+def _floats(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
+    """A float is the nearest there is but never infinite for that; an integer is there only as it is."""
+    whole = any(issubclass(kind, (int, np.integer)) for kind in kinds)
+    wide = pa.array([None if value is None else float(value) for value in values] if whole else values, pa.float64())
+    column = wide if stored == wide.type else wide.cast(stored, safe=False)
+    if column is not wide and not pc.is_inf(column).equals(pc.is_inf(wide)):
+        raise SchemaMismatch("A number is too large for the column.")
+    if whole:
+        for value, found in zip(values, column.to_pylist(), strict=True):
+            if isinstance(value, (int, np.integer)) and int(value) != found:
+                raise SchemaMismatch("An integer has no equal among the column's floats.", value=value)
+    return column
+
+
+def _times(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
+    """Times and durations, from a column as fine as the values are."""
+    types = pa.types
+    # What derives from Python's types, as pandas' do, may be finer than they are.
+    unit = "us" if kinds <= _EXACT or not any(map(_nanoseconds, values)) else "ns"
+    if kinds and all(issubclass(kind, np.generic) for kind in kinds):
+        fine = None  # these tell their unit
+    elif types.is_duration(stored):
+        fine = pa.duration(unit)
+    elif types.is_time(stored):
+        fine = pa.time64(unit)
+        _check_zones(values, zoned=False)
+    else:
+        fine = pa.timestamp(unit, stored.tz)
+        _check_zones(values, zoned=stored.tz is not None)
+    column = pa.array(values, fine)
+    if column.null_count and column.null_count > values.count(None):
+        raise SchemaMismatch("NaT is no time; give None for null.")
+    return as_type(column, stored)
+
+
+def _nanoseconds(value: Any) -> Any:
+    return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
+
+
+def _check_zones(values: list[Any], *, zoned: bool) -> None:
+    if any(value is not None and (getattr(value, "tzinfo", None) is not None) != zoned for value in values):
+        raise SchemaMismatch("Times of this column have a time zone, or have none, throughout.")
+
+
+def _lists(values: list[Any], stored: pa.ListType, _: set[type]) -> pa.Array:
+    lengths, nulls, items = _flattened(values)
+    return list_of(lengths, nulls, column_of(items, stored.value_type), stored)
+
+
+def _maps(values: list[Any], stored: pa.MapType, kinds: set[type]) -> pa.Array:
+    if any(issubclass(kind, Mapping) for kind in kinds):
+        values = [value.items() if isinstance(value, Mapping) else value for value in values]
+    lengths, nulls, pairs = _flattened(values)
+    _checked(set(map(type, pairs)), (tuple, list))
+    keys, items = [key for key, _ in pairs], [item for _, item in pairs]
+    return map_of(lengths, nulls, column_of(keys, stored.key_type), column_of(items, stored.item_type), stored)
+
+
+def _structs(values: list[Any], stored: pa.StructType, _: set[type]) -> pa.Array:
+    names = set(stored.names)
+    if any(value is not None and value.keys() != names for value in values):
+        raise SchemaMismatch("A struct is a dict with exactly the fields of its type.", fields=stored.names)
+    parts = [
+        column_of([None if value is None else value[field.name] for value in values], field.type)
+        for field in stored.fields
+    ]
+    return struct_of(parts, _nulls(values), stored)
+
+
+def _flattened(values: list[Any]) -> tuple[pa.Array, pa.Array, list[Any]]:
+    """Lengths of collections, which of them are null, and what is in them all."""
+    lengths = pa.array([0 if value is None else len(value) for value in values], pa.int64())
+    return lengths, _nulls(values), [item for value in values if value is not None for item in value]
+
+
+def _nulls(values: list[Any]) -> pa.Array:
+    return pa.array([value is None for value in values], pa.bool_())
+
+
+FEW = 8
+"""With more rows than these, columns are faster made one by one."""
+_NOTHING: frozenset[type] = frozenset()
+_ARROWS_OWN = {
+    pa.bool_(): frozenset((bool, type(None))),
+    pa.string(): frozenset((str, type(None))),
+    pa.binary(): frozenset((bytes, type(None))),
+    pa.float64(): frozenset((float, type(None))),
+    **{
+        integer: frozenset((int, type(None)))
+        for integer in (
+            pa.int8(),
+            pa.int16(),
+            pa.int32(),
+            pa.int64(),
+            pa.uint8(),
+            pa.uint16(),
+            pa.uint32(),
+            pa.uint64(),
+        )
+    },
+}
+"""Kinds of values that Arrow converts exactly, or refuses, by itself."""
+
+_EXACT = {dt.datetime, dt.time, dt.timedelta}
+_INTEGERS = (int, np.integer)
+_BYTES = (bytes, bytearray, memoryview)
+_LISTS = (Sequence, np.ndarray)
+# bool derives from int, datetime from date, and timedelta64 from numpy's integers.
+_NO_NUMBERS = (bool, np.timedelta64)
+_NO_LISTS = (str, *_BYTES)
+
+_TAKEN: tuple[tuple[Callable[[pa.DataType], bool], Kinds, Kinds, Callable[..., pa.Array]], ...] = (
+    (pa.types.is_integer, _INTEGERS, _NO_NUMBERS, _plain),
+    (pa.types.is_string, (str,), (), _plain),
+    (pa.types.is_floating, (float, np.float16, np.float32, *_INTEGERS), _NO_NUMBERS, _floats),
+    (pa.types.is_boolean, (bool, np.bool_), (), _plain),
+    (pa.types.is_timestamp, (dt.datetime, np.datetime64), (), _times),
+    (pa.types.is_decimal, (Decimal, *_INTEGERS), _NO_NUMBERS, _decimals),
+    (pa.types.is_binary, _BYTES, (), _plain),
+    (pa.types.is_fixed_size_binary, _BYTES, (), _plain),
+    (pa.types.is_date, (dt.date,), (dt.datetime,), _plain),
+    (pa.types.is_time, (dt.time,), (), _times),
+    (pa.types.is_duration, (dt.timedelta, np.timedelta64), (), _times),
+    (pa.types.is_struct, (Mapping,), (), _structs),
+    (pa.types.is_map, (Mapping, *_LISTS), _NO_LISTS, _maps),
+    (pa.types.is_list, _LISTS, _NO_LISTS, _lists),
+)

@@ -1,0 +1,33 @@
+"""How many bytes rows take, whatever buffers they lie in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logformat.rows.schema import fixed_width, is_variable
+
+
+def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
+    """About how many bytes each row takes: a matter of its values, not of the buffers they are in."""
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        sizes += _bytes_of(column)
+    return sizes
+
+
+def _bytes_of(column: pa.Array) -> np.ndarray:
+    kind = column.type
+    if not is_variable(kind):
+        return np.full(len(column), fixed_width(kind), np.int64)
+    if pa.types.is_struct(kind):
+        return np.sum([_bytes_of(part) for part in column.flatten()], axis=0)
+    if not pa.types.is_nested(kind):
+        return 4 + pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+    ends = np.concatenate([[0], np.cumsum(_bytes_of(column.flatten()))])
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    return 4 + np.diff(ends[places])
