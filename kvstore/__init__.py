@@ -26,6 +26,8 @@ from merge_engines.functions.function import listagg
 from merge_engines.versioned import Versioned
 from writer import Refused, TableWriter
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Aggregate",
     "AppendResult",
@@ -59,6 +61,7 @@ __all__ = [
     "TableWriter",
     "Versioned",
     "WriteResult",
+    "__version__",
     "follow",
     "listagg",
     "open",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import kvstore
 from kvstore.cli import replica, rows, tables
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
@@ -45,6 +46,23 @@ app = typer.Typer(
     help="An embedded table that writes its own changelog.",
     epilog="Exit codes: 0 fine, 1 something is wrong or not there, 2 a bad call. docs/cli.md tells more.",
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"kvstore {kvstore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself, before the name of a subcommand."""
+
+
 log_commands = typer.Typer(no_args_is_help=True, help="Show what stands in a table's log.")
 meta_commands = typer.Typer(no_args_is_help=True, help="Show and keep the catalog: which tables there are, and so on.")
 replica_commands = typer.Typer(no_args_is_help=True, help="Copies of a store elsewhere.")
