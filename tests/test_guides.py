@@ -1,0 +1,174 @@
+"""The guides name what is there: files, symbols, rooms, suites, commands, options, terms and fragments.
+
+A name in backticks that looks like a path of the repository is one. "`symbol` in `path`" means that the file has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import kvstore
+from kvstore.cli.main import app
+from kvstore.spark.options import NAMES
+
+ROOT = Path(__file__).parents[1]
+GUIDES = [
+    ROOT / name
+    for name in (
+        *("CONTRIBUTING.md", "SECURITY.md", "NOTICE", "CHANGELOG.md", "changes/README.md"),
+        *("docs/glossary.md", "tests/README.md"),
+    )
+]
+TOP = ("kvstore", "logformat", "merge_engines", "pyspark_kvstore", "writer", "tests", "docs", "benchmarks", "examples")
+guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+
+
+def rows_of(page: Path, heading: str) -> list[list[str]]:
+    """Cells of the tables below a heading, without their heads."""
+    text = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for each in tables for line in each.splitlines()[2:]
+    ]
+
+
+def in_backticks(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+# Paths, symbols and links
+
+
+@guides
+def test_paths_are_there(guide: Path) -> None:
+    for name in in_backticks(guide.read_text()):
+        for path in re.findall(rf"(?<!\S)(?:{'|'.join(TOP)})/[\w./-]*", name):
+            assert (ROOT / path).exists(), (guide.name, path)
+        test = re.fullmatch(r"(tests/[\w/]+\.py)::(\w+)", name)
+        assert test is None or f"def {test[2]}(" in (ROOT / test[1]).read_text(), name
+
+
+@guides
+def test_symbols_are_in_the_file_that_is_named(guide: Path) -> None:
+    text = re.sub(r"\s+", " ", guide.read_text())
+    for names, path in re.findall(r"((?:`\w[\w.]*`(?:, | and | or )?)+) in `([\w/]+\.py)`", text):
+        source = (ROOT / path).read_text()
+        for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
+            assert re.search(rf"\b{name}\b", source), (guide.name, name, path)
+
+
+@guides
+def test_links_lead_somewhere(guide: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", guide.read_text()):
+        assert (guide.parent / target).exists(), (guide.name, target)
+
+
+@guides
+def test_lines_are_not_too_long(guide: Path) -> None:
+    lines = guide.read_text().splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+# Rooms and suites
+
+
+def packages() -> Iterator[str]:
+    for top in ("kvstore", "logformat"):
+        yield from (f"{top}/{path.parent.name}/" for path in (ROOT / top).glob("*/__init__.py"))
+    yield from ("merge_engines/", "writer/", "pyspark_kvstore/")
+
+
+def test_every_room_has_its_line_and_its_tests() -> None:
+    lines = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
+    named = {name for room, *_ in lines for name in in_backticks(room)}
+    assert {*packages()} <= named
+    for room, _, tests in lines:
+        assert in_backticks(tests), room
+
+
+def test_every_suite_is_on_the_map() -> None:
+    page = ROOT / "tests" / "README.md"
+    named = {name for first, *_ in rows_of(page, "The suites") for name in in_backticks(first)}
+    tests = ROOT / "tests"
+    there = {f"tests/{path.parent.name}/" for path in tests.glob("*/__init__.py")}
+    assert named == there | {f"tests/{path.name}" for path in tests.glob("test_*.py")}
+
+
+def test_every_shared_module_is_on_the_map() -> None:
+    page = ROOT / "tests" / "README.md"
+    named = {name for first, *_ in rows_of(page, "What tests share") for name in in_backticks(first)}
+    support = ROOT / "tests" / "support"
+    assert {f"tests/support/{path.name}" for path in support.glob("*.py") if path.stem != "__init__"} <= named
+
+
+# The glossary
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def terms() -> list[str]:
+    return [term for term, *_ in rows_of(GLOSSARY, "Terms")]
+
+
+def test_every_term_is_there_once_and_in_order() -> None:
+    assert len(terms()) > 100
+    assert terms() == sorted(set(terms()), key=str.lower)
+
+
+def test_the_terms_of_the_format_are_in_the_glossary() -> None:
+    assert {term for term, *_ in rows_of(ROOT / "docs" / "format.md", "Terms")} <= {*terms()}
+
+
+def test_words_that_replace_former_names_are_terms_or_modules() -> None:
+    modules = {path.stem.replace("_", " ") for path in (ROOT / "kvstore").rglob("*.py")}
+    for _, now in rows_of(GLOSSARY, "Former names"):
+        for word in now.split(", "):
+            assert word in terms() or word in modules or word == "row indices by bucket", word
+
+
+# Commands and options
+
+
+def commands(group: TyperGroup, *words: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, *words, name)
+        else:
+            assert isinstance(command, TyperCommand)
+            yield " ".join(("kvstore", *words, name))
+
+
+def test_the_page_of_the_command_line_has_every_command() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text().partition("\n\n**")[0]
+    named = re.findall(r"^\| `(kvstore(?: [a-z]+)+)", page, re.MULTILINE)
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert sorted(named) == sorted(commands(group))
+
+
+def test_the_page_of_spark_has_every_option() -> None:
+    page = (ROOT / "docs" / "spark.md").read_text()
+    assert {*NAMES} <= {*re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
+
+
+# The changelog
+
+
+def test_fragments_have_a_number_of_their_own_and_are_lists() -> None:
+    fragments = [path for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
+    numbers = [path.name[:4] for path in fragments]
+    assert len({*numbers}) == len(numbers)
+    for path in fragments:
+        assert re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", path.name), path.name
+        assert path.read_text().startswith("* "), path.name
+
+
+def test_the_changelog_has_this_version_after_what_is_unreleased() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", kvstore.__version__]
