@@ -80,10 +80,10 @@ class Action(Enum):
     """What the lane does beside the change of state."""
 
     NOTHING = "-"
-    BACK_OFF = "send again after a while"
+    BACK_OFF = "send again after a delay"
     EMPTY = "put an empty batch in its place"
-    RENUMBER = "new writer id, all anew from 0"
-    SETTLE = "tell the caller"
+    RENUMBER = "new writer id, renumber all from 0"
+    SETTLE = "report to the caller"
     END = "end the writer"
 
 
