@@ -1,1 +1,1 @@
-"""Merge engines: what becomes of a stored row when an operation meets it. Pure and columnar."""
+"""Merge engines: rules that compute a row from the stored row and the incoming operation. Pure and columnar."""

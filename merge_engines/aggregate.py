@@ -1,4 +1,4 @@
-"""The engine that merges each column by a function of its own; see :mod:`merge_engines.functions.function`."""
+"""The engine that merges each column by its own function; see :mod:`merge_engines.functions.function`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from merge_engines.functions.function import LAST_VALUE_IGNORE_NULLS, Function, 
 from merge_engines.update import update_columns
 
 DEFAULT = LAST_VALUE_IGNORE_NULLS
-"""Function of columns that are not named."""
+"""The function of columns that have none of their own."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Aggregate:
-    """Each column has a function.
+    """Merges each column by its own function.
 
     Args:
-        functions: By column: the name of a function, or what :func:`listagg` returns. Columns that are not named keep
-            their last value that is not null.
+        functions: From column name to the name of a function, or to what :func:`listagg` returns. The other columns
+        keep their last value that is not null.
 
     Attributes:
         functions: Sorted by column.
 
     Raises:
-        InvalidRequest: There is no such function.
+        InvalidRequest: A function of that name does not exist.
     """
 
     functions: tuple[tuple[str, Function], ...]
@@ -39,7 +39,7 @@ class Aggregate:
     def __init__(self, functions: Mapping[str, str | Function] | None = None) -> None:
         given = {} if functions is None else functions
         if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-            raise InvalidRequest("Functions are given by the name of their column.", given=type(given).__name__)
+            raise InvalidRequest("Aggregate takes a mapping from column name to function.", given=type(given).__name__)
         by_column = sorted((name, function_given(name, function)) for name, function in given.items())
         object.__setattr__(self, "functions", tuple(by_column))
 
@@ -59,7 +59,7 @@ class Aggregate:
                 )
             if name in key_names:
                 raise InvalidRequest(
-                    "A key column has no function: it never changes.", column=name, function=function.name
+                    "A key column can't have a function: it never changes.", column=name, function=function.name
                 )
             function.check(name, schema.field(name).type)
 
@@ -67,7 +67,7 @@ class Aggregate:
         """See :class:`merge_engines.engine.MergeEngine`.
 
         Raises:
-            AggregateOverflow: A sum or product, also one in between, does not fit its column.
+            AggregateOverflow: A sum or product, final or intermediate, does not fit its column.
         """
         functions = dict(self.functions)
         return update_columns(operations, lambda name: functions.get(name, DEFAULT))

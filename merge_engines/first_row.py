@@ -1,4 +1,4 @@
-"""The engine that keeps what came first: an upsert of a key that is there does nothing."""
+"""The engine that keeps the first row: an upsert of an existing key does nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What happens to the row of each key in one batch: which rows are computed, and from which.
+"""History of each key's row within one batch: which rows are computed, and from which rows.
 
-Most keys have a stored row and one upsert: such pairs are kept apart, since they are merged with one call. All other
-keys are runs.
+Most keys have a stored row and one upsert: such pairs are kept separate, since one call merges them all. All other keys
+are runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from merge_engines.runs import Runs
 
 @dataclass(frozen=True)
 class Sources:
-    """What rows are computed from: first *p* rows of two each, then *c* rows along runs.
+    """Inputs of the computed rows: first *p* rows from a pair each, then *c* rows along runs.
 
     Attributes:
         stored, incoming: int64 ``(p,)``, places in the pool.
         runs: Runs of other keys.
-        wanted: int64 ``(c,)``, the elements of runs that rows are computed for; every one that is not the first of its
-            run is among them.
+        wanted: int64 ``(c,)``, the elements of runs that need a computed row; includes every element that is not the
+        first of its run.
     """
 
     stored: np.ndarray
@@ -33,7 +33,7 @@ class Sources:
 
     @cached_property
     def pairs_as_runs(self) -> tuple[Runs, np.ndarray]:
-        """The pairs as runs of two, and the elements wanted of those."""
+        """The pairs as runs of two, and the wanted elements of those runs."""
         count = len(self.stored)
         places = np.stack([self.stored, self.incoming], 1).reshape(2 * count)
         firsts = np.arange(count) * 2
@@ -42,13 +42,13 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What happens to the rows of some keys.
+    """The sequence of rows of some keys.
 
     Attributes:
         runs: The stored row of a key, if there is one, and all its operations; a delete is a row of nulls and begins
             a run.
-        operations: int64 ``(q,)``, the keys' operations, in the sequence of ``Operations.order``.
-        elements: int64 ``(q,)``, which element each of them is.
+        operations: int64 ``(q,)``, the keys' operations, in the order of ``Operations.order``.
+        elements: int64 ``(q,)``, the element of each operation.
     """
 
     runs: Runs
@@ -57,12 +57,12 @@ class History:
 
 
 def history_of(operations: Operations, keys: np.ndarray, is_delete: np.ndarray, exists: np.ndarray) -> History:
-    """The history of some keys.
+    """Builds the history of some keys.
 
     Args:
-        keys: bool ``(m,)``, which they are.
-        is_delete, exists: bool ``(n,)`` in the sequence of ``order``: whether an operation is a delete, and whether
-            its key has a row before it.
+        keys: bool ``(m,)``, true for these keys.
+        is_delete, exists: bool ``(n,)`` in the order of ``order``: whether an operation is a delete, and whether its
+        key has a row before it.
     """
     stored, counts = operations.stored[keys], (operations.lasts - operations.starts + 1)[keys]
     of_keys = np.flatnonzero(operations.by_key(keys))

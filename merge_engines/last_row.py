@@ -1,4 +1,4 @@
-"""The default engine: an upsert replaces the row, a delete removes it; partial ones only the columns they name."""
+"""The default engine: an upsert replaces the row, a delete removes it; partial ones touch only their columns."""
 
 from __future__ import annotations
 

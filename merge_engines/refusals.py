@@ -1,4 +1,4 @@
-"""Operations that an engine does not take. A table refuses them earlier; here they are refused whoever asks."""
+"""Checks for operations that an engine does not take. The table refuses them earlier; this is the second check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def refuse_targets(operations: Operations, engine: str) -> None:
     """Refuse partial operations.
 
     Raises:
-        UnsupportedOperation: They are partial.
+        UnsupportedOperation: The operations are partial.
     """
     if operations.is_partial:
         raise UnsupportedOperation(f"A table of merge engine {engine} takes whole rows only; leave out `columns`.")
@@ -22,7 +22,7 @@ def refuse_deletes(operations: Operations, engine: str) -> None:
     """Refuse deletes.
 
     Raises:
-        InvalidRequest: There is one.
+        InvalidRequest: An operation is a delete.
     """
     if operations.is_delete.any():
-        raise InvalidRequest(f"Merge engine {engine} knows no deletes; they are ignored or disabled before it.")
+        raise InvalidRequest(f"Merge engine {engine} takes no deletes; the table ignores or disables them.")

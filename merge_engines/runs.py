@@ -1,8 +1,8 @@
-"""Runs: the rows that follow each other under one key, and what is computed along them for all at once.
+"""Runs: consecutive rows of one key, and functions that compute along all runs at once.
 
-A run begins with a row that is taken as it is: the stored one, or the first after none. Every further row is merged
-with what the run came to so far, so each element of a run has a result of its own. Nothing here loops over rows:
-runs are handled by their length, in powers of two.
+A run begins with a row that is taken as it is: the stored row, or the first incoming row if there is none. Each further
+row is merged with the result so far, so each element of a run has its own result. Nothing here loops over rows: runs
+are grouped by length, in powers of two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WINDOW = 32
 
 @dataclass(frozen=True)
 class Runs:
-    """Elements of runs, one run behind the other.
+    """Elements of runs, run after run.
 
     Attributes:
         places: int64 ``(e,)``, each element's row in the pool; -1 for a row of nulls.
@@ -31,11 +31,11 @@ class Runs:
     places: np.ndarray
     firsts: np.ndarray
 
-    # What follows is asked for by column after column.
+    # Cached, since each column asks for them.
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """int64 ``(e,)``, each element's number within its run, from 0."""
+        """int64 ``(e,)``, each element's position in its run, from 0."""
         return np.arange(len(self.firsts)) - self.firsts
 
     @cached_property
@@ -50,12 +50,12 @@ class Runs:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64 ``(r,)``, elements of each run."""
+        """int64 ``(r,)``, the number of elements of each run."""
         return np.diff(self.starts, append=len(self.firsts))
 
     @cached_property
     def longest(self) -> int:
-        """Elements of the longest run."""
+        """Number of elements of the longest run."""
         return int(self.lengths.max(initial=0))
 
     @cached_property
@@ -63,15 +63,15 @@ class Runs:
         return bool((self.places < 0).any())
 
     def not_null(self, column: pa.Array, wanted: np.ndarray) -> tuple[Runs, np.ndarray]:
-        """Only the elements whose value in a column is not null.
+        """The runs without elements whose value in a column is null.
 
         Args:
             column: A column of the pool.
-            wanted: int64 ``(c,)``, elements a result is asked for.
+            wanted: int64 ``(c,)``, the elements that need a result.
 
         Returns:
-            The runs without the others, and for each element wanted the last one of its run, up to itself, that is
-            left, -1 for none.
+            The remaining runs, and for each wanted element the last remaining element of its run up to itself, -1 for
+            none.
         """
         if not column.null_count and not self._has_nulls:
             return self, wanted
@@ -84,16 +84,16 @@ class Runs:
 
 
 def accumulate(function: np.ufunc, values: np.ndarray, runs: Runs) -> np.ndarray:
-    """Results of a binary function along the runs, strictly one element after the other.
+    """Results of a binary function along the runs, strictly one element after another.
 
-    So sums of floats are rounded as if rows came one by one, and integers are the true ones modulo 2^bits.
+    Sums of floats round as if rows arrived one by one, and integers are correct modulo 2^bits.
 
     Args:
-        function: Of two values; its result has the same type.
+        function: Takes two values; its result has the same type.
         values: ``(e,)``, one for each element.
 
     Returns:
-        ``(e,)``; for the first element of a run, its value.
+        ``(e,)``; for the first element of a run, its own value.
     """
     results, starts, lengths = values.copy(), runs.starts, runs.lengths
     with np.errstate(all="ignore"):
@@ -107,21 +107,21 @@ def accumulate(function: np.ufunc, values: np.ndarray, runs: Runs) -> np.ndarray
                 continue
             elements = starts[some][:, None] + np.arange(width)
             is_inside = np.arange(width) < lengths[some][:, None]
-            # What stands behind the end of a run is accumulated too, and left behind.
+            # Values past the end of a run are accumulated too, and dropped.
             rows = values[np.minimum(elements, len(values) - 1)]
             results[elements[is_inside]] = function.accumulate(rows, axis=1, dtype=values.dtype)[is_inside]
     return results
 
 
 def choose(replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs) -> np.ndarray:
-    """Which element is the chosen one, at every element of a run.
+    """The chosen element of each run up to each element.
 
     Args:
-        replaces: For two arrays of elements, whether each of the first, which come later, is chosen instead of the one
-            beside it in the second. MUST be transitive, so that neighbours can be compared before others.
+        replaces: For two arrays of elements, whether each element of the first, which comes later, replaces its
+        counterpart in the second. MUST be transitive, so that neighbours can be compared first.
 
     Returns:
-        int64 ``(e,)``, an element of the same run, not later.
+        int64 ``(e,)``, an element of the same run, at or before this one.
     """
     chosen, later, distance = np.arange(len(runs.firsts)), runs.later, 1
     chosen[later] = np.where(replaces(later, later - 1), later, later - 1)
@@ -129,7 +129,7 @@ def choose(replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs)
         distance *= 2
         if distance == _WINDOW:
             return _chosen_of_long(replaces, runs, chosen, later)
-        # Each has the best of the last `distance` elements, and takes over the best of as many before those.
+        # Each element has the best of the last `distance` elements, and takes the best of as many before those.
         own, earlier = chosen[later], chosen[later - distance]
         chosen[later] = np.where(replaces(own, earlier), own, earlier)
     return chosen
@@ -138,13 +138,13 @@ def choose(replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs)
 def _chosen_of_long(
     replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs, chosen: np.ndarray, later: np.ndarray
 ) -> np.ndarray:
-    """The rest of :func:`choose`, once each element has the best of the last ``_WINDOW``.
+    """Finishes :func:`choose` once each element has the best of the last ``_WINDOW``.
 
     Args:
-        chosen: Changed.
-        later: The elements that have more than those before them.
+        chosen: Modified in place.
+        later: The elements with more than ``_WINDOW`` elements up to themselves in their run.
     """
-    # Every so many elements, one has the best of all since the one before it: these are shorter runs of their own.
+    # Every _WINDOW-th element has the best of its window: these elements form shorter runs of their own.
     ends = np.flatnonzero(runs.positions % _WINDOW == _WINDOW - 1)
     numbers = runs.positions[ends] // _WINDOW
     blocks = Runs(ends, np.arange(len(ends)) - numbers)

@@ -1,4 +1,4 @@
-"""Merge engines as the catalog keeps them (docs/format.md, Merge engines), and as a user names them."""
+"""Merge engines as the catalog stores them (docs/format.md, Merge engines), and as users name them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Spec = str | dict[str, Any]
 
 
 def engine_given(given: Any) -> MergeEngine:
-    """The engine a user asked for: by its name, or as it is.
+    """The engine that a user asked for, by name or as an object.
 
     Raises:
-        InvalidRequest: There is none of that name, or it needs arguments.
+        InvalidRequest: An engine of that name does not exist, or it needs arguments.
     """
     match given:
         case "last_row":
@@ -30,13 +30,13 @@ def engine_given(given: Any) -> MergeEngine:
         case LastRow() | FirstRow() | Versioned() | Aggregate():
             return given
     raise InvalidRequest(
-        'merge_engine is "last_row", "first_row", Versioned(column) or Aggregate({column: function}).',
+        'merge_engine must be "last_row", "first_row", Versioned(column) or Aggregate({column: function}).',
         given=repr(given),
     )
 
 
 def spec_of(engine: MergeEngine) -> Spec:
-    """How an engine is written."""
+    """The engine in its stored form."""
     match engine:
         case LastRow():
             return "last_row"
@@ -50,7 +50,7 @@ def spec_of(engine: MergeEngine) -> Spec:
 
 
 def engine_of(spec: Any) -> MergeEngine:
-    """The engine that :func:`spec_of` wrote.
+    """The engine from its stored form.
 
     Raises:
         UnsupportedVersion: A newer version wrote it.
@@ -64,7 +64,7 @@ def engine_of(spec: Any) -> MergeEngine:
             return Versioned(column)
         case {"aggregate": dict(functions), **others} if not others:
             return Aggregate({column: _function_of(column, written) for column, written in functions.items()})
-    raise UnsupportedVersion("The catalog holds a merge engine this kvstore does not know; upgrade.", spec=spec)
+    raise UnsupportedVersion("The catalog names a merge engine unknown to this version; upgrade kvstore.", spec=spec)
 
 
 def _function_spec(function: Function) -> Spec:
@@ -81,5 +81,5 @@ def _function_of(column: str, written: Any) -> Function:
             except InvalidRequest:
                 pass
     raise UnsupportedVersion(
-        "The catalog holds a function this kvstore does not know; upgrade.", column=column, function=written
+        "The catalog names a function unknown to this version; upgrade kvstore.", column=column, function=written
     )

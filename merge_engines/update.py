@@ -1,8 +1,8 @@
-"""Rows that are made column by column: partial updates and aggregates.
+"""Rows that are computed column by column: partial updates and aggregates.
 
-* The first row of a key is the incoming one as it is; each further upsert computes a row.
-* Columns that are no targets keep what the stored row has, or null, for as long as the batch goes on: nobody sets
-  them. So whether a partial delete removes the row depends on the stored row only.
+* The first row of a key is the incoming row as it is; each further upsert computes a row.
+* Columns that are not targets keep the stored value, or null, through the whole batch. So whether a partial delete
+  removes the row depends only on the stored row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def update_columns(operations: Operations, function_of: Callable[[str], Function
     """Merge every target column by its function.
 
     Args:
-        function_of: Given the name of a column that is not part of the key.
+        function_of: Takes the name of a column that is not part of the key.
 
     Raises:
         InvalidRequest: A result can't be stored.
@@ -44,14 +44,14 @@ def update_columns(operations: Operations, function_of: Callable[[str], Function
 
 @dataclass(frozen=True, slots=True)
 class _Fates:
-    """What becomes of the row under each operation: bool ``(n,)`` in the sequence of ``Operations.order``.
+    """Effect of each operation on its row: bool ``(n,)`` in the order of ``Operations.order``.
 
     Attributes:
-        is_delete: It is one.
-        exists: There is a row before it.
-        is_computed: It leaves a row that is computed. Any other upsert that does something leaves the incoming row,
-            any other delete none.
-        does_nothing: It is an upsert that changes no column.
+        is_delete: The operation is a delete.
+        exists: The key has a row before it.
+        is_computed: The operation leaves a computed row. Any other upsert with an effect leaves the incoming row, any
+        other delete leaves none.
+        does_nothing: The operation is an upsert that changes no column.
     """
 
     is_delete: np.ndarray
@@ -72,7 +72,7 @@ def _fates_of(operations: Operations) -> _Fates:
 
 
 def _removable(operations: Operations) -> np.ndarray:
-    """Whether a delete removes the row of a key, for nothing or too little would be left in it: bool ``(m,)``."""
+    """Whether a delete removes the row of a key, because nothing, or too little, would be left in it: bool ``(m,)``."""
     removable = np.ones(len(operations.stored), bool)
     if operations.is_partial and not _is_needed(operations):
         assert operations.targets is not None
@@ -90,7 +90,7 @@ def _is_needed(operations: Operations) -> bool:
 
 
 def _sources_of(operations: Operations, fates: _Fates) -> tuple[np.ndarray, Sources]:
-    """The operations whose rows are computed, in the order they will stand in, and what from."""
+    """The operations whose rows are computed, in the order of the results, and the inputs of these rows."""
     is_pair = operations.is_single & ~fates.is_delete[operations.starts]
     pairs = operations.starts[is_pair & fates.is_computed[operations.starts]]
     history = history_of(operations, ~is_pair, fates.is_delete, fates.exists)
@@ -103,7 +103,7 @@ def _sources_of(operations: Operations, fates: _Fates) -> tuple[np.ndarray, Sour
 def _extended(
     operations: Operations, function_of: Callable[[str], Function], computed: np.ndarray, sources: Sources
 ) -> pa.RecordBatch:
-    """The pool with the computed rows behind."""
+    """The pool with the computed rows appended."""
     pool, targets = operations.pool, operations.targets
     stored, incoming = operations.by_key(operations.stored)[computed], operations.incoming[computed]
     columns = []

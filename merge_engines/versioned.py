@@ -1,6 +1,6 @@
 """The engine that keeps the newest version: an upsert with a lower version than the row's does nothing.
 
-Null is the lowest version. Of equal ones the later replaces the earlier.
+Null is the lowest version. Among equal versions, the later row replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from merge_engines.runs import Runs, accumulate, choose
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """The row of the highest version wins.
+    """The row with the highest version wins.
 
     Args:
-        column: Holds the version: an integer or a timestamp.
+        column: The version column: an integer or a timestamp.
     """
 
     column: str
@@ -34,7 +34,7 @@ class Versioned:
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str):
-            raise InvalidRequest("The version column is given by its name.", given=type(self.column).__name__)
+            raise InvalidRequest("The version column must be given by name.", given=type(self.column).__name__)
 
     def check(self, schema: pa.Schema, key_names: Sequence[str]) -> None:
         """See :class:`merge_engines.engine.MergeEngine`."""
@@ -44,7 +44,7 @@ class Versioned:
             raise InvalidRequest("The version can't be part of the key: it never changes.", column=self.column)
         kind = schema.field(self.column).type
         if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
-            raise InvalidRequest("A version is an integer or a timestamp.", column=self.column, type=kind)
+            raise InvalidRequest("The version column must be an integer or a timestamp.", column=self.column, type=kind)
 
     def merge(self, operations: Operations) -> Merged:
         """See :class:`merge_engines.engine.MergeEngine`."""
@@ -63,18 +63,18 @@ class Versioned:
 
 
 def _newest(column: pa.Array, runs: Runs) -> np.ndarray:
-    """The element with the highest version, of equal ones the last, at every element of a run."""
+    """The element with the highest version up to each element of a run; among equal versions the last."""
     places = runs.places
     if column.null_count:
         return choose(lambda own, earlier: _not_older(column, places[own], places[earlier]), runs)
     versions = numbers_of(column)[places]
     is_newest = versions == accumulate(np.maximum, versions, runs)
-    # The first of a run is one, so none takes over from the run before.
+    # The first element of a run is the newest so far, so no element takes its value from the run before.
     return np.maximum.accumulate(np.where(is_newest, np.arange(len(places)), 0))
 
 
 def _not_older(column: pa.Array, places: np.ndarray, than: np.ndarray) -> np.ndarray:
-    """Whether the versions at some places are at least those at others."""
+    """Whether the versions at ``places`` are at least those at ``than``."""
     versions = numbers_of(column)
     is_higher: np.ndarray = versions[places] >= versions[than]
     if not column.null_count:

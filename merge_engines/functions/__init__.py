@@ -1,1 +1,1 @@
-"""Functions of aggregates: what becomes of a column's value when another is merged into it."""
+"""Functions of the aggregate engine: each merges an incoming value into a column's current value."""

@@ -13,7 +13,7 @@ from merge_engines.runs import Runs
 
 
 def require_pyroaring(name: str, function: str) -> Any:
-    """The package.
+    """Imports the package.
 
     Raises:
         UnsupportedOperation: It is not installed.
@@ -28,10 +28,10 @@ def require_pyroaring(name: str, function: str) -> Any:
 
 
 def unions(function: str, name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Unions of what is not null; one row after the other, since each is an object.
+    """Unions of the values that are not null; computed row by row, since each is an object.
 
     Raises:
-        InvalidRequest: A value is no bitmap.
+        InvalidRequest: A value is not a roaring bitmap.
         UnsupportedOperation: pyroaring is not installed.
     """
     pyroaring = require_pyroaring(name, function)
@@ -46,6 +46,6 @@ def unions(function: str, name: str, column: pa.Array, runs: Runs, wanted: np.nd
             total |= bitmap.deserialize(values[element])
             values[element] = total.serialize()
     except (ValueError, EOFError) as error:
-        raise InvalidRequest("A value is no roaring bitmap.", column=name, function=function) from error
+        raise InvalidRequest("A value is not a roaring bitmap.", column=name, function=function) from error
     places = np.where(results < 0, -1, at(np.arange(len(values)), results))
     return take(pa.array(values, column.type), places)

@@ -15,7 +15,7 @@ _Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def last(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """The last value, also null."""
+    """The last value, even if null."""
     return take(column, runs.places[wanted])
 
 
@@ -26,7 +26,7 @@ def last_not_null(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
 
 
 def first(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """The first value, also null."""
+    """The first value, even if null."""
     return take(column, runs.places[runs.firsts[wanted]])
 
 
@@ -55,7 +55,7 @@ def smallest(column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
 
 
 def _is_integral(kind: pa.DataType) -> bool:
-    """Whether equal values of a type are the same, and compare as integers do."""
+    """Whether values of the type compare as integers do, and equal values are identical."""
     return is_fixed_number(kind) and not pa.types.is_floating(kind)
 
 
@@ -69,7 +69,7 @@ def _taken(column: pa.Array, places: np.ndarray, results: np.ndarray) -> pa.Arra
 
 
 def _larger(column: pa.Array, places: np.ndarray) -> _Comparison:
-    """Whether some elements are larger than others; ``places`` are the elements' rows, none of them null."""
+    """A comparison: whether some elements are larger than others; ``places`` are the elements' rows, none null."""
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
@@ -80,7 +80,7 @@ def _larger(column: pa.Array, places: np.ndarray) -> _Comparison:
             (signed[one] > signed[other]) | ((signed[one] == signed[other]) & (low[one] > low[other]))
         )
     if not is_fixed_number(column.type):
-        # By rank, since one long string may be compared many times.
+        # By rank, since one long string may take part in many comparisons.
         column = pc.rank(column.take(pa.array(places)), "ascending", tiebreaker="dense")
         places = np.arange(len(places))
     values = numbers_of(column)[places]

@@ -1,4 +1,4 @@
-"""From a function and a column to its values in the computed rows."""
+"""Dispatch: computes a column of the merged rows with its function."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def compute(function: Function, name: str, column: pa.Array, sources: Sources) -
     """Merge a column's values.
 
     Args:
-        name: Of the column, for errors.
-        column: Of the pool.
+        name: The column's name, for errors.
+        column: The column of the pool.
 
     Returns:
-        Pieces of a column, in its type: for the pairs and for what is wanted of the runs.
+        Pieces of a column, in its type: one for the pairs and one for the wanted elements of the runs.
 
     Raises:
         AggregateOverflow: A result does not fit the column.
         InvalidRequest: A value is damaged.
-        pa.ArrowInvalid, pa.ArrowCapacityError: All results are too large.
+        pa.ArrowInvalid, pa.ArrowCapacityError: The results together are too large.
     """
     pieces = []
     if len(sources.stored):

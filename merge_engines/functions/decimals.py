@@ -13,10 +13,10 @@ _WORD = 2**64
 
 
 def decimal_sums(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Sums of what is not null.
+    """Sums of the values that are not null.
 
     Raises:
-        AggregateOverflow: One of them has too many digits.
+        AggregateOverflow: A sum has too many digits.
     """
     there, results = runs.not_null(column, wanted)
     low, high = (half[there.places] for half in halves_of(column))
@@ -24,17 +24,18 @@ def decimal_sums(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) ->
     later, carries = there.later, np.zeros(len(low), np.uint64)
     carries[later] = low_sums[later] < low[later]
     high_sums = accumulate(np.add, high + carries, there)
-    # Two decimals of 38 digits add up to less than 2^128 - 10^38: what wraps around is still seen to be too large.
+    # Two decimals of 38 digits add up to less than 2^128 - 10^38: a sum that wraps around is still detected as too
+    # large.
     if _too_large(low_sums, high_sums, column.type.precision).any():
         raise overflow(name, "sum", column.type)
     return _from_halves(low_sums, high_sums, results, column.type)
 
 
 def decimal_products(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Products of what is not null, rounded at every step.
+    """Products of the values that are not null, rounded at every step.
 
     Raises:
-        AggregateOverflow: One of them has too many digits.
+        AggregateOverflow: A product has too many digits.
     """
     there, results = runs.not_null(column, wanted)
     low, high = (half[there.places] for half in halves_of(column))
@@ -43,7 +44,7 @@ def decimal_products(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray
 
 
 def _multiply(name: str, kind: pa.DataType, low: np.ndarray, high: np.ndarray, later: np.ndarray) -> None:
-    """Replace some values by their product with the one before; Python's numbers are long enough, Arrow's are not."""
+    """Replace each value at ``later`` by its product with the value before it; Arrow's numbers are too short."""
     unit, limit = 10 ** max(kind.scale, 0), 10**kind.precision
     enlarge = 10 ** max(-kind.scale, 0)
     signed = high.view(np.int64)
@@ -54,7 +55,7 @@ def _multiply(name: str, kind: pa.DataType, low: np.ndarray, high: np.ndarray, l
         if element - 1 not in values:
             total = befores[element - 1]
         product = total * value * enlarge
-        size = (2 * abs(product) + unit) // (2 * unit)  # half of a unit counts as a whole one
+        size = (2 * abs(product) + unit) // (2 * unit)  # rounds half away from zero
         if size >= limit:
             raise overflow(name, "product", kind)
         total = size if product >= 0 else -size
@@ -66,7 +67,7 @@ def _integers(low: np.ndarray, high: np.ndarray) -> list[int]:
 
 
 def _too_large(low: np.ndarray, high: np.ndarray, precision: int) -> np.ndarray:
-    """Whether they have more digits than that."""
+    """Whether values have more than ``precision`` digits."""
     is_negative = high >> np.uint64(63) == 1
     size_low = np.where(is_negative, ~low + np.uint64(1), low)
     size_high = np.where(is_negative, ~high + (low == 0), high)

@@ -1,23 +1,23 @@
-"""What functions there are, and which columns they take.
+"""The aggregate functions, and the columns they take.
 
 ========================== =================================== ============================================
-function                   columns                             result of what there was and what comes
+function                   columns                             result of the stored and the incoming value
 ========================== =================================== ============================================
 sum, product               integers, floats, decimals          their sum or product
-max, min                   those, text, bytes, dates, times    the larger or smaller; if equal, what there was
-last_value                 any                                 what comes, also null
-last_value_ignore_nulls    any                                 what comes
-first_value                any                                 what there was, also null
-first_value_ignore_nulls   any                                 what there was
+max, min                   those, text, bytes, dates, times    the larger or smaller; if equal, the stored one
+last_value                 any                                 the incoming one, even if null
+last_value_ignore_nulls    any                                 the incoming one
+first_value                any                                 the stored one, even if null
+first_value_ignore_nulls   any                                 the stored one
 listagg, string_agg        text                                both, a delimiter between them
 bool_and, bool_or          booleans                            whether both are, or one of them is, true
 rbm32, rbm64               bytes                               the union of two roaring bitmaps
 ========================== =================================== ============================================
 
-* Null and a value make the value, except where it says "also null".
-* What leaves the type of an integer or decimal column is an AggregateOverflow. Products of decimals are rounded to the
-  column's scale, half of a unit away from zero. Floats are added in the order they come, without overflow.
-* Text and bytes are compared byte by byte. NaN is the largest float, as in Spark, and -0.0 equals 0.0.
+* Null and a value merge to the value, except where the table says "even if null".
+* A result that does not fit an integer or decimal column raises AggregateOverflow. Products of decimals are rounded to
+  the column's scale, half away from zero. Floats are added in order of arrival, without overflow.
+* Text and bytes compare byte by byte. NaN is the largest float, as in Spark, and -0.0 equals 0.0.
 * Bitmaps are in the portable format of CRoaring; rbm64 is not what Java's ``Roaring64Bitmap.serialize`` writes.
 """
 
@@ -79,7 +79,7 @@ _ALIASES = {"string_agg": "listagg"}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Function:
-    """How a column is merged.
+    """A function that merges a column.
 
     Attributes:
         name: One of ``NAMES``.
@@ -93,7 +93,7 @@ class Function:
         return f"listagg({self.delimiter!r})" if self.name == "listagg" else repr(self.name)
 
     def check(self, column: str, kind: pa.DataType) -> None:
-        """Check that a column of this type can be merged so.
+        """Check that this function can merge a column of this type.
 
         Raises:
             InvalidRequest: It can't.
@@ -113,17 +113,17 @@ class Function:
 
 
 def listagg(delimiter: str = ",") -> Function:
-    """Text is appended, ``delimiter`` before it; a function for :class:`merge_engines.aggregate.Aggregate`.
+    """Appends text, with ``delimiter`` between; a function for :class:`merge_engines.aggregate.Aggregate`.
 
     Raises:
-        InvalidRequest: The delimiter is no text.
+        InvalidRequest: The delimiter is not text.
     """
     if not isinstance(delimiter, str):
-        raise InvalidRequest("The delimiter of listagg is text.", given=type(delimiter).__name__)
+        raise InvalidRequest("The delimiter of listagg must be text.", given=type(delimiter).__name__)
     try:
         delimiter.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest("The delimiter of listagg is no valid text.", given=ascii(delimiter)) from error
+        raise InvalidRequest("The delimiter of listagg is not valid text.", given=ascii(delimiter)) from error
     return Function("listagg", delimiter)
 
 
@@ -131,10 +131,10 @@ string_agg = listagg
 
 
 def function_given(column: str, given: Any) -> Function:
-    """The function a user named.
+    """The function that a user named.
 
     Raises:
-        InvalidRequest: There is none of that name.
+        InvalidRequest: A function of that name does not exist.
     """
     if isinstance(given, Function):
         return given
@@ -144,7 +144,7 @@ def function_given(column: str, given: Any) -> Function:
     if name in _ALLOWED:
         return Function(name)
     known = ", ".join((*NAMES, *_ALIASES))
-    raise InvalidRequest(f"There is no such function; there are {known}.", column=column, function=repr(given))
+    raise InvalidRequest(f"Unknown function; the functions are {known}.", column=column, function=repr(given))
 
 
 LAST_VALUE = Function("last_value")

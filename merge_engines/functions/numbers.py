@@ -13,7 +13,7 @@ from merge_engines.runs import Runs, accumulate
 def overflow(name: str, function: str, kind: pa.DataType) -> AggregateOverflow:
     """The error for a result that does not fit."""
     return AggregateOverflow(
-        f"A {function} does not fit its column; write smaller values, or have a wider type in a new table.",
+        f"A {function} does not fit its column; write smaller values, or use a wider type in a new table.",
         column=name,
         function=function,
         type=kind,
@@ -21,10 +21,10 @@ def overflow(name: str, function: str, kind: pa.DataType) -> AggregateOverflow:
 
 
 def integer_sums(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Sums of what is not null.
+    """Sums of the values that are not null.
 
     Raises:
-        AggregateOverflow: One of them does not fit.
+        AggregateOverflow: A sum does not fit.
     """
     there, results = runs.not_null(column, wanted)
     values = _widened(column, there)
@@ -32,7 +32,7 @@ def integer_sums(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) ->
     if _stay_within(values, there.longest, column.type):
         return _narrowed(sums, results, column.type)
     later = there.later
-    # The step before was right, or the error is there: so a wrong step shows at once, though it wrapped around.
+    # Each step starts from a correct value, or an earlier error was found: so checking each step finds every overflow.
     after, before, added = sums[later], sums[later - 1], values[later]
     wrapped = after < before if values.dtype.kind == "u" else ((before ^ after) & (added ^ after)) < 0
     if wrapped.any() or not _fits(after, column.type):
@@ -41,10 +41,10 @@ def integer_sums(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) ->
 
 
 def integer_products(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Products of what is not null.
+    """Products of the values that are not null.
 
     Raises:
-        AggregateOverflow: One of them does not fit.
+        AggregateOverflow: A product does not fit.
     """
     there, results = runs.not_null(column, wanted)
     values = _widened(column, there)
@@ -53,22 +53,22 @@ def integer_products(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray
         later = there.later
         after, before, factors = products[later], products[later - 1], values[later]
         is_zero = before == 0
-        # A wrapped product is 2^64 or more away from the true one, too far to have the same quotient …
+        # A wrapped product differs from the true one by 2^64 or more, too far to have the same quotient …
         with np.errstate(over="ignore"):
             wrapped = ~is_zero & (after // np.where(is_zero, 1, before) != factors)
         if values.dtype.kind == "i":
-            # … but for the one quotient that wraps itself.
+            # … except for the one quotient that wraps itself.
             wrapped |= (before == -1) & (factors == np.iinfo(np.int64).min)
         if wrapped.any():
             raise overflow(name, "product", column.type)
-    # A narrow one can't wrap: at the first that leaves its type, both factors were still in it.
+    # Narrow types can't wrap int64: at the first product that leaves its type, both factors still fit.
     elif not _fits(products, column.type):
         raise overflow(name, "product", column.type)
     return _narrowed(products, results, column.type)
 
 
 def float_results(function: np.ufunc, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Sums or products of what is not null, each step rounded to the column's type."""
+    """Sums or products of the values that are not null, each step rounded to the column's type."""
     there, results = runs.not_null(column, wanted)
     totals = accumulate(function, numbers_of(column)[there.places], there)
     return column_of(at(totals, results), results >= 0, column.type)
@@ -80,7 +80,7 @@ def _widened(column: pa.Array, runs: Runs) -> np.ndarray:
 
 
 def _stay_within(values: np.ndarray, terms: int, kind: pa.DataType) -> bool:
-    """Whether no sum of so many of them can leave a type."""
+    """Whether no sum of ``terms`` of these values can leave the type."""
     limits = np.iinfo(kind.to_pandas_dtype())
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     return low * terms >= limits.min and high * terms <= limits.max

@@ -1,4 +1,4 @@
-"""Functions of two values each, stored and incoming, with Arrow's own kernels: by far the most frequent case."""
+"""Merges pairs of a stored and an incoming value with Arrow's own kernels: by far the most frequent case."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from merge_engines.functions.function import Function
 
 _Kernel = Callable[[pa.Array, pa.Array], pa.Array]
 _PRECISION_MAX = 38
-"""Of a decimal of 128 bits; one of 256 has twice as many digits."""
+"""Maximum precision of a 128-bit decimal; a 256-bit one has twice as many digits."""
 
 
 def merge_pairs(function: Function, column: pa.Array, stored: np.ndarray, incoming: np.ndarray) -> pa.Array | None:
-    """Merge values with values.
+    """Merge pairs of values.
 
     Args:
         stored, incoming: int64 ``(p,)``, places in the column.
 
     Returns:
-        ``(p,)``, in the column's type. None if there is no kernel for it, or a result does not fit.
+        ``(p,)``, in the column's type. None if Arrow has no kernel for it, or if a result does not fit.
     """
     match function.name:
         case "last_value":
@@ -42,12 +42,12 @@ def merge_pairs(function: Function, column: pa.Array, stored: np.ndarray, incomi
         merged = kernel(old, new)
     except (pa.ArrowInvalid, pa.ArrowCapacityError):
         return None
-    # A kernel makes null of null and a value.
+    # A kernel returns null for null and a value.
     return pc.coalesce(merged, old, new) if column.null_count else merged
 
 
 def _first_valid(column: pa.Array, places: np.ndarray, instead: np.ndarray) -> np.ndarray:
-    """The places, and others instead of those where there is null."""
+    """``places``, replaced by ``instead`` where the value is null."""
     return np.where(validity_of(column)[places], places, instead) if column.null_count else places
 
 
@@ -86,9 +86,9 @@ def _choice(function: str, *, may_be_nan: bool) -> _Kernel:
 
 def _decimal_kernel(function: str, kind: pa.DataType) -> _Kernel | None:
     if function == "sum":
-        # A sum has one digit more than what is added, and this is how it is found to be too large.
+        # The type of a sum has one more digit; the cast back detects a sum that does not fit.
         return None if kind.precision == _PRECISION_MAX else lambda old, new: pc.add(old, new).cast(kind)
-    # A product has as many digits as both factors and one more.
+    # The type of a product has as many digits as both factors and one more.
     wide = pa.decimal256(min(kind.precision, _PRECISION_MAX - 1), kind.scale)
 
     def multiply(old: pa.Array, new: pa.Array) -> pa.Array:

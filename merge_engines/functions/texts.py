@@ -1,4 +1,4 @@
-"""Text that is appended."""
+"""The function that appends text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def joined(column: pa.Array, runs: Runs, wanted: np.ndarray, delimiter: str) -> 
     """Text that is not null, joined by a delimiter.
 
     Raises:
-        pa.ArrowInvalid: All of it is more than one column of Arrow can hold.
+        pa.ArrowInvalid: The results are more than one Arrow column can hold.
     """
     there, results = runs.not_null(column, wanted)
-    # The whole text of each run, one behind the other: every result is the beginning of one.
+    # The whole text of every run, run after run: each result is a prefix of its run's text.
     before = np.zeros(len(there.firsts), np.int64)
     before[there.later] = 1
     delimiters = pa.array([b"", delimiter.encode()], pa.binary()).take(pa.array(before))

@@ -1,4 +1,4 @@
-"""Batches of operations for the engines, and what the model makes of them."""
+"""Batches of operations for the engines, and the model's results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.engines_model import EngineModel, Row
 
 KEY = ("k",)
 Change = tuple[Row | None, Row | None]
-"""A row before and after."""
+"""The row before and after an operation."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that are stored, one of a key, and operations on them: a row and whether it is a delete."""
+    """Stored rows, one for each key, and operations on them: a row and whether it is a delete."""
 
     schema: pa.Schema
     stored: list[Row]
@@ -31,7 +31,7 @@ class Batch:
     targets: frozenset[str] | None = None
 
     def operations(self, margin: int = 0) -> Operations:
-        """For an engine; before the pool lie rows that are cut off."""
+        """The input of an engine; the pool is a slice with other rows before it."""
         keys = [row["k"] for row, _ in self.incoming]
         order = np.argsort(np.array(keys, np.int64), kind="stable")
         ordered = np.array(keys, np.int64)[order]
@@ -48,7 +48,7 @@ class Batch:
         return Operations(pool, stored, order, starts, lasts, is_delete, self.targets, KEY)
 
     def changes(self, model: EngineModel) -> list[Change]:
-        """What the operations did, in the order they came; None before and after is nothing too."""
+        """Effects of the operations in order; None before and after means no effect."""
         rows: dict[Any, Row | None] = {row["k"]: row for row in self.stored}
         found: list[Change] = []
         for row, deletes in self.incoming:
@@ -60,7 +60,7 @@ class Batch:
 
 
 def changes_of(merged: Merged, operations: Operations) -> list[Change]:
-    """The same of what an engine answered."""
+    """The same, from an engine's result."""
     merged.pool.validate(full=True)
     rows: list[Row | None] = [*rows_of(merged.pool), None]
     found: list[Change] = [(None, None)] * len(operations.order)
@@ -89,7 +89,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def samples(kind: pa.DataType) -> list[Any]:
-    """Values of a column, small and large ones, so that equal ones meet and sums overflow."""
+    """Values of a column, few enough that values repeat and large enough that sums overflow."""
     types = pa.types
     if types.is_integer(kind):
         limits = np.iinfo(kind.to_pandas_dtype())
@@ -127,7 +127,7 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 def seeded(schema: pa.Schema, rows: int, keys: int, share_of_deletes: float) -> Batch:
-    """A longer batch, always the same."""
+    """A longer batch, always the same one."""
     chance = random.Random(rows)
     names = [name for name in schema.names if name != "k"]
     choices = {name: [None, *samples(schema.field(name).type)] for name in names}
@@ -143,7 +143,7 @@ def seeded(schema: pa.Schema, rows: int, keys: int, share_of_deletes: float) -> 
 def batches(
     schema: pa.Schema, *, deletes: bool, targets: Collection[frozenset[str] | None] = (None,), rows_max: int = 9
 ) -> st.SearchStrategy[Batch]:
-    """Batches of few keys, so that they repeat; the key is ``k``, an integer."""
+    """Batches of few keys, so that keys repeat; the key is ``k``, an integer."""
     rest = {field.name: values(field.type) for field in schema if field.name != "k"}
 
     def rows(names: frozenset[str]) -> st.SearchStrategy[Row]:

@@ -1,4 +1,4 @@
-"""Every engine makes of a batch what the model makes of it, one row at a time."""
+"""Every engine agrees with the model, which applies one row at a time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(spec: Any, batch: Batch, margin: int) -> None:
 
 
 def as_text(changes: list[Change], schema: pa.Schema) -> list[str]:
-    """So that NaN is like NaN, and -0.0 is not like 0.0."""
+    """Text in which NaN equals NaN, and -0.0 differs from 0.0."""
     return [
         " -> ".join("nothing" if row is None else str([row[name] for name in schema.names]) for row in change)
         for change in changes
@@ -106,7 +106,7 @@ def test_functions(data: st.DataObject, function: Spec, kinds: list[pa.DataType]
 )
 def test_functions_of_every_type(function: Spec, kind: pa.DataType) -> None:
     overflows = function in ("sum", "product") and kind not in FLOATS
-    # Where numbers soon overflow, many short batches say more than a long one.
+    # Where numbers soon overflow, many short batches test more than a long one.
     for rows, keys in [(count, 4) for count in range(1, 40)] if overflows else [(100, 5), (60, 30), (60, 3000)]:
         check({"aggregate": {"a": function}}, seeded(schema_of(a=kind), rows, keys, 0.2), rows % 3)
 

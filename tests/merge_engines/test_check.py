@@ -1,4 +1,4 @@
-"""Engines that a table can't have are refused when it is created, and the error says which column and why."""
+"""Creating a table refuses an engine that does not fit it; the error names the column and the reason."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_engines_that_do_not_fit(engine: MergeEngine, facts: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("given", ["summ", "", "Sum", None, 3, ["sum"]])
-def test_functions_there_are_not(given: Any) -> None:
+def test_unknown_functions_are_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest, match="listagg") as raised:
         Aggregate({"i": given})
     assert raised.value.where["column"] == "i"
 
 
 @pytest.mark.parametrize("given", ["sum", ["sum"], {1: "sum"}])
-def test_functions_are_given_by_column(given: Any) -> None:
+def test_functions_must_be_given_by_column(given: Any) -> None:
     with pytest.raises(InvalidRequest):
         Aggregate(given)
 
@@ -101,7 +101,7 @@ def test_bitmaps_need_a_package(function: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyroaring") is None, reason="pyroaring is not installed")
 @pytest.mark.parametrize("function", ["rbm32", "rbm64"])
-def test_what_is_no_bitmap_is_refused(function: str) -> None:
+def test_values_that_are_not_bitmaps_are_refused(function: str) -> None:
     rows = pa.record_batch({"k": [1, 1], "bytes": pa.array([b"none", b""], pa.binary())})
     one, zero = np.array([1]), np.array([0])
     operations = Operations(rows, zero - 1, np.arange(2), zero, one, np.zeros(2, bool))
@@ -111,7 +111,7 @@ def test_what_is_no_bitmap_is_refused(function: str) -> None:
 
 
 @pytest.mark.parametrize("engine", [FirstRow(), Versioned("v")])
-def test_operations_an_engine_does_not_take(engine: MergeEngine) -> None:
+def test_operations_that_an_engine_does_not_take_are_refused(engine: MergeEngine) -> None:
     rows = pa.record_batch({"k": [1], "v": [1], "a": [1]})
     one, zero = np.array([True]), np.array([0])
     with pytest.raises(InvalidRequest, match="deletes"):

@@ -1,4 +1,4 @@
-"""Values that chance does not find: the ends of types, long runs and large results."""
+"""Edge values that random tests miss: limits of types, long runs and large results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN, MAX = -(2**63), 2**63 - 1
 
 
 def merged(function: str, values: list[Any] | pa.Array, kind: pa.DataType, *, stored: int = 0) -> list[Any]:
-    """Results of one key's upserts, from the second value on; the first is stored, if that is 1."""
+    """Results of one key's upserts, from the second value on; the first value is stored if ``stored`` is 1."""
     column = values if isinstance(values, pa.Array) else pa.array(values, kind)
     count = len(column)
     rows = pa.record_batch({"k": np.zeros(count, np.int64), "a": column})
@@ -45,7 +45,7 @@ def merged(function: str, values: list[Any] | pa.Array, kind: pa.DataType, *, st
         ("product", 2**32 - 1, 2**32 - 1, pa.uint32()),
         ("sum", Decimal(10**38 - 1), Decimal(10**38 - 1), pa.decimal128(38)),
         ("sum", Decimal(-(10**38) + 1), Decimal(-1), pa.decimal128(38)),
-        # The size of this one is a multiple of 2^64.
+        # The size of this result is a multiple of 2^64.
         ("sum", Decimal(-(10**38 // 2**64 * 2**64)), Decimal(-(2**64)), pa.decimal128(38)),
         ("product", Decimal(10**19), Decimal(10**19), pa.decimal128(38)),
         ("product", Decimal("9.5"), Decimal("1.1"), pa.decimal128(2, 1)),
@@ -79,14 +79,16 @@ def test_overflow(function: str, one: Any, other: Any, kind: pa.DataType, zeros:
     ],
     ids=str,
 )
-def test_the_ends_of_types(function: str, values: list[Any], results: list[Any], kind: pa.DataType | None) -> None:
+def test_limits_of_types_do_not_overflow(
+    function: str, values: list[Any], results: list[Any], kind: pa.DataType | None
+) -> None:
     expected = [str(value) for value in results]
     for stored in (0, 1):
         assert list(map(str, merged(function, values, kind or pa.decimal128(3, 1), stored=stored))) == expected
     assert list(map(str, merged(function, values[:2], kind or pa.decimal128(3, 1), stored=1))) == expected[:1]
 
 
-def test_floats_are_added_one_after_the_other() -> None:
+def test_floats_are_added_in_order() -> None:
     values = np.random.default_rng(1).normal(size=1000) * 10.0 ** np.arange(1000) ** 0.5
     assert merged("sum", pa.array(values), pa.float64()) == np.cumsum(values)[1:].tolist()
 
@@ -102,8 +104,8 @@ NESTED = pa.list_(pa.struct({"s": pa.string()}))
     ],
     ids=str,
 )
-def test_results_that_are_too_large_are_refused(function: str, kind: pa.DataType) -> None:
-    # 1 MiB, and then 3000 results of no less.
+def test_too_large_results_are_refused(function: str, kind: pa.DataType) -> None:
+    # 1 MiB, then 3000 results of at least that size.
     texts = ["a" * (1 << 20), *["b"] * 3000]
     values = pa.array([[{"s": text}] for text in texts] if kind == NESTED else texts, kind)
     own = pa.default_memory_pool()
@@ -120,7 +122,7 @@ def test_results_that_are_too_large_are_refused(function: str, kind: pa.DataType
 
 @pytest.mark.parametrize("function", ["max", "last_value", "last_value_ignore_nulls"])
 @pytest.mark.parametrize("kind", [pa.string(), NESTED], ids=str)
-def test_long_values_do_not_matter_where_they_are_not_kept(function: str, kind: pa.DataType) -> None:
+def test_dropped_long_values_do_not_count_towards_the_limit(function: str, kind: pa.DataType) -> None:
     if function == "max" and kind == NESTED:
         return
     texts = ["a" * (1 << 20), *["b"] * 3000]

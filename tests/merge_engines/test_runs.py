@@ -1,4 +1,4 @@
-"""What is computed along runs, of any length, is what one element after the other makes."""
+"""Computing along runs of any length equals computing element by element."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def runs_of(lengths: list[int]) -> Runs:
 
 @pytest.mark.parametrize("strict", [True, False])
 @given(lengths=LENGTHS, different=st.sampled_from([1, 3, 1000]), seed=st.integers(0, 99))
-def test_the_chosen_one_is_that_of_one_by_one(strict: bool, lengths: list[int], different: int, seed: int) -> None:
+def test_choose_equals_choosing_element_by_element(strict: bool, lengths: list[int], different: int, seed: int) -> None:
     runs = runs_of(lengths)
     values = np.random.default_rng(seed).integers(0, different, len(runs.firsts))
     found = choose(lambda own, other: values[own] > values[other] if strict else values[own] >= values[other], runs)
@@ -33,7 +33,7 @@ def test_the_chosen_one_is_that_of_one_by_one(strict: bool, lengths: list[int], 
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
-def test_sums_of_floats_are_those_of_one_by_one(lengths: list[int], seed: int) -> None:
+def test_sums_of_floats_equal_adding_element_by_element(lengths: list[int], seed: int) -> None:
     runs = runs_of(lengths)
     values = np.random.default_rng(seed).random(len(runs.firsts)) * 10.0 ** (seed % 20)
     expected, total = [], 0.0

@@ -1,4 +1,4 @@
-"""How engines are written and named."""
+"""Stored forms and names of engines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITTEN: list[tuple[MergeEngine, Any]] = [
 
 
 @pytest.mark.parametrize(("engine", "spec"), WRITTEN, ids=repr)
-def test_an_engine_comes_back_from_json(engine: MergeEngine, spec: Any) -> None:
+def test_an_engine_survives_a_round_trip_through_json(engine: MergeEngine, spec: Any) -> None:
     assert spec_of(engine) == spec
     assert engine_of(json.loads(json.dumps(spec))) == engine
     assert engine_given(engine) is engine
@@ -49,21 +49,21 @@ def test_an_engine_comes_back_from_json(engine: MergeEngine, spec: Any) -> None:
     ],
     ids=repr,
 )
-def test_what_a_newer_version_wrote_is_refused(spec: Any) -> None:
+def test_specs_of_a_newer_version_are_refused(spec: Any) -> None:
     with pytest.raises(UnsupportedVersion):
         engine_of(spec)
 
 
-def test_engines_named_by_a_user() -> None:
+def test_users_name_engines() -> None:
     assert (engine_given("last_row"), engine_given("first_row")) == (LastRow(), FirstRow())
 
 
 @pytest.mark.parametrize("given", ["versioned", "aggregate", "none", None, Versioned, {"versioned": "a"}], ids=repr)
-def test_engines_there_are_not(given: Any) -> None:
+def test_unknown_engines_are_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest, match="Versioned"):
         engine_given(given)
 
 
-def test_an_engine_of_someone_else_can_not_be_stored() -> None:
+def test_a_foreign_engine_can_not_be_stored() -> None:
     with pytest.raises(InvalidRequest):
         spec_of(object())  # type: ignore[arg-type]

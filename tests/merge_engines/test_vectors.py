@@ -1,4 +1,4 @@
-"""What Apache Fluss expects of its merge engines and partial updates, as far as engines alone can tell."""
+"""Apache Fluss's expectations of its merge engines and partial updates, as far as engines alone can be tested."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TYPES = {
 
 
 def is_for_engines(vector: dict[str, Any]) -> bool:
-    """Whether it asks for nothing but merges of whole batches under an integer key."""
+    """Whether the vector needs only merges of whole batches under an integer key."""
     if vector["kind"] != "kv" or "auto_increment" in vector["table"] or not vector["table"]["pk"]:
         return False
     columns = {name: kind for name, kind, *_ in vector["table"]["columns"]}
@@ -60,7 +60,7 @@ def is_for_engines(vector: dict[str, Any]) -> bool:
 NAMES = [name for name, vector in VECTORS.items() if is_for_engines(vector)]
 
 
-def test_there_are_vectors() -> None:
+def test_vectors_exist() -> None:
     assert len(NAMES) > 90
 
 
@@ -69,7 +69,7 @@ def test_vector(name: str) -> None:
     vector = VECTORS[name]
     table = vector["table"]
     (key,) = table["pk"]
-    # The key of batches is called k.
+    # In batches the key is named k.
     kinds = {"k" if name == key else name: TYPES[kind] for name, kind, *_ in table["columns"]}
     schema = pa.schema(kinds)
     engine = engine_of(table)
@@ -119,7 +119,7 @@ def engine_of(table: dict[str, Any]) -> MergeEngine:
 
 
 def converted(row: Row, key: str, schema: pa.Schema, targets: frozenset[str] | None) -> Row:
-    """A row of a vector, with dates and times as numbers; null where nothing stands, and outside the targets."""
+    """A row of a vector, with dates and times as numbers; null where it has no value, and outside the targets."""
     named = {"k" if name == key else name: value for name, value in row.items()}
     return {
         field.name: value_of(named.get(field.name), field.type) if targets is None or field.name in targets else None
