@@ -1,4 +1,4 @@
-"""Changes of each bucket until they are worth a batch."""
+"""Accumulator: gathers the changes of each bucket into batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from writer.target import TargetTable
 
 
 class Pile:
-    """What waits for one bucket, all of one schema."""
+    """Changes that wait for a batch of one bucket, all of one schema."""
 
     def __init__(self, schema_id: int) -> None:
         self.schema_id = schema_id
@@ -25,18 +25,18 @@ class Pile:
         self.rows = self.size = 0
 
     def add(self, changes: Changes, size: int) -> None:
-        """One more part, of so many bytes."""
+        """Add changes of ``size`` bytes."""
         self.parts.append(changes)
         self.rows += len(changes)
         self.size += size
 
 
 class Made(NamedTuple):
-    """A batch.
+    """A complete batch of one bucket.
 
     Attributes:
-        schema_id: Schema it follows.
-        size: Bytes of it, as they were gathered.
+        schema_id: Schema of the rows.
+        size: Size in bytes, as counted while gathering.
     """
 
     bucket: int
@@ -46,12 +46,12 @@ class Made(NamedTuple):
 
 
 class Accumulator:
-    """Makes batches of items; used by one thread.
+    """Converts items to batches; used by one thread.
 
     Attributes:
-        batches: Those that are complete, in order, that the caller has not removed.
-        gathered: Bytes that ever came so far as to wait for a bucket.
-        refused: Rows that fit no batch, since the caller last emptied this.
+        batches: Complete batches in order; the caller removes them.
+        gathered: Bytes of all changes that ever reached a bucket's pile.
+        refused: Rows that fit no batch, since the caller last emptied this list.
     """
 
     def __init__(self, table: TargetTable, options: WriterOptions) -> None:
@@ -70,15 +70,14 @@ class Accumulator:
 
     @property
     def waiting(self) -> int:
-        """Rows of incomplete batches."""
+        """Number of rows in incomplete batches."""
         return sum(pile.rows for pile in self._piles.values())
 
     def take(self, items: list[Item]) -> None:
-        """Spread items over the buckets.
+        """Distribute items over the buckets.
 
         Raises:
-            StoreError: The table is gone. What of the items is in no batch and was not refused is in
-                :meth:`left_over`.
+            StoreError: The table is gone. Items that are neither in a batch nor refused are in :meth:`left_over`.
         """
         self._items += items
         columns = columns_of(self._table)
@@ -90,19 +89,19 @@ class Accumulator:
             self._whole.popleft()
 
     def seal(self) -> None:
-        """Make batches of everything that waits."""
+        """Turn all incomplete batches into complete ones."""
         for bucket in list(self._piles):
             self._seal(bucket)
 
     def left_over(self, items: list[Item]) -> list[Changes]:
-        """Everything that is in no batch, and items that were not taken, when nothing can be sent any more.
+        """Everything that is in no batch, including ``items``; called when the writer can send nothing more.
 
-        It raises nothing: what can't be converted is among the refused.
+        It does not raise: rows that can't be converted are added to ``refused``.
         """
         self._items += items
         try:
             self._convert()
-        except Exception:  # a value of the caller's own kind may raise anything
+        except Exception:  # code of a user-defined value may raise anything
             self._convert_each()
         return [changes for pile in self._piles.values() for changes in pile.parts] + [
             whole.changes for whole in self._whole
@@ -119,18 +118,18 @@ class Accumulator:
         for item in items:
             try:
                 found, refused = self._intake.changes([item])
-            except Exception as error:  # as above; it is told with its rows
+            except Exception as error:  # as above; the error is reported with its row
                 if isinstance(item, Whole):
                     self._whole.append(item)
                     continue
-                misfit = SchemaMismatch("The writer ended as this was converted.", reason=repr(error))
+                misfit = SchemaMismatch("The writer ended while it converted this row.", reason=repr(error))
                 misfit.__cause__ = error
                 found, refused = [], [Refused([item.key if isinstance(item, Key) else item], misfit)]
             self._whole += found
             self.refused += refused
 
     def _intake_of(self, columns: Columns) -> Intake:
-        """What makes changes of rows; those that were handed over before a column was added are taken without it."""
+        """The converter for these columns; rows given as dicts may lack columns added after the writer was opened."""
         later = [f.name for f in columns.schema if f.nullable and f.name not in self._opened_with]
         return Intake(columns.schema, columns.schema_id, self._table.primary_key or (), later)
 
@@ -152,7 +151,7 @@ class Accumulator:
         while start < len(changes):
             pile = self._piles.setdefault(bucket, Pile(schema_id))
             if pile.schema_id != schema_id:
-                self._seal(bucket)  # rows of different columns are not one batch
+                self._seal(bucket)  # a batch has rows of one schema
                 continue
             rest = part(changes, start, len(changes))
             piece = beginning(rest, options.batch_rows - pile.rows, options.batch_bytes)
@@ -174,19 +173,19 @@ class Accumulator:
 
 
 class Columns(NamedTuple):
-    """Columns of a row as it is given: all but the one the table fills; and which of the table's schemas that is."""
+    """Columns of a given row, without the auto-increment column, and the id of their schema."""
 
     schema: pa.Schema
     schema_id: int
 
 
 def columns_of(table: TargetTable) -> Columns:
-    """The columns as they are now."""
+    """The table's current columns."""
     schema_id = table.schema_id
     while True:
         schema = table.schema
         before, schema_id = schema_id, table.schema_id
         if schema_id == before:
-            break  # none was added between
+            break  # no column was added in between
     automatic = table.options.auto_increment
     return Columns(schema if automatic is None else pa.schema([f for f in schema if f.name != automatic]), schema_id)

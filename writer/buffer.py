@@ -1,8 +1,8 @@
-"""What callers hand to the sending thread, and what they wait for: all that threads share, under one lock.
+"""Buffer between callers and the sending thread: all state that threads share, under one lock.
 
-* A caller only ever appends; whatever interrupts it, an item is in the buffer or it is not.
-* Who finds no room waits until there is some.
-* Each row that was refused is told once.
+* A caller only appends; wherever it is interrupted, an item is either in the buffer or not.
+* A caller that finds no room waits until there is room.
+* Each refused row is reported once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _CHUNKS = 4
 
 
 class Buffer:
-    """See above.
+    """A bounded buffer of items; see the module.
 
     Args:
-        bytes_max: More than this waits neither for an answer nor, as refused rows, for its caller.
-        batch_rows: So many rows are worth being taken, whatever their bytes.
+        bytes_max: Limit in bytes, both for rows that await an answer and for refused rows that are not yet reported.
+        batch_rows: Number of rows that the sending thread takes at once, whatever their size.
         nudge: Wakes the sending thread.
 
     Attributes:
-        unacknowledged: What was not acknowledged when the writer ended.
+        unacknowledged: Changes that were not acknowledged when the writer ended.
     """
 
     def __init__(self, bytes_max: int, batch_rows: int, nudge: Callable[[], None]) -> None:
@@ -45,15 +45,15 @@ class Buffer:
         self._chunk_rows = min(_CHUNK_ROWS_MAX, batch_rows)
         self._chunk_bytes = min(_CHUNK_BYTES_MAX, bytes_max // _CHUNKS)
         self._chunk = min(_FIRST_CHUNK_ROWS, self._chunk_rows)
-        """So many items are worth being taken; what those before took says how many."""
+        """Number of items to take at once; derived from the size of the items taken before."""
         self._size = self._items_size = 0
-        """Bytes, as far as known, of everything that is not settled, and of the items among it."""
+        """Bytes, as far as known, of everything that is not settled, and of the items in it."""
         self._refused: list[Refused] = []
         self._refused_size = 0
         self._asked = self._flushed = 0
         self._aborted = self._abandoned = False
         self._converting = False
-        """Whether the sending thread has items of which it has not said what they are."""
+        """Whether the sending thread has taken items and not yet reported their size."""
         self._ended: StoreError | None = None
         self._has_room = True
         _buffers.add(self)
@@ -65,11 +65,11 @@ class Buffer:
     # For callers
 
     def add(self, item: Item) -> None:
-        """Hand over an item, once there is room.
+        """Hand over an item; waits for room.
 
         Raises:
-            RowsRefused: Too many refused rows were not told yet; these are. Nothing was handed over.
-            StoreError: Why the writer has ended. Nothing was handed over.
+            RowsRefused: Too many refused rows were not yet reported; this error reports them. Nothing was handed over.
+            StoreError: The writer has ended, for this reason. Nothing was handed over.
         """
         with self._lock:
             if not self._has_room:
@@ -80,34 +80,34 @@ class Buffer:
             if waiting == 1 or waiting == self._chunk:
                 self._nudge()
             elif waiting >= _CHUNKS * self._chunk:
-                self._look()
+                self._update_has_room()
 
     def add_all(self, items: Iterable[Item]) -> None:
-        """Hand over items, the first as :meth:`add` does; then no more refused rows are told before all are taken.
+        """Hand over items, the first as :meth:`add` does; refused rows are not reported again until all are taken.
 
         Raises:
-            StoreError: See :meth:`add`; why the writer has ended. Some may have been handed over.
+            StoreError: See :meth:`add`; the writer may have ended. Some items may have been handed over.
         """
         is_first = True
         for item in items:
             with self._lock:
                 if not self._has_room:
-                    self._wait_for_room(tell=is_first)
+                    self._wait_for_room(report=is_first)
                 size = item.changes.rows.nbytes if isinstance(item, Whole) else 0
                 self._items.append(item)
                 self._size += size
                 self._items_size += size
                 if size or len(self._items) in (1, self._chunk):
                     self._nudge()
-                self._look()
+                self._update_has_room()
             is_first = False
 
     def flush(self) -> None:
-        """Return once everything handed over before is settled.
+        """Wait until everything handed over before is settled.
 
         Raises:
-            RowsRefused: These were refused, everything else is acknowledged.
-            StoreError: Why the writer has ended.
+            RowsRefused: These rows were refused; all others are acknowledged.
+            StoreError: The writer has ended, for this reason.
         """
         with self._lock:
             self._asked = ticket = self._asked + 1
@@ -116,22 +116,22 @@ class Buffer:
             if self._flushed < ticket:
                 self._raise_ended()
             if self._refused:
-                self._tell_refused()
+                self._raise_refused()
 
     def abort(self) -> None:
-        """Have nothing more sent, and return once the sending thread has ended."""
+        """Stop sending, and wait until the sending thread has ended."""
         with self._lock:
             self._aborted = True
             self._nudge()
             self._changed.wait_for(lambda: self._ended is not None)
 
     def abandon(self) -> bool:
-        """Nobody will hand over or ask for anything again: have the sending thread end once all is settled.
+        """Ask the sending thread to end once everything is settled; no caller will use the buffer again.
 
-        It takes no lock, so that a garbage collector may call it, whichever thread that interrupts.
+        It takes no lock, so a garbage collector may call it from any thread at any point.
 
         Returns:
-            Whether anything is not settled.
+            Whether something is not settled.
         """
         if self._ended is not None or self._aborted:
             return False
@@ -141,42 +141,42 @@ class Buffer:
         return open
 
     def take_refused(self) -> list[Refused]:
-        """Rows that were refused and not told yet."""
+        """Return the refused rows that are not yet reported, and count them as reported."""
         with self._lock:
             refused, self._refused, self._refused_size = self._refused, [], 0
-            self._look()
+            self._update_has_room()
         return refused
 
     @property
     def refused(self) -> list[Refused]:
-        """The same, and they are still to be told."""
+        """Refused rows that are not yet reported; they stay unreported."""
         with self._lock:
             return list(self._refused)
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child of the process it was made in."""
+        """Whether this process is a forked child of the process that created the buffer."""
         return isinstance(self._ended, ForkedStore)
 
-    def _wait_for_room(self, *, tell: bool = True) -> None:
+    def _wait_for_room(self, *, report: bool = True) -> None:
         while True:
             if self._ended is not None:
                 self._raise_ended()
-            if tell and self._refused_size >= self._bytes_max:
-                self._tell_refused()
+            if report and self._refused_size >= self._bytes_max:
+                self._raise_refused()
             if len(self._items) < _CHUNKS * self._chunk and self._size < self._bytes_max:
                 return
             self._nudge()
             self._changed.wait()
 
-    def _tell_refused(self) -> None:
+    def _raise_refused(self) -> None:
         refused, self._refused, self._refused_size = self._refused, [], 0
-        self._look()
+        self._update_has_room()
         first = refused[0].error
         rows = sum(len(each.changes) for each in refused)
         raise RowsRefused(
-            "Rows were refused and are not written, but for those whose error says that it is not known; look into"
-            " `refused`. All others of this writer are not concerned.",
+            "Rows were refused and not written, except rows whose error says that this is unknown; see `refused`."
+            " The writer's other rows are not affected.",
             refused=refused,
             rows=rows,
             first=str(first),
@@ -186,7 +186,7 @@ class Buffer:
         assert self._ended is not None
         raise copy(self._ended) from self._ended.__cause__
 
-    def _look(self) -> None:
+    def _update_has_room(self) -> None:
         self._has_room = (
             self._ended is None
             and len(self._items) < _CHUNKS * self._chunk
@@ -198,12 +198,12 @@ class Buffer:
 
     @property
     def waiting(self) -> int:
-        """Items not taken yet."""
+        """Number of items not yet taken."""
         return len(self._items)
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether so many items wait that they are to be taken now."""
+        """Whether enough items wait for the sending thread to take them now."""
         return len(self._items) >= self._chunk or self._items_size >= self._chunk_bytes
 
     @property
@@ -213,78 +213,78 @@ class Buffer:
 
     @property
     def asked(self) -> int:
-        """The last flush that was asked for."""
+        """Ticket of the latest flush that a caller asked for."""
         return self._asked
 
     @property
     def abandoned(self) -> bool:
-        """Whether to end once all is settled."""
+        """Whether the sending thread should end once everything is settled."""
         return self._abandoned
 
     @property
     def aborted(self) -> bool:
-        """Whether nothing more is to be sent."""
+        """Whether the sending thread should stop sending."""
         return self._aborted
 
     def take(self) -> tuple[list[Item], int]:
-        """All items, and how many bytes were known of them."""
+        """Take all items; returns them and the bytes counted for them so far."""
         with self._lock:
             self._converting = bool(self._items)
             items, self._items = self._items, []
             known, self._items_size = self._items_size, 0
-            self._look()
+            self._update_has_room()
             self._changed.notify_all()
         return items, known
 
     def converted(self, items: int, known: int, now: int) -> None:
-        """Items became changes.
+        """Record the size of converted items.
 
         Args:
-            known: Bytes that were known of them.
-            now: Bytes they have.
+            known: Bytes counted for them before.
+            now: Their actual bytes.
         """
         with self._lock:
             self._size += now - known
             self._converting = False
             if items and not known:
                 self._chunk = max(1, min(self._chunk_rows, self._chunk_bytes * items // max(1, now)))
-            self._look()
+            self._update_has_room()
 
     def settle(self, size: int, refused: list[Refused]) -> None:
-        """Something needs no room any more."""
+        """Release room and record refused rows."""
         with self._lock:
             self._size -= size
             self._refused += refused
             self._refused_size += sum(each.size for each in refused)
-            self._look()
+            self._update_has_room()
             self._changed.notify_all()
 
     def flushed(self, ticket: int) -> None:
-        """Everything handed over before this flush is settled."""
+        """Wake the callers of this flush and of earlier ones: everything handed over before is settled."""
         with self._lock:
             self._flushed = ticket
             self._changed.notify_all()
 
     def end(self, error: StoreError, leave: Callable[[list[Item]], tuple[list[Changes], list[Refused]]]) -> None:
-        """Nothing more is sent.
+        """End the writer: nothing more is sent.
 
         Args:
-            leave: Says what is not acknowledged and what was refused, with the items that were not taken.
+            leave: Takes the items that were not taken; returns the changes not acknowledged and the rows refused.
         """
         with self._lock:
-            # Under the lock: what comes later is not taken at all.
+            # Under the lock, so that no later item is accepted.
             try:
                 self.unacknowledged, refused = leave(self._items)
                 self._refused += refused
                 self._items = []
             finally:
-                # Whatever happened, nobody waits for ever.
+                # Even if `leave` raises, no caller waits forever.
                 self._ended = error
-                self._look()
+                self._update_has_room()
                 self._changed.notify_all()
 
     def forget_parent(self) -> None:
-        """In a forked child: the thread is not there, and what waits is the parent's to send."""
+        """End the buffer in a forked child: the thread does not exist here, and the parent sends what waits."""
         self._new_lock()
         self._ended = ForkedStore("The writer was opened before a fork(); open one in this process.")
         self._has_room = False

@@ -1,4 +1,4 @@
-"""Time comes in as an argument; this is where it comes from."""
+"""The writer's clock. Time comes in as an argument; this module is its source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a writer asks of time."""
+    """Source of time for a writer."""
 
     def monotonic(self) -> float:
         """Seconds since some moment; never goes back."""

@@ -1,6 +1,6 @@
-"""Rows, keys and Arrow data, mixed as they came, as changes.
+"""Conversion of rows, keys and Arrow data, in mixed order, to changes.
 
-Whether a row fits is decided by :mod:`logformat.rows.intake` alone.
+Only :mod:`logformat.rows.intake` decides whether a row fits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Key:
 
 
 class Whole(NamedTuple):
-    """Changes, and the schema they follow: the table's may be a later one by now."""
+    """Changes, and the schema they follow; the table may have a later schema by now."""
 
     changes: Changes
     schema_id: int
@@ -42,13 +42,13 @@ Item = Any
 
 
 class Intake:
-    """Makes changes of one table's columns.
+    """Converts items to changes of one table.
 
     Args:
-        schema: Those that rows have.
-        schema_id: Which schema that is.
+        schema: Columns that rows have.
+        schema_id: Id of that schema.
         key: Names of the key's columns in key order; empty for a log table.
-        later: Those of them that rows may lack, and then are null.
+        later: Columns that rows may lack; they are then null.
     """
 
     def __init__(self, schema: pa.Schema, schema_id: int, key: Sequence[str], later: Sequence[str] = ()) -> None:
@@ -59,7 +59,7 @@ class Intake:
         self._codec = KeyCodec(list(self.key_schema))
 
     def changes(self, items: list[Item]) -> tuple[list[Whole], list[Refused]]:
-        """Items in order, but for those that do not fit."""
+        """Convert items in order; returns the changes and the rows that do not fit."""
         found: list[Whole] = []
         refused: list[Refused] = []
         if set(map(type, items)) == {dict}:
@@ -85,7 +85,7 @@ class Intake:
         refused += [Refused([rows[place]], error) for place, error in failed]
 
     def _mixed(self, items: list[Item], found: list[Whole], refused: list[Refused]) -> None:
-        """Rows and keys in turn: each kind is converted by itself, then they are put in order again."""
+        """Converts rows and keys that alternate: each kind on its own, then merged in the original order."""
         keys = [item.key for item in items if type(item) is Key]
         rows = [item for item in items if type(item) is not Key]
         is_key = np.array([type(item) is Key for item in items])
@@ -114,11 +114,11 @@ class Intake:
         refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
 
     def _checked(self, changes: Changes) -> Changes:
-        """The same; a key that is too large is refused before anything is numbered."""
+        """Returns the changes unchanged; refuses a key that is too large before it gets a sequence."""
         columns = [changes.rows.column(field.name) for field in self.key_schema]
         variable = [column for column in columns if is_variable(column.type)]
         if variable and len(changes):
-            # An escaped byte is two, so nearly always their lengths tell that they can't be too long.
+            # Escaping at most doubles a byte, so the lengths alone nearly always prove that no key is too long.
             longest = sum(pc.max(pc.binary_length(column)).as_py() for column in variable)
             if 2 * longest + _FIXED_BYTES * len(columns) > KEY_BYTES_MAX:
                 self._codec.encode(columns)
@@ -126,10 +126,10 @@ class Intake:
 
 
 class _Unforeseen:
-    """Whatever the code of a value raises, such as a tzinfo of the user's, is about that value."""
+    """Turns any error raised by the code of a value, such as a user's tzinfo, into an error about that value."""
 
     def __enter__(self) -> None:
-        """Nothing was raised yet."""
+        """Nothing to prepare."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, StoreError | MemoryError):
@@ -137,18 +137,18 @@ class _Unforeseen:
 
 
 _FIXED_BYTES = 17
-"""No column of fixed width takes more in a key, nor what stands around a variable one."""
+"""Upper bound of the bytes of a fixed-width column in a key, and of the overhead of a variable one."""
 
 
 def part(changes: Changes, start: int, end: int) -> Changes:
-    """Some of them, not copied."""
+    """A slice of changes, not copied."""
     if start == 0 and end == len(changes):
         return changes
     return Changes(changes.rows.slice(start, end - start), changes.is_delete.slice(start, end - start))
 
 
 def together(parts: Sequence[Changes]) -> Changes:
-    """All of them in order, at least one."""
+    """Concatenates changes in order; at least one is given."""
     if len(parts) == 1:
         return parts[0]
     return Changes(
@@ -157,7 +157,7 @@ def together(parts: Sequence[Changes]) -> Changes:
 
 
 def beginning(changes: Changes, rows_max: int, bytes_max: int) -> Changes:
-    """As much of them as is small enough, at least one row."""
+    """The longest prefix within the limits, at least one row."""
     piece = part(changes, 0, min(len(changes), rows_max))
     while len(piece) > 1 and piece.rows.nbytes > bytes_max:
         piece = part(piece, 0, len(piece) // 2)

@@ -1,10 +1,10 @@
-"""The batches of one writer in one bucket: which are to be sent now, and what became of each.
+"""Queue of one writer's batches in one bucket: decides which to send now, and what the answers mean.
 
-* It opens nothing, waits for nothing and knows no clock: time comes in as an argument, in seconds that never go back.
-* Only the first five that are not settled are in flight, so that the bucket remembers every one of them.
-* Nothing is sent behind a batch that can't be sent yet.
+* It opens nothing, waits for nothing and has no clock: time comes in as an argument, in seconds, and never goes back.
+* Only the first five unsettled batches are in flight, so that the bucket remembers every one of them.
+* No batch is sent after one that can't be sent yet.
 
-All transitions stand in :mod:`writer.sequence`.
+All transitions are in :mod:`writer.sequence`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from writer.target import Appended, Identity
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to wait, in seconds.
+    """Timeouts and delays, in seconds.
 
     Attributes:
-        request_timeout: For an answer, before a batch is sent again.
-        delivery_timeout: From the first attempt to send a batch until the writer gives up.
-        backoff_min, backoff_max: Before the first attempt after a failed one, and at most; it doubles between.
+        request_timeout: Time to wait for an answer before a batch is sent again.
+        delivery_timeout: Time from the first attempt to send a batch until the writer gives up.
+        backoff_min, backoff_max: Delay before the first retry, and the maximum; it doubles in between.
     """
 
     request_timeout: float = 30.0
@@ -40,8 +40,8 @@ class Timing:
     backoff_max: float = 1.0
 
 
-class Errand(Enum):
-    """What a lane needs done before it can go on."""
+class PendingCall(Enum):
+    """A call that must be made before the queue can send."""
 
     BEGIN = "the bucket's begin()"
     NEW_ID = "a new writer id"
@@ -49,12 +49,12 @@ class Errand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A bucket did not know the writer any more, and it went on under a new id.
+    """The bucket forgot the writer, and the writer continued under a new id.
 
     Attributes:
-        bucket: Which bucket.
-        before, after: Writer ids.
-        in_doubt: Batches sent again of which no attempt was answered before: they may be in the table twice.
+        bucket: The bucket.
+        before, after: The old and the new writer id.
+        in_doubt: Batches sent again although an earlier attempt was never answered: the table may have them twice.
     """
 
     bucket: int
@@ -65,12 +65,12 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of a batch.
+    """Outcome of a batch.
 
     Attributes:
-        serial: What it was added with.
+        serial: The serial that it was added with.
         changes: Its rows.
-        error: Why they were refused, or that it is not known whether they were written; None if they were.
+        error: Why they were refused, or that it is unknown whether they were written; None if they were written.
     """
 
     serial: int
@@ -80,30 +80,30 @@ class Settled:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One batch in line."""
+    """One batch of the queue."""
 
     serial: int
     changes: Changes
     schema_id: int | None = None
-    """Schema it follows; the empty batch in its place does too."""
+    """Schema of the rows, and of the empty batch that may take their place."""
     state: State = State.QUEUED
     refusal: StoreError | None = None
-    """Why its rows were refused: since then an empty batch is in its place."""
+    """Why its rows were refused; if set, an empty batch takes their place."""
     latest: Sending | None = None
     failures: int = 0
-    """In a row; what the backoff grows with."""
+    """Consecutive failures; the backoff grows with them."""
     unanswered: int = 0
-    """Attempts of its rows that were not answered."""
+    """Attempts to send its rows that were not answered."""
     time: float = 0.0
-    """In flight: when the answer is late. Backing off: when it is sent."""
+    """In flight: when the request times out. Backing off: when to send again."""
     expires: float | None = None
     reason: StoreError | None = None
-    """The last error it met."""
+    """The last error."""
 
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """One attempt to send a batch: what goes to :meth:`writer.target.AppendTarget.submit`."""
+    """One attempt to send a batch: the arguments of :meth:`writer.target.AppendTarget.submit`."""
 
     batch: Batch
     changes: Changes
@@ -116,15 +116,15 @@ class Sending:
 
 
 class Lane:
-    """See above; used by one thread.
+    """The queue of one bucket; see the module. Used by one thread.
 
     Args:
-        jitter: Something from 0 to 1, different each time.
+        jitter: Returns a number from 0 to 1, different each time.
 
     Attributes:
-        settled: What became of batches since the caller last emptied this.
-        restarts: New writer ids since the caller last emptied this.
-        error: Why the writer is over; None while it is not.
+        settled: Outcomes of batches since the caller last emptied this list.
+        restarts: New writer ids since the caller last emptied this list.
+        error: Why the writer ended; None while it runs.
     """
 
     def __init__(self, bucket: int, identity: Identity, timing: Timing, jitter: Callable[[], float]) -> None:
@@ -138,20 +138,21 @@ class Lane:
         self._jitter = jitter
         self._line: deque[Batch] = deque()
         self._head = next_sequence(NO_SEQUENCE)
-        """Sequence of the first in line."""
-        # An unnamed writer was nowhere before. A named one has to ask.
-        self._errand = Errand.BEGIN if identity.name is not None else None
-        self._errand_failures = 0
-        self._errand_at = 0.0
-        self._errand_expires: float | None = None
+        """Sequence of the first batch in the queue."""
+        # An unnamed writer is new to every bucket. A named one must ask for its last sequence.
+        self._pending = PendingCall.BEGIN if identity.name is not None else None
+        self._call_failures = 0
+        self._call_at = 0.0
+        self._call_expires: float | None = None
         self._forgotten = NO_WRITER
         self._in_doubt: tuple[Changes, ...] = ()
 
     def add(self, changes: Changes, serial: int = 0, schema_id: int | None = None) -> None:
-        """Put a batch at the end of the line.
+        """Append a batch to the queue.
 
         Args:
-            schema_id: Schema it follows, for it may be sent when the table has another; None for that one.
+            schema_id: Schema of the rows, since the table may have a later one when they are sent; None for the current
+            one.
         """
         self._line.append(Batch(serial, changes, schema_id))
 
@@ -160,46 +161,46 @@ class Lane:
 
     @property
     def in_flight(self) -> int:
-        """How many batches were sent and await an answer."""
+        """Number of batches that were sent and await an answer."""
         return sum(batch.state is State.IN_FLIGHT for batch in self._window())
 
     def unacknowledged(self) -> list[Changes]:
-        """Batches of which it is not known that they were written, in order."""
+        """Batches that are not known to be written, in order."""
         return [batch.changes for batch in self._line if batch.state not in SETTLED or batch.state is State.KEPT]
 
-    # What is to be done
+    # What to do next
 
-    def errand(self, now: float) -> Errand | None:
-        """What is to be done now before anything can be sent; :meth:`errand_done` or :meth:`errand_failed` follows."""
-        if self._errand is None or not self._line or self.error is not None or now < self._errand_at:
+    def pending_call(self, now: float) -> PendingCall | None:
+        """The call to make now, before anything is sent; :meth:`call_succeeded` or :meth:`call_failed` follows."""
+        if self._pending is None or not self._line or self.error is not None or now < self._call_at:
             return None
-        if self._errand_expires is None:
-            self._errand_expires = now + self._timing.delivery_timeout
-        return self._errand
+        if self._call_expires is None:
+            self._call_expires = now + self._timing.delivery_timeout
+        return self._pending
 
-    def errand_done(self, found: int | None) -> None:
-        """What ``begin`` returned, or the new writer id."""
-        if self._errand is Errand.NEW_ID:
+    def call_succeeded(self, found: int | None) -> None:
+        """Take the result of the pending call: what ``begin`` returned, or the new writer id."""
+        if self._pending is PendingCall.NEW_ID:
             assert found is not None
             self._writer_id = WriterId(found)
             self.restarts.append(Restart(self._bucket, self._forgotten, self._writer_id, self._in_doubt))
         else:
             self._head = next_sequence(NO_SEQUENCE if found is None else Sequence(found))
-        self._errand = self._errand_expires = None
-        self._errand_failures = 0
+        self._pending = self._call_expires = None
+        self._call_failures = 0
 
-    def errand_failed(self, error: StoreError, now: float) -> None:
-        """It will be asked again, if that can be of use."""
-        if not isinstance(error, Unavailable) or (self._errand_expires is not None and now >= self._errand_expires):
+    def call_failed(self, error: StoreError, now: float) -> None:
+        """Record that the pending call failed; it is retried if that can help."""
+        if not isinstance(error, Unavailable) or (self._call_expires is not None and now >= self._call_expires):
             self.error = error
-        self._errand_failures += 1
-        self._errand_at = now + self._backoff(self._errand_failures)
+        self._call_failures += 1
+        self._call_at = now + self._backoff(self._call_failures)
 
     def due(self, now: float) -> list[Sending]:
-        """What is to be sent now, in this order; it counts as sent."""
+        """The batches to send now, in this order; they count as sent."""
         if self.error is None:
-            self._look_at_the_time(now)
-        if self._errand is not None or self.error is not None:
+            self._check_timeouts(now)
+        if self._pending is not None or self.error is not None:
             return []
         sendings = []
         for place, batch in enumerate(self._window()):
@@ -211,11 +212,11 @@ class Lane:
         return sendings
 
     def wake_at(self) -> float | None:
-        """When :meth:`errand` or :meth:`due` have something to do even if no answer comes."""
+        """The time at which :meth:`pending_call` or :meth:`due` has something to do even if no answer arrives."""
         if self.error is not None or not self._line:
             return None
-        times = [] if self._errand is None else [self._errand_at]
-        waits = self._errand is not None
+        times = [] if self._pending is None else [self._call_at]
+        waits = self._pending is not None
         for batch in self._window():
             if batch.state in SETTLED:
                 continue
@@ -224,7 +225,7 @@ class Lane:
             if batch.state is State.IN_FLIGHT:
                 times.append(batch.time)
             elif not waits:
-                # Whatever comes behind it waits for it.
+                # Every later batch waits for this one.
                 waits = True
                 times.append(batch.time if batch.state is State.BACKING_OFF else 0.0)
         return min(times, default=None)
@@ -232,7 +233,7 @@ class Lane:
     # Answers
 
     def acknowledged(self, sending: Sending, answer: Appended) -> None:
-        """An attempt was answered: it is in the log."""
+        """Take an answer: the batch of this attempt is in the log."""
         batch = self._answered(sending)
         if batch is not None:
             event = event_of_answer(
@@ -245,7 +246,7 @@ class Lane:
                 self._happened(batch, event)
 
     def failed(self, sending: Sending, error: StoreError, now: float) -> None:
-        """An attempt was answered with an error."""
+        """Take an error that answers an attempt."""
         batch = self._answered(sending)
         if batch is None:
             return
@@ -261,9 +262,9 @@ class Lane:
             self._happened(batch, event, error, now)
 
     def _answered(self, sending: Sending) -> Batch | None:
-        """The batch that an answer is about; None if it is of no interest any more."""
+        """The batch that an answer is about; None if the answer no longer matters."""
         batch = sending.batch
-        if sending.answered or sending.writer_id != self._writer_id or self._errand is Errand.NEW_ID:
+        if sending.answered or sending.writer_id != self._writer_id or self._pending is PendingCall.NEW_ID:
             return None
         sending.answered = True
         batch.unanswered -= not sending.was_empty
@@ -283,11 +284,11 @@ class Lane:
                 batch.refusal, batch.failures = batch.refusal or error, 0
             case Action.RENUMBER:
                 assert error is not None
-                self._begin_anew(batch, error)
+                self._renumber(batch, error)
             case Action.SETTLE:
                 self._settle(batch)
             case Action.END:
-                self.error = self._why_over(batch, event)
+                self.error = self._end_reason(batch, event)
 
     # Inside
 
@@ -295,11 +296,11 @@ class Lane:
         return islice(self._line, WINDOW)
 
     def _is_passed(self, batch: Batch) -> bool:
-        behind = False
+        is_later = False
         for other in self._window():
-            if behind and other.state in SETTLED and other.state is not State.KEPT:
+            if is_later and other.state in SETTLED and other.state is not State.KEPT:
                 return True
-            behind = behind or other is batch
+            is_later = is_later or other is batch
         return False
 
     def _send(self, batch: Batch, place: int, now: float) -> Sending:
@@ -316,7 +317,7 @@ class Lane:
         )
         return batch.latest
 
-    def _look_at_the_time(self, now: float) -> None:
+    def _check_timeouts(self, now: float) -> None:
         for batch in list(self._window()):
             if batch.state in SETTLED:
                 continue
@@ -335,7 +336,7 @@ class Lane:
             error = batch.refusal
         elif batch.state is State.UNKNOWN:
             error = NotAcknowledged(
-                "These rows were refused once, but an earlier attempt may have been written; read the table.",
+                "These rows were refused, but an earlier attempt may have been written; read the table to find out.",
                 bucket=self._bucket,
                 rows=len(batch.changes),
                 reason=str(batch.refusal),
@@ -346,8 +347,8 @@ class Lane:
             self._line.popleft()
             self._head = next_sequence(self._head)
 
-    def _begin_anew(self, forgotten: Batch, error: StoreError) -> None:
-        """Number everything that is not settled anew, under an id to come."""
+    def _renumber(self, forgotten: Batch, error: StoreError) -> None:
+        """Give everything that is not settled new sequences, under a writer id to come."""
         if self._identity.name is not None:
             forgotten.state = State.KEPT
             self.error = error
@@ -357,7 +358,7 @@ class Lane:
             if batch.state in SETTLED:
                 continue
             if batch.refusal is not None:
-                # The new id has no gap to fill. The old one may have been sent the rows with no answer yet.
+                # The new id leaves no gap to fill. Under the old id the rows may have been sent, unanswered.
                 batch.state = State.UNKNOWN if batch.unanswered else State.REFUSED
                 self._settle(batch)
                 continue
@@ -368,13 +369,13 @@ class Lane:
         self._head = next_sequence(NO_SEQUENCE)
         self._forgotten, self._writer_id = self._writer_id, NO_WRITER
         self._in_doubt = tuple(in_doubt)
-        self._errand, self._errand_at = Errand.NEW_ID, 0.0
+        self._pending, self._call_at = PendingCall.NEW_ID, 0.0
 
-    def _why_over(self, batch: Batch, event: Event) -> StoreError:
+    def _end_reason(self, batch: Batch, event: Event) -> StoreError:
         if event is Event.OVER and batch.reason is not None:
             return batch.reason
         error = NotAcknowledged(
-            "A batch was not acknowledged in time; whether these rows were written is not known.",
+            "A batch was not acknowledged in time; it is unknown whether its rows were written.",
             bucket=self._bucket,
             rows=len(batch.changes),
             seconds=self._timing.delivery_timeout,

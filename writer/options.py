@@ -1,4 +1,4 @@
-"""How a writer gathers, waits and gives up."""
+"""Options of a writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANGES = {
     "request_timeout_ms": (1, _MS_MAX),
     "delivery_timeout_ms": (1, _MS_MAX),
 }
-"""From where to where an option may go."""
+"""Smallest and largest value of each option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class WriterOptions:
     """Integers within ``RANGES``.
 
     Attributes:
-        batch_rows, batch_bytes: A batch of a bucket is sent once it has so much,
-        linger_ms: or this long after its first row came.
-        buffer_bytes: As much may wait for an answer, about; whoever brings more has to wait.
-        request_timeout_ms: A batch is sent again if there is no answer for so long.
+        batch_rows, batch_bytes: A batch of a bucket is sent once it reaches either size,
+        linger_ms: or this long after its first row arrived.
+        buffer_bytes: About how many bytes may await an answer; callers with more rows wait.
+        request_timeout_ms: A batch is sent again after this time without an answer.
         delivery_timeout_ms: The writer gives up if a batch is not acknowledged this long after it was first sent.
     """
 
@@ -50,10 +50,10 @@ class WriterOptions:
             except TypeError:
                 number = None
             if number is None or not low <= number <= high:
-                raise InvalidRequest(f"{field.name} is an integer from {low} to {high}.", given=repr(given)[:100])
+                raise InvalidRequest(f"{field.name} must be an integer from {low} to {high}.", given=repr(given)[:100])
             object.__setattr__(self, field.name, number)
 
     @property
     def timing(self) -> Timing:
-        """What of it concerns a lane."""
+        """The timeouts in seconds."""
         return Timing(self.request_timeout_ms / 1000, self.delivery_timeout_ms / 1000)

@@ -1,4 +1,4 @@
-"""Rows that were refused, found one by one where one by one they can be told apart."""
+"""Refused rows, and the search for the rows that cause a refusal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from writer.sequence import is_about_content
 T = TypeVar("T")
 
 _GIVEN_BYTES = 256
-"""About what a row takes as it was given."""
+"""Estimated bytes of one row in the form it was given."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Refused:
     """Rows that are not in the table, or are not known to be.
 
     Attributes:
-        changes: The rows; if they do not fit the table's columns, a list of the dicts or keys as they were given.
-        error: Why. If it is :class:`logformat.errors.NotAcknowledged`, they may have been written all the same.
+        changes: The rows; if they do not fit the table's columns, a list of the dicts or keys as given.
+        error: The reason. If it is :class:`logformat.errors.NotAcknowledged`, they may have been written all the same.
     """
 
     changes: Changes | list[Any]
@@ -30,28 +30,28 @@ class Refused:
 
     @property
     def rows(self) -> list[Any]:
-        """The rows as dicts, and keys as they were given."""
+        """The rows as dicts, and keys as given."""
         return self.changes.rows.to_pylist() if isinstance(self.changes, Changes) else self.changes
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate size in bytes."""
         if isinstance(self.changes, Changes):
             return int(self.changes.rows.nbytes)
         return _GIVEN_BYTES * len(self.changes)
 
 
 def tell_apart(count: int, attempt: Callable[[int, int], T]) -> tuple[list[T], list[tuple[int, StoreError]]]:
-    """Do something to all of a row of things but those that make it fail for what they are.
+    """Apply ``attempt`` to a range of elements, leaving out single elements whose content makes it fail.
 
     Args:
-        attempt: Does it to those from one place to another; what fails is tried again in two halves.
+        attempt: Takes the start and end of a range; a range that fails is split in two halves.
 
     Returns:
-        What the attempts returned, in order, and the places of those left out, with their errors.
+        The results of the attempts, in order, and the positions of the elements left out, with their errors.
 
     Raises:
-        StoreError: It failed for another reason.
+        StoreError: An attempt failed for another reason.
     """
     done, failed = [], []
     waiting = [(0, count)] if count else []

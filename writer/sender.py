@@ -1,6 +1,6 @@
-"""The thread that makes batches of what callers hand over, sends them and takes the answers.
+"""Sender: the thread that batches what callers hand over, sends the batches and takes the answers.
 
-It alone uses the accumulator and the lanes. Answers come from whatever thread a bucket gives them in, and only wake it.
+Only this thread uses the accumulator and the bucket queues. Answers arrive on any thread, and only wake this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from writer.accumulator import Accumulator
 from writer.buffer import Buffer
 from writer.clock import Clock
 from writer.intake import Item
-from writer.lane import Errand, Lane, Restart, Sending
+from writer.lane import Lane, PendingCall, Restart, Sending
 from writer.options import WriterOptions
 from writer.refused import Refused
 from writer.target import AppendTarget, Identity, TargetTable
@@ -29,17 +29,17 @@ from writer.target import AppendTarget, Identity, TargetTable
 log = logging.getLogger("writer")
 
 ABORT_SECONDS = 5.0
-"""How long a writer that is left on an exception waits for the answers to what it sent."""
+"""How long a writer that is left on an exception waits for answers to the batches it sent."""
 
 
 class Sender:
-    """See above.
+    """Owner of the sending thread; see the module.
 
     Args:
-        new_id: Gives a writer id that was never given before; None if there is no way to get one.
+        new_id: Returns a writer id that was never used before; None if there is no source of ids.
 
     Attributes:
-        restarts: What went on under a new writer id.
+        restarts: Buckets that continued under a new writer id.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sender:
         self._open: dict[int, int] = {}
         """Bytes of each batch that is not settled, by its serial, in order."""
         self._flushes: list[tuple[int, int]] = []
-        """Flushes that wait: their ticket, and the first serial after them."""
+        """Pending flushes: the ticket, and the first serial after the flush."""
         self._flush_seen = 0
         self._linger_at: float | None = None
         self._abort_at: float | None = None
@@ -73,7 +73,7 @@ class Sender:
         self._thread.start()
 
     def join(self, seconds: float | None = None) -> bool:
-        """Return once the thread has ended, or after so long: whether it has."""
+        """Wait until the thread has ended, at most ``seconds``; returns whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -86,16 +86,16 @@ class Sender:
         except StoreError as error:
             ended = error
         finally:
-            # Whatever ended the thread, nobody may wait for it for ever, and nothing may be forgotten.
+            # However the thread ended, no caller waits forever and no row is lost from the report.
             if ended is None:
-                ended = NotAcknowledged("The writer ended on an error that is no store's; what was sent is not known.")
+                ended = NotAcknowledged("The writer ended with an unexpected error; its rows may have been written.")
                 ended.__cause__ = sys.exception()
             self.buffer.end(ended, self._left)
             if self.buffer.abandoned:
-                self._tell_nobody(ended)
+                self._log_unwritten(ended)
 
-    def _tell_nobody(self, ended: StoreError) -> None:
-        """Of rows that nobody will ask for."""
+    def _log_unwritten(self, ended: StoreError) -> None:
+        """Log the rows of an abandoned writer that were not written: it has no caller left to raise an error to."""
         if rows := sum(map(len, self.buffer.unacknowledged)):
             log.error("a writer that was not closed ended with %d rows not acknowledged: %s", rows, ended)
         if refused := self.buffer.refused:
@@ -119,7 +119,7 @@ class Sender:
         self._gather(now)
         for bucket, lane in self._lanes.items():
             if self.buffer.aborted:
-                break  # every call may take its time
+                break  # a call may take long
             self._drive(bucket, lane, now)
         self._settle()
         return not (self.buffer.abandoned and self._is_done)
@@ -129,7 +129,7 @@ class Sender:
         return not (self._open or self.buffer.waiting or self._accumulator.waiting)
 
     def _wait(self) -> None:
-        """Wait for whatever comes next, and take all the answers there are."""
+        """Wait for the next event, then take all answers that are there."""
         wake = [time for lane in self._lanes.values() if (time := lane.wake_at()) is not None]
         wake += [time for time in (self._linger_at, self._abort_at) if time is not None]
         try:
@@ -153,13 +153,13 @@ class Sender:
             raise error
 
     def _await_last(self, now: float) -> bool:
-        """After an abort: whether answers are still awaited."""
+        """After an abort: whether to keep waiting for answers."""
         if self._abort_at is None:
             self._abort_at = now + min(ABORT_SECONDS, self._options.request_timeout_ms / 1000)
         self._settle()
         return now < self._abort_at and any(lane.in_flight for lane in self._lanes.values())
 
-    # What comes
+    # Input
 
     def _gather(self, now: float) -> None:
         asked = self.buffer.asked
@@ -170,7 +170,7 @@ class Sender:
             if lingered or flush:
                 self._accumulator.seal()
         if self.buffer.is_full and not self._open:
-            self._accumulator.seal()  # nothing would make room
+            self._accumulator.seal()  # only sending frees room
         self._put_in_line()
         if asked > self._flush_seen:
             self._flush_seen = asked
@@ -203,21 +203,21 @@ class Sender:
             batches.popleft()
             self._serial += 1
 
-    # What goes
+    # Output
 
     def _drive(self, bucket: int, lane: Lane, now: float) -> None:
         target = self._targets[bucket]
-        errand = lane.errand(now)
-        if errand is not None:
+        call = lane.pending_call(now)
+        if call is not None:
             try:
-                lane.errand_done(self._run_errand(errand, target))
+                lane.call_succeeded(self._make_call(call, target))
             except StoreError as error:
-                lane.errand_failed(error, now)
+                lane.call_failed(error, now)
         put_off: Unavailable | None = None
         for sending in lane.due(now):
             try:
                 if self.buffer.aborted:
-                    put_off = put_off or Unavailable("The writer is being left; this was not sent.")
+                    put_off = put_off or Unavailable("The writer is ending; this batch was not sent.")
                 if put_off is not None:
                     raise put_off
                 future = target.submit(
@@ -229,13 +229,13 @@ class Sender:
                 )
             except StoreError as error:
                 if isinstance(error, Unavailable):
-                    put_off = error  # nor would those behind it be taken
+                    put_off = error  # the target would not take later batches either
                 future = Future()
                 future.set_exception(error)
             future.add_done_callback(partial(self._answer, lane, sending))
         for restart in lane.restarts:
             log.warning(
-                "bucket %d does not know writer %d any more; going on as writer %d; rows that may be there twice: %d",
+                "bucket %d has forgotten writer %d; continuing as writer %d; rows that may be written twice: %d",
                 restart.bucket,
                 restart.before,
                 restart.after,
@@ -249,11 +249,11 @@ class Sender:
     def _answer(self, lane: Lane, sending: Sending, future: Future[Any]) -> None:
         self._events.put((lane, sending, future))
 
-    def _run_errand(self, errand: Errand, target: AppendTarget) -> int | None:
-        if errand is Errand.BEGIN:
+    def _make_call(self, call: PendingCall, target: AppendTarget) -> int | None:
+        if call is PendingCall.BEGIN:
             return target.begin(self._identity.writer_id)
         if self._new_id is None:
-            raise UnsupportedOperation("The bucket has forgotten this writer, and there is no new id; open another.")
+            raise UnsupportedOperation("The bucket has forgotten this writer, and it can't get a new id; open another.")
         return self._new_id()
 
     def _settle(self) -> None:

@@ -1,11 +1,12 @@
-"""What may become of a numbered batch: states, events, and the one table of transitions.
+"""States and events of a numbered batch, and the one table of transitions.
 
-* A sequence that was sent is never given up: another batch, maybe an empty one, goes in its place or it is sent again.
-* An answer settles a batch if it says what became of its sequence; any other counts only if it is to the latest
-  attempt, and while that is awaited.
-* What is settled stays so.
+* A sequence that was sent is never given up: its batch is sent again, or another batch, maybe an empty one, takes its
+  place.
+* An answer settles a batch if it states the outcome of its sequence; any other answer counts only for the latest
+  attempt, while that is in flight.
+* A settled batch stays settled.
 
-docs/sequences.md holds the same table in words, and a test compares them.
+docs/sequences.md holds the same table in words; a test compares them.
 """
 
 from __future__ import annotations
@@ -27,57 +28,57 @@ from logformat.errors import (
 
 
 class State(Enum):
-    """Of one batch of a lane."""
+    """State of one batch in a bucket queue."""
 
     QUEUED = "queued"
-    """It is sent as soon as those before it are."""
+    """It is sent as soon as the batches before it are."""
     IN_FLIGHT = "in flight"
-    """An answer is awaited."""
+    """It awaits an answer."""
     BACKING_OFF = "backing off"
-    """It is sent again after a while."""
+    """It is sent again after a delay."""
     HELD = "held"
-    """It is sent again once it is the next in line."""
+    """It is sent again once it is the first in the queue."""
     ACKNOWLEDGED = "acknowledged"
     """Its rows are in the table."""
     REFUSED = "refused"
-    """Its rows are not, and never will be: an empty batch stands in its place."""
+    """Its rows are not in the table and never will be: an empty batch has its sequence."""
     UNKNOWN = "unknown"
-    """Something stands in its place: its rows, or the empty batch."""
+    """Either its rows or the empty batch have its sequence."""
     KEPT = "kept"
-    """The writer is over; the caller has the rows."""
+    """The writer has ended; the caller has the rows."""
 
 
 SETTLED = frozenset({State.ACKNOWLEDGED, State.REFUSED, State.UNKNOWN, State.KEPT})
 
 
 class Event(Enum):
-    """What happens to a batch."""
+    """An event in the life of a batch."""
 
     SENT = "sent"
     WRITTEN = "written"
     """Its rows are in the log."""
     EMPTY_WRITTEN = "empty written"
-    """The empty batch in its place was appended just now, so its rows never were."""
+    """The bucket just appended the empty batch in its place, so its rows were never written."""
     TAKEN = "taken"
-    """Its sequence is in the log, with its rows or without."""
+    """Its sequence is in the log, with or without its rows."""
     UNAVAILABLE = "unavailable"
-    """Not now; nothing was written."""
+    """The bucket can't take it now; nothing was written."""
     SILENCE = "silence"
     """No answer in time."""
     GAP = "gap"
-    """Out of order, as one before it is not there yet."""
+    """Out of order: a batch before it is missing."""
     FORGOTTEN = "forgotten"
-    """Out of order, though it was the next in line: the bucket does not know the writer any more."""
+    """Out of order, although it was the next: the bucket has forgotten the writer."""
     CONTENT = "content"
-    """Refused for what it holds."""
+    """Refused because of its content."""
     OVER = "over"
-    """An error after which the writer can't go on."""
+    """An error after which the writer can't continue."""
     EXPIRED = "expired"
-    """It was tried for as long as the caller would wait."""
+    """The delivery timeout has passed."""
 
 
 class Action(Enum):
-    """What the lane does beside the change of state."""
+    """What the bucket queue does in addition to the change of state."""
 
     NOTHING = "-"
     BACK_OFF = "send again after a delay"
@@ -88,7 +89,7 @@ class Action(Enum):
 
 
 class Step(NamedTuple):
-    """Where an event leads."""
+    """Result of an event."""
 
     state: State
     action: Action = Action.NOTHING
@@ -120,25 +121,25 @@ TRANSITIONS: dict[State, dict[Event, Step]] = {
     State.UNKNOWN: {},
     State.KEPT: {},
 }
-"""What is not here is ignored."""
+"""Events that are not listed for a state are ignored."""
 
 _WRITER_OVER = (StoreClosed, ForkedStore, NoSuchTable, NotAStore, UnsupportedOperation)
-"""Invalid requests that are about the store or the table, not about the rows."""
+"""Invalid requests that concern the store or the table, not the rows."""
 
 
 def is_about_content(error: StoreError) -> bool:
-    """Whether an error is about the rows, so that others may be fine."""
+    """Whether an error concerns the rows, so that other rows may be accepted."""
     return isinstance(error, InvalidRequest) and not isinstance(error, _WRITER_OVER)
 
 
 def event_of_error(error: StoreError, *, passed: bool, was_next: bool, was_empty: bool, emptied: bool) -> Event:
-    """What an error answered to a batch means.
+    """The meaning of an error that answers a batch.
 
     Args:
-        passed: Whether a later sequence was acknowledged, which is only after this one was.
-        was_next: Whether all before it were acknowledged when it was sent.
-        was_empty: Whether the attempt that is answered was the empty batch.
-        emptied: Whether its rows had been refused before.
+        passed: Whether a later sequence was acknowledged; that implies that this one was written.
+        was_next: Whether all batches before it were acknowledged when it was sent.
+        was_empty: Whether the answered attempt was the empty batch.
+        emptied: Whether its rows were refused before.
     """
     if isinstance(error, OutOfOrderSequence):
         if passed:
@@ -146,23 +147,23 @@ def event_of_error(error: StoreError, *, passed: bool, was_next: bool, was_empty
         return Event.FORGOTTEN if was_next else Event.GAP
     if isinstance(error, Unavailable):
         return Event.UNAVAILABLE
-    # There is no content left to refuse of an empty batch: nothing that could be sent would be taken.
+    # An empty batch has no content left to refuse: the target would take nothing that could be sent.
     return Event.CONTENT if is_about_content(error) and not was_empty else Event.OVER
 
 
 def event_of_answer(*, offsets: int, duplicated: bool, was_empty: bool, emptied: bool) -> Event | None:
-    """What it means that a batch is in the log; None if it says nothing.
+    """The meaning of an answer that a batch is in the log; None if it settles nothing.
 
     Args:
-        offsets: How many the batch took.
-        duplicated: Whether it was there before.
-        was_empty: Whether the attempt that is answered was the empty batch.
+        offsets: Number of offsets that the batch took.
+        duplicated: Whether the bucket had it before.
+        was_empty: Whether the answered attempt was the empty batch.
         emptied: Whether an empty batch may have been sent in its place.
     """
     if not duplicated:
         return Event.EMPTY_WRITTEN if was_empty else Event.WRITTEN
-    # A batch that took more than one offset is not the empty one. One that took one may be, if that was ever sent:
-    # even one attempt may arrive twice, and the second be answered first.
+    # A batch that took more than one offset is not the empty one. One that took one offset may be, if the empty batch
+    # was ever sent: even one attempt may arrive twice, and the second copy may be answered first.
     if offsets > 1 or not emptied:
         return Event.WRITTEN
     return Event.TAKEN if was_empty else None

@@ -1,7 +1,7 @@
-"""What a writer writes to: a table and its buckets, as little of them as it needs.
+"""The interface that a writer needs of a table and its buckets.
 
-A target may be the bucket itself or a way to it that loses things. It may lose, delay, reorder and double requests and
-answers; it may not change them, and an answer that comes is the bucket's.
+A target may be the bucket itself or an unreliable connection to it. It may lose, delay, reorder and duplicate requests
+and answers; it may not change them, and every answer comes from the bucket.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from logformat.rows.changes import Changes
 
 
 class Identity(NamedTuple):
-    """Who writes.
+    """Identity of a writer.
 
     Attributes:
-        writer_id: Never used by anyone else.
-        epoch: Incarnation of a named writer; lower ones are fenced.
+        writer_id: Unique to this writer.
+        epoch: Incarnation of a named writer; lower epochs are fenced.
         name: None for a writer that lives as long as its process.
     """
 
@@ -30,19 +30,19 @@ class Identity(NamedTuple):
 
 
 class Appended(Protocol):
-    """What a bucket answers to a batch."""
+    """A bucket's answer to a batch."""
 
     @property
     def first_offset(self) -> int:
-        """Of the batch's first change, or the one offset it took without any."""
+        """Offset of the batch's first change, or the one offset that an empty batch took."""
 
     @property
     def last_offset(self) -> int:
-        """Of its last change, inclusive."""
+        """Offset of the batch's last change, inclusive."""
 
     @property
     def duplicated(self) -> bool:
-        """Whether a batch of its sequence was there before; then the offsets are that one's."""
+        """Whether the bucket already had a batch of this sequence; then the offsets are that batch's."""
 
     @property
     def timestamp_ms(self) -> int:
@@ -50,35 +50,35 @@ class Appended(Protocol):
 
 
 class AppendTarget(Protocol):
-    """One bucket. All errors are StoreErrors; what they mean stands in docs/sequences.md."""
+    """One bucket. All errors are StoreErrors; docs/sequences.md defines their meaning."""
 
     def submit(
         self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int, *, schema_id: int | None = None
     ) -> Future[Any]:
-        """Send one batch. Its answer, an :class:`Appended`, may come late or never; an error may be raised at once.
+        """Send one batch. Its answer, an :class:`Appended`, may arrive late or never; an error may be raised at once.
 
         Args:
-            schema_id: Schema the rows follow. If the table has more columns by now, these are null.
+            schema_id: Schema of the rows. Columns that the table has gained since are null.
         """
 
     def begin(self, writer_id: int) -> int | None:
-        """Become the one who writes this bucket under a name.
+        """Start as the current incarnation of a named writer in this bucket.
 
         Returns:
-            Sequence of the writer's last batch, None if there is none; it is final, because no earlier incarnation can
-            write any more.
+            Sequence of the writer's last batch, None if there is none. It is final: no earlier incarnation can write
+            any more.
 
         Raises:
-            Unavailable: Not now.
+            Unavailable: The bucket can't answer now.
         """
 
 
 class TableOptions(Protocol):
-    """How the table behaves."""
+    """Options of the table that a writer needs."""
 
     @property
     def auto_increment(self) -> str | None:
-        """The column that the table fills, and that rows don't have."""
+        """The column that the table fills and given rows lack."""
 
     @property
     def delete_behavior(self) -> str:
@@ -86,15 +86,15 @@ class TableOptions(Protocol):
 
 
 class TargetTable(Protocol):
-    """The table."""
+    """The table that a writer writes to."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns, typed as they are stored."""
+        """Columns in their stored types."""
 
     @property
     def schema_id(self) -> int:
-        """Of the schema; each has another, and it grows."""
+        """Id of the current schema; it grows with each change."""
 
     @property
     def primary_key(self) -> tuple[str, ...] | None:
@@ -102,20 +102,20 @@ class TargetTable(Protocol):
 
     @property
     def options(self) -> Any:
-        """Its :class:`TableOptions`."""
+        """The table's :class:`TableOptions`."""
 
     @property
     def buckets(self) -> int:
-        """How many there are, numbered from 0."""
+        """Number of buckets; they are numbered from 0."""
 
     def bucket(self, bucket: int, /) -> Any:
         """The :class:`AppendTarget` of a bucket."""
 
     def by_bucket(self, changes: Changes, other: int = 0, *, schema_id: int | None = None) -> dict[int, Changes]:
-        """Changes by the bucket they belong to, those of one in the order they came.
+        """Changes partitioned by bucket; within a bucket they keep their order.
 
         Args:
-            changes: Of that schema; the current one if None.
+            schema_id: Schema of the changes; None for the current one.
 
         Raises:
             InvalidRequest: A row does not fit the table.

@@ -1,4 +1,4 @@
-"""A writer as its users see it."""
+"""The public face of a writer."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ from writer.target import Identity, TargetTable
 log = logging.getLogger("writer")
 
 EXIT_SECONDS = 5.0
-"""How long the end of a program waits for writers that nobody closed, all of them together."""
+"""How long, in total, the end of a program waits for writers that were not closed."""
 
 
 class TableWriter:
-    """Gathers rows into batches, numbers these and sends them until they are acknowledged; a context manager.
+    """Gathers rows into batches, numbers the batches and sends them until they are acknowledged; a context manager.
 
-    It may be used from any thread; the rows of one thread stay in order. What it was given must not be changed before
-    it is flushed, but for the outermost dict. Leaving it flushes it. Leaving it on an exception sends nothing more:
-    what was acknowledged stays, and :attr:`unacknowledged` and a note on the exception say what was not.
+    Any thread may use it; the rows of one thread stay in order. Don't change given data before it is flushed, except
+    the outermost dict. Leaving the context flushes. Leaving it on an exception sends nothing more: what was
+    acknowledged stays, and :attr:`unacknowledged` and a note on the exception name the rest.
 
-    Close it: one that is garbage collected, or still open when the program ends, is told of by a ResourceWarning if it
-    has rows not acknowledged. Its thread goes on until they are, or can't be, at the end of the program for at most
-    ``EXIT_SECONDS``; nobody is left to be told by an error, so what is not written is told by the log ``writer``.
+    Close it. A writer that is garbage collected, or still open when the program ends, emits a ResourceWarning if it has
+    rows not acknowledged. Its thread continues until they are settled, at the end of the program for at most
+    ``EXIT_SECONDS``; it reports rows that were not written to the log ``writer``, since it has no caller to raise an
+    error to.
 
-    Rows given as dicts may lack columns that were added to the table since the writer was opened, and keys know none:
-    what was handed over before is written, and the new columns are null. Arrow data has the columns of the moment.
+    Rows given as dicts, and keys, may lack columns that were added to the table after the writer was opened; these
+    columns are null. Arrow data has the current columns.
 
     Args:
-        table: A :class:`kvstore.Table`, or what else is a :class:`writer.target.TargetTable`.
-        identity: Who writes.
-        new_id: Gives writer ids never used before, in case the table forgets this one.
+        table: A :class:`kvstore.Table` or another :class:`writer.target.TargetTable`.
+        identity: Identity of the writer.
+        new_id: Returns writer ids never used before, in case the table forgets this one.
         clock: For tests.
         options: Fields of :class:`writer.options.WriterOptions`.
 
     Raises:
-        InvalidRequest: An option is not possible.
+        InvalidRequest: An option is invalid.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class TableWriter:
         _until_exit(self)
 
     def __del__(self) -> None:
-        """Have the thread end."""
+        """Let the thread end once all rows are settled."""
         if hasattr(self, "_closed") and not self._closed:
             self._abandon()
 
     def _abandon(self) -> None:
         if self._buffer.abandon():
             warnings.warn(
-                f"{type(self).__name__} was not closed, and rows of it are not acknowledged.",
+                f"{type(self).__name__} was not closed and has rows that are not acknowledged; close it.",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
@@ -90,35 +91,35 @@ class TableWriter:
 
     @property
     def unacknowledged(self) -> list[Changes]:
-        """Rows that were handed over and neither acknowledged nor refused, in the order of each bucket.
+        """Rows that were handed over and neither acknowledged nor refused, in order within each bucket.
 
-        Empty until the writer has ended. Some of them may have been written: those that were sent.
+        Empty until the writer has ended. Rows that were sent may have been written.
         """
         return self._buffer.unacknowledged
 
     @property
     def refused(self) -> list[Refused]:
-        """Rows that were refused and told by no error yet; once the writer has ended, none will tell them."""
+        """Refused rows that no error has reported yet; once the writer has ended, no error will."""
         return self._buffer.refused
 
     @property
     def restarts(self) -> list[Restart]:
-        """For each time a bucket had forgotten the writer: under which id it went on, and what may be there twice."""
+        """The times a bucket forgot the writer: the new writer id, and the rows that may be written twice."""
         return list(self._sender.restarts)
 
     def upsert(self, data: Data) -> None:
-        """Hand over rows to store, each in place of the one its key has; for a log table, to append.
+        """Hand over rows to store, each replacing the row of its key; for a log table, rows to append.
 
-        It returns at once, or waits while too much is on its way. Rows given as dicts that do not fit are refused
-        later, each for itself: see :meth:`flush`.
+        It returns at once, or waits while the buffer is full. Rows given as dicts that do not fit are refused later,
+        one by one: see :meth:`flush`.
 
         Args:
             data: A dict, a list of dicts, or Arrow data, with every column but an auto-increment one.
 
         Raises:
-            SchemaMismatch: It is nothing of these, or Arrow data that does not fit. Of Arrow data in several batches,
-                those before the one that does not fit were handed over.
-            RowsRefused: So many rows were refused before that they are told now. Nothing of this call was taken.
+            SchemaMismatch: The data is none of these, or is Arrow data that does not fit. If it has several record
+            batches, those before the one that does not fit were handed over.
+            RowsRefused: Too many rows were refused before; this error reports them. Nothing of this call was taken.
             StoreError: The writer has ended, for this reason; see :attr:`unacknowledged`.
         """
         if type(data) is dict:
@@ -135,10 +136,10 @@ class TableWriter:
             self._buffer.add_all(Whole(Changes.upserts(rows), schema_id) for rows in batches if rows.num_rows)
 
     def delete(self, keys: Keys) -> None:
-        """Hand over keys whose rows are to be removed; one that is not there is no error.
+        """Hand over keys whose rows to delete; a missing key is no error.
 
         Args:
-            keys: A key (scalar, tuple or dict), a list of keys, or Arrow data: the key's columns, or the one it has.
+            keys: A key (scalar, tuple or dict), a list of keys, or Arrow data: the key's columns, or the only one.
 
         Raises:
             UnsupportedOperation, DeletionDisabled: The table takes no deletes.
@@ -146,7 +147,7 @@ class TableWriter:
         """
         key = self._table.primary_key
         if key is None:
-            raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
+            raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
         if self._table.options.delete_behavior == "disable":
             raise DeletionDisabled("Delete operations are disabled for this table; its delete behavior is `disable`.")
         if not isinstance(keys, list) and any(
@@ -161,19 +162,19 @@ class TableWriter:
         self._buffer.add_all(Key(dict(each) if isinstance(each, Mapping) else each) for each in listed)
 
     def flush(self) -> None:
-        """Return once everything handed over before is acknowledged.
+        """Wait until everything handed over before is acknowledged.
 
         Raises:
-            RowsRefused: Some rows were refused, and are told here once; all others are acknowledged.
+            RowsRefused: Some rows were refused; this error reports them, once. All others are acknowledged.
             StoreError: The writer has ended, for this reason; see :attr:`unacknowledged`.
         """
         self._buffer.flush()
 
     def close(self) -> None:
-        """Flush, and end; doing so again does nothing.
+        """Flush, and end the writer; closing again does nothing.
 
         Raises:
-            RowsRefused, StoreError: See :meth:`flush`. It has ended all the same.
+            RowsRefused, StoreError: See :meth:`flush`. The writer has ended all the same.
         """
         if self._closed or self._buffer.is_forked:
             return
@@ -196,7 +197,7 @@ class TableWriter:
         self._end()
         rows = sum(map(len, self.unacknowledged))
         if rows:
-            error.add_note(f"The writer was left with {rows} rows not acknowledged; see its `unacknowledged`.")
+            error.add_note(f"The writer ended with {rows} rows not acknowledged; see its `unacknowledged`.")
         if refused := self._buffer.take_refused():
             error.add_note(f"{sum(len(each.changes) for each in refused)} rows were refused: {refused[0].error}")
 
@@ -210,10 +211,10 @@ _open: weakref.WeakSet[TableWriter] = weakref.WeakSet()
 
 
 def _until_exit(writer: TableWriter) -> None:
-    """Look after a writer when the program ends."""
+    """Register a writer for the end of the program."""
     _open.add(writer)
-    # What was registered last is called first: this must come before what closes the store, and that was there before
-    # its table was.
+    # atexit calls the latest registration first: this must run before the store closes, which registered before the
+    # table existed.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
@@ -223,8 +224,8 @@ def _at_exit() -> None:
     until = clock.monotonic() + EXIT_SECONDS
     writers = [writer for writer in _open if not writer._closed]
     for writer in writers:
-        with suppress(ResourceWarning):  # raised if warnings are errors; the others are to be waited for all the same
+        with suppress(ResourceWarning):  # raised if warnings are errors; wait for the other writers all the same
             writer._abandon()
     for writer in writers:
         if not writer._buffer.is_forked and not writer._sender.join(max(0.0, until - clock.monotonic())):
-            log.error("the program ends, and rows of a writer that was not closed are not acknowledged")
+            log.error("the program ends while rows of a writer that was not closed are not acknowledged")

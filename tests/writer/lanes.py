@@ -1,4 +1,4 @@
-"""Lanes by hand."""
+"""Lanes driven by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sequences(sendings: list[Sending]) -> list[int]:
     return [sending.sequence for sending in sendings]
 
 
-def told(lane: Lane) -> list[tuple[int, str | None]]:
-    """What became of batches since it was last asked: serial, and name of the error."""
+def outcomes(lane: Lane) -> list[tuple[int, str | None]]:
+    """Outcomes of batches since the last call: serial, and name of the error."""
     settled, lane.settled = lane.settled, []
     return [(each.serial, type(each.error).__name__ if each.error else None) for each in settled]

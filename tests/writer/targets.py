@@ -1,4 +1,4 @@
-"""A table in memory, and a way to it that loses things, in threads of its own."""
+"""A table in memory, and an unreliable connection to it that runs its own threads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())
 
 
 class MemoryBucket:
-    """Applies batches as a bucket does, and keeps what it applied.
+    """Applies batches as a bucket does, and records them.
 
     Attributes:
-        refuse: Asked before a batch is applied; raises if it is to be refused.
+        refuse: Called before a batch is applied; raises to refuse it.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class MemoryBucket:
             return answer
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every operation applied, in order; a delete with ``s`` as the word for it."""
+        """All applied operations in order; a delete has its word in ``s``."""
         with self.lock:
             return [
                 {"k": row["k"], "s": "deleted"} if deletes else row
@@ -75,20 +75,20 @@ class MemoryBucket:
 
 
 class MemoryTable:
-    """A table of such buckets, or of ways to them."""
+    """A table of such buckets, or of connections to them."""
 
     schema = SCHEMA
     schema_id = 1
     primary_key = ("k",)
     options = TableOptions()
 
-    def __init__(self, buckets: int = 1, way: Callable[[MemoryBucket], Any] = lambda bucket: bucket) -> None:
+    def __init__(self, buckets: int = 1, connection: Callable[[MemoryBucket], Any] = lambda bucket: bucket) -> None:
         self.buckets = buckets
         self.real = [MemoryBucket() for _ in range(buckets)]
-        self.ways = [way(bucket) for bucket in self.real]
+        self.connections = [connection(bucket) for bucket in self.real]
 
     def bucket(self, bucket: int) -> Any:
-        return self.ways[bucket]
+        return self.connections[bucket]
 
     def by_bucket(self, changes: Changes, _: int = 0, **__: Any) -> dict[int, Changes]:
         keys = changes.rows.column("k").to_pylist()
@@ -102,8 +102,8 @@ class MemoryTable:
         return [row for bucket in self.real for row in bucket.rows()]
 
 
-class LossyWay:
-    """Loses, delays and doubles, from threads of its own."""
+class LossyConnection:
+    """A connection that loses, delays and duplicates requests and answers, in its own threads."""
 
     def __init__(self, bucket: MemoryBucket, seed: int, loss: float = 0.25) -> None:
         self._bucket = bucket
@@ -135,15 +135,15 @@ class LossyWay:
         return answer
 
 
-class SilentWay(LossyWay):
-    """Nothing ever arrives."""
+class SilentConnection(LossyConnection):
+    """A connection that delivers nothing."""
 
     def __init__(self, bucket: MemoryBucket) -> None:
         super().__init__(bucket, 0, 1.0)
 
 
-class GatedWay:
-    """Batches arrive at once, and are answered when the gate is open."""
+class GatedConnection:
+    """A connection that delivers batches at once, and answers when the gate opens."""
 
     def __init__(self, bucket: MemoryBucket) -> None:
         self._bucket = bucket

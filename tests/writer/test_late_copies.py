@@ -1,4 +1,4 @@
-"""A copy of a request that comes late, with a real bucket: what can't be known is said not to be."""
+"""Late copies of requests, with a real bucket: an outcome that can't be known is reported as unknown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch(world: World, number: int, amount: int = 100, *, delete: bool = False)
 
 
 def overflow(world: World) -> Request:
-    """A writer whose second batch is refused, as the sum is too large for its column: the request it was sent with."""
+    """A writer whose second batch is refused since its sum overflows; returns the request that carried it."""
     writer = world.join()
     world.hand_over(writer, 0, batch(world, 1))
     world.carry_everything()
@@ -41,7 +41,7 @@ def overflow(world: World) -> Request:
 
 
 def time_out(world: World) -> tuple[Request, Request]:
-    """A request that nobody answered in time, and the empty one in its place; both are on their way."""
+    """A request that got no answer in time, and the empty batch in its place; both are in the network."""
     writer = world.join()
     world.hand_over(writer, 0, batch(world, 1))
     world.carry_everything()
@@ -56,7 +56,7 @@ def time_out(world: World) -> tuple[Request, Request]:
     return first, empty
 
 
-def test_rows_written_after_they_were_refused_are_not_said_to_be_refused(world: World) -> None:
+def test_rows_written_after_their_refusal_are_not_reported_as_refused(world: World) -> None:
     rows = overflow(world)
     (empty,) = world.requests
     world.requests = []
@@ -68,8 +68,8 @@ def test_rows_written_after_they_were_refused_are_not_said_to_be_refused(world: 
     assert world.ledger.refused == set()
 
 
-def test_an_answer_to_such_rows_says_that_they_are_written(world: World) -> None:
-    """The first attempt is silent, the second refused; then the first arrives after all, and is answered."""
+def test_an_answer_to_such_rows_reports_them_as_written(world: World) -> None:
+    """The first attempt is silent, the second refused; then the first arrives late, and is answered."""
     first, empty = time_out(world)
     world.hand_over(world.join(), 0, batch(world, 3, delete=True))
     world.carry_everything()
@@ -77,7 +77,7 @@ def test_an_answer_to_such_rows_says_that_they_are_written(world: World) -> None
     assert world.ledger.acknowledged == {0, 1, 2}
 
 
-def test_an_empty_batch_that_arrives_twice_is_not_taken_for_the_rows(world: World) -> None:
+def test_an_empty_batch_that_arrives_twice_does_not_count_as_the_rows(world: World) -> None:
     overflow(world)
     (empty,) = world.requests
     world.requests = []
@@ -87,7 +87,7 @@ def test_an_empty_batch_that_arrives_twice_is_not_taken_for_the_rows(world: Worl
     assert world.ledger.refused == set()
 
 
-def test_rows_that_arrive_behind_the_empty_batch_are_not_taken_for_written(world: World) -> None:
+def test_rows_that_arrive_after_the_empty_batch_do_not_count_as_written(world: World) -> None:
     first, empty = time_out(world)
     world.deliver([empty])
     world.exchange([first])
@@ -96,7 +96,7 @@ def test_rows_that_arrive_behind_the_empty_batch_are_not_taken_for_written(world
     assert world.ledger.refused == {1}
 
 
-def test_a_new_incarnation_goes_on_behind_the_old_one_which_is_over(world: World) -> None:
+def test_a_new_incarnation_continues_after_the_old_one_which_ends(world: World) -> None:
     old = world.join("loader")
     for number in range(3):
         world.hand_over(old, 0, batch(world, number + 1, 1))
@@ -111,14 +111,14 @@ def test_a_new_incarnation_goes_on_behind_the_old_one_which_is_over(world: World
     assert world.ledger.acknowledged == {0, 1, 2, 4}
 
 
-def test_a_crash_with_five_in_flight_and_a_refused_one_in_the_middle(world: World) -> None:
+def test_a_crash_with_five_batches_in_flight_and_a_refused_one_in_the_middle(world: World) -> None:
     writer = world.join()
     for number, amount in enumerate((1, 1, 127, 1, 1, 1, 1)):
         world.hand_over(writer, 0, batch(world, number + 1, amount))
     assert len(world.requests) == 5
     requests, world.requests = world.requests, []
     world.deliver(requests)
-    world.replies = world.replies[:3]  # of the refused one too
+    world.replies = world.replies[:3]  # of the refused batch too
     world.crash("index")
     world.carry_everything()
     world.wait(31)

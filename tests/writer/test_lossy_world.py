@@ -1,4 +1,4 @@
-"""Whatever is lost between writers and buckets, every acknowledged row is in the table exactly once."""
+"""Every acknowledged row is in the table exactly once, whatever the network between writers and buckets loses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Draft = tuple[str, int, int]
 
 
 def drafts() -> st.SearchStrategy[list[list[Draft]]]:
-    """Batches as drafts: a word, which key, and a number. Many have no effect, and some are refused."""
+    """Drafts of batches: a word, a key, and a number. Many have no effect, and some are refused."""
     key = st.integers(0, 2)
     rows = st.tuples(st.just("upsert"), key, st.sampled_from([0, 1, 100]))
     gone = st.tuples(st.just("delete"), st.integers(3, 5), st.just(0))
@@ -41,7 +41,7 @@ def drafts() -> st.SearchStrategy[list[list[Draft]]]:
 
 
 class LossyWorld(RuleBasedStateMachine):
-    """Three writers or more, two buckets."""
+    """At least three writers, two buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,16 +173,16 @@ def _templates() -> Iterator[None]:
 
 
 IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
-RUNS = 10 if IS_LONG else 1  # Hypothesis remembers all of a run, so one of 5,000 would need much memory
+RUNS = 10 if IS_LONG else 1  # Hypothesis remembers a whole run, so one run of 5,000 would need much memory
 EXAMPLES = settings(max_examples=500 if IS_LONG else 50, stateful_step_count=50)
 
 
-def test_every_acknowledged_row_is_there_exactly_once() -> None:
+def test_every_acknowledged_row_is_in_the_table_exactly_once() -> None:
     SEEN.clear()
     for _ in range(RUNS):
         run_state_machine_as_test(LossyWorld, settings=EXAMPLES)
     reached = {event for _, event in SEEN}
-    # Which others are met in so few runs follows from what Hypothesis draws, and that from every constant of the code.
+    # Which other states so few runs reach depends on Hypothesis's draws, and these on every constant of the code.
     often = set(Event) - {Event.EXPIRED, Event.OVER, Event.TAKEN, Event.FORGOTTEN, Event.UNAVAILABLE}
     assert reached >= (set(Event) if IS_LONG else often)
     assert {state for state, _ in SEEN} >= {State.QUEUED, State.IN_FLIGHT, State.BACKING_OFF, State.HELD}

@@ -1,4 +1,4 @@
-"""docs/sequences.md holds the table that the code uses."""
+"""docs/sequences.md has the same table as the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written_table() -> dict[tuple[str, str], tuple[str, str]]:
     return table
 
 
-def test_the_page_holds_every_transition_of_the_code_and_no_other() -> None:
+def test_the_page_has_exactly_the_transitions_of_the_code() -> None:
     used = {
         (state.value, event.value): (step.state.value, step.action.value)
         for state, steps in TRANSITIONS.items()
@@ -31,13 +31,13 @@ def test_the_page_holds_every_transition_of_the_code_and_no_other() -> None:
     assert written_table() == used
 
 
-def test_every_state_and_event_is_used_and_what_is_settled_stays_so() -> None:
+def test_every_state_and_event_is_used_and_settled_states_are_final() -> None:
     assert set(TRANSITIONS) == set(State)
     assert {event for steps in TRANSITIONS.values() for event in steps} == set(Event)
     assert {state for state in State if not TRANSITIONS[state]} == SETTLED
 
 
-def test_the_page_names_every_event_an_answer_can_be() -> None:
+def test_the_page_names_every_event_of_an_answer() -> None:
     (body,) = re.findall(r"\| Answer \| Event \|\n\|---\|---\|\n((?:\|.*\|\n)+)", PAGE)
     named = {line.strip("|").split("|")[1].strip().split(":")[0].split(";")[0] for line in body.splitlines()}
     assert named - {"none"} == {event.value for event in Event if event is not Event.SENT}

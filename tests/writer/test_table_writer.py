@@ -1,4 +1,4 @@
-"""A writer as its users see it: what it takes, when it sends, what it tells."""
+"""The public face of a writer: what it takes, when it sends, what it reports."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from kvstore.errors import (
 from logformat.catalog.edits import TableOptions
 from logformat.ids import Epoch, WriterId
 from logformat.rows.changes import Changes
-from tests.writer.targets import SCHEMA, GatedWay, LossyWay, MemoryBucket, MemoryTable, SilentWay
+from tests.writer.targets import SCHEMA, GatedConnection, LossyConnection, MemoryBucket, MemoryTable, SilentConnection
 from writer import Identity, TableWriter
 from writer.intake import Intake
 
-WHO = Identity(WriterId(7))
+IDENTITY = Identity(WriterId(7))
 FAST = {"linger_ms": 1}
 PATIENT = {"linger_ms": 60_000}
 
@@ -56,12 +56,12 @@ def eventually(holds: Callable[[], bool], seconds: float = 600.0) -> bool:
     return holds()
 
 
-# What it takes
+# Input
 
 
-def test_rows_of_every_form_are_applied_in_the_order_they_came() -> None:
+def test_rows_of_every_form_are_applied_in_order() -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO, **PATIENT) as writer:
+    with TableWriter(table, IDENTITY, **PATIENT) as writer:
         writer.upsert(row(1))
         writer.delete(1)
         writer.upsert(rows(2, 3))
@@ -78,9 +78,9 @@ def test_rows_of_every_form_are_applied_in_the_order_they_came() -> None:
     assert len(table.real[0].applied) == 1
 
 
-def test_a_dict_may_be_used_again_at_once() -> None:
+def test_the_caller_may_reuse_a_dict_at_once() -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO) as writer:
+    with TableWriter(table, IDENTITY) as writer:
         reused = row(0)
         for k in range(10):
             reused["k"], reused["s"] = k, f"{k}"
@@ -91,19 +91,19 @@ def test_a_dict_may_be_used_again_at_once() -> None:
 @pytest.mark.parametrize(
     "data", [7, "text", [1], [row(1), "x"], pa.table({"k": ["a"], "s": ["b"]}), pa.table({"k": [1]})]
 )
-def test_what_is_no_rows_is_refused_at_once_and_nothing_of_it_taken(data: Any) -> None:
+def test_data_that_is_not_rows_is_refused_at_once(data: Any) -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO) as writer:
+    with TableWriter(table, IDENTITY) as writer:
         with pytest.raises(SchemaMismatch):
             writer.upsert(data)
         writer.upsert(row(1))
     assert table.rows() == [row(1)]
 
 
-def test_a_table_that_takes_no_deletes_says_so_at_once() -> None:
+def test_a_table_without_deletes_refuses_a_delete_at_once() -> None:
     table = MemoryTable()
     table.options = TableOptions(delete_behavior="disable")
-    with TableWriter(table, WHO) as writer:
+    with TableWriter(table, IDENTITY) as writer:
         with pytest.raises(DeletionDisabled):
             writer.delete(1)
         table.primary_key = None  # type: ignore[assignment]
@@ -114,17 +114,17 @@ def test_a_table_that_takes_no_deletes_says_so_at_once() -> None:
 @pytest.mark.parametrize(
     "options", [{"batch_rows": 0}, {"linger_ms": -1}, {"batch_bytes": 1.5}, {"buffer_bytes": True}, {"batch_rows": "9"}]
 )
-def test_options_that_are_not_possible_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
-        TableWriter(MemoryTable(), WHO, **options)
+        TableWriter(MemoryTable(), IDENTITY, **options)
 
 
-# When it sends
+# Sending
 
 
-def test_a_batch_goes_after_so_many_rows() -> None:
+def test_a_batch_is_sent_at_its_row_limit() -> None:
     table = MemoryTable(buckets=2)
-    with TableWriter(table, WHO, batch_rows=10, **PATIENT) as writer:
+    with TableWriter(table, IDENTITY, batch_rows=10, **PATIENT) as writer:
         writer.upsert(rows(*range(50)))
         writer.flush()
         for bucket in table.real:
@@ -133,9 +133,9 @@ def test_a_batch_goes_after_so_many_rows() -> None:
     assert sorted(table.rows(), key=lambda row: row["k"]) == rows(*range(50))
 
 
-def test_a_batch_goes_after_so_many_bytes_and_a_row_is_never_divided() -> None:
+def test_a_batch_is_sent_at_its_byte_limit_and_a_row_is_never_divided() -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO, batch_bytes=1000, **PATIENT) as writer:
+    with TableWriter(table, IDENTITY, batch_bytes=1000, **PATIENT) as writer:
         writer.upsert([{"k": k, "s": "x" * size} for k, size in enumerate([400, 300, 600, 5000, 10, 10, 300, 300])])
     batches = [changes for _, _, changes in table.real[0].applied]
     assert [key for changes in batches for key in changes.rows.column("k").to_pylist()] == [*range(8)]
@@ -143,18 +143,18 @@ def test_a_batch_goes_after_so_many_bytes_and_a_row_is_never_divided() -> None:
     assert len(batches) < 8
 
 
-def test_a_batch_goes_after_so_much_time() -> None:
+def test_a_batch_is_sent_after_its_linger_time() -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO, linger_ms=30) as writer:
+    with TableWriter(table, IDENTITY, linger_ms=30) as writer:
         began = time.monotonic()
         writer.upsert(row(1))
         assert eventually(lambda: table.rows() == [row(1)])
         assert time.monotonic() - began >= 0.03
 
 
-def test_who_brings_more_than_may_wait_has_to_wait() -> None:
-    table = MemoryTable(way=GatedWay)
-    writer = TableWriter(table, WHO, buffer_bytes=100_000, batch_bytes=10_000)
+def test_a_caller_waits_while_the_buffer_is_full() -> None:
+    table = MemoryTable(connection=GatedConnection)
+    writer = TableWriter(table, IDENTITY, buffer_bytes=100_000, batch_bytes=10_000)
     taken = count()
     done = 0
 
@@ -168,18 +168,18 @@ def test_who_brings_more_than_may_wait_has_to_wait() -> None:
     thread.start()
     assert eventually(lambda: done >= 100)
     time.sleep(0.3)
-    # A chunk of rows of which nobody knows yet how large they are may come on top.
+    # In addition, one chunk of rows whose size is not known yet.
     assert 100 <= done < 700
-    table.ways[0].open()
+    table.connections[0].open()
     thread.join(timeout=600)
     assert done == 1000
     writer.close()
     assert len(table.rows()) == 1000
 
 
-def test_many_threads_may_use_one_writer() -> None:
+def test_many_threads_may_share_one_writer() -> None:
     table = MemoryTable(buckets=3)
-    with TableWriter(table, WHO, batch_rows=50, **FAST) as writer:
+    with TableWriter(table, IDENTITY, batch_rows=50, **FAST) as writer:
 
         def bring(first: int) -> None:
             for k in range(first, first + 2000):
@@ -194,32 +194,32 @@ def test_many_threads_may_use_one_writer() -> None:
             thread.join()
     keys = [each["k"] for each in table.rows()]
     assert len(keys) == len(set(keys)) == 8000
-    for n in range(4):  # those of one thread are in order, in each bucket
+    for n in range(4):  # the rows of one thread are in order, in each bucket
         for bucket in table.real:
             of_thread = [each["k"] for each in bucket.rows() if each["k"] // 10_000 == n]
             assert of_thread == sorted(of_thread)
 
 
-# What it tells
+# Reports
 
 
-def test_flush_means_acknowledged() -> None:
-    table = MemoryTable(way=GatedWay)
-    with TableWriter(table, WHO) as writer:
+def test_flush_waits_for_the_acknowledgements() -> None:
+    table = MemoryTable(connection=GatedConnection)
+    with TableWriter(table, IDENTITY) as writer:
         writer.upsert(row(1))
         flushed = threading.Thread(target=writer.flush)
         flushed.start()
         assert eventually(lambda: bool(table.rows()))
         flushed.join(timeout=0.05)
         assert flushed.is_alive()
-        table.ways[0].open()
+        table.connections[0].open()
         flushed.join(timeout=600)
         assert not flushed.is_alive()
 
 
-def test_rows_that_do_not_fit_are_told_one_by_one_and_all_others_are_written() -> None:
+def test_rows_that_do_not_fit_are_reported_one_by_one_and_all_others_are_written() -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO) as writer:
+    with TableWriter(table, IDENTITY) as writer:
         bad = [{"k": "x", "s": ""}, {"k": 1}, {"k": None, "s": ""}]
         for k in range(300):
             writer.upsert(row(k))
@@ -227,12 +227,12 @@ def test_rows_that_do_not_fit_are_told_one_by_one_and_all_others_are_written() -
                 writer.upsert(bad[k // 100])
         writer.delete("no number")
         writer.delete(5)
-        with pytest.raises(RowsRefused) as told:
+        with pytest.raises(RowsRefused) as raised:
             writer.flush()
-        assert [each.rows for each in told.value.refused] == [*([each] for each in bad), ["no number"]]
-        assert all(isinstance(each.error, SchemaMismatch) for each in told.value.refused)
+        assert [each.rows for each in raised.value.refused] == [*([each] for each in bad), ["no number"]]
+        assert all(isinstance(each.error, SchemaMismatch) for each in raised.value.refused)
         assert table.rows() == [*rows(*range(300)), {"k": 5, "s": "deleted"}]
-        writer.flush()  # each is told once
+        writer.flush()  # each is reported once
 
 
 def refuse_odd(changes: Changes) -> None:
@@ -243,39 +243,39 @@ def refuse_odd(changes: Changes) -> None:
 def test_a_refused_batch_leaves_an_empty_one_in_its_place() -> None:
     table = MemoryTable()
     table.real[0].refuse = refuse_odd
-    with TableWriter(table, WHO, batch_rows=2, **PATIENT) as writer:
+    with TableWriter(table, IDENTITY, batch_rows=2, **PATIENT) as writer:
         writer.upsert(rows(0, 2, 4, 5, 6, 8, 9, 10, 12, 14))
-        with pytest.raises(RowsRefused) as told:
+        with pytest.raises(RowsRefused) as raised:
             writer.flush()
         writer.upsert(row(16))
-    assert [each.rows for each in told.value.refused] == [rows(4, 5), rows(9, 10)]
+    assert [each.rows for each in raised.value.refused] == [rows(4, 5), rows(9, 10)]
     assert table.rows() == rows(0, 2, 6, 8, 12, 14, 16)
     assert [(sequence, len(changes)) for _, sequence, changes in table.real[0].applied] == [
         *((0, 2), (1, 0), (2, 2), (3, 0), (4, 2), (5, 1))
     ]
 
 
-def test_refused_rows_that_nobody_asks_for_stop_the_writer_from_taking_more() -> None:
+def test_unreported_refused_rows_block_the_writer_at_its_limit() -> None:
     table = MemoryTable()
-    with TableWriter(table, WHO, buffer_bytes=5000, **FAST) as writer:
-        told: list[RowsRefused] = []
+    with TableWriter(table, IDENTITY, buffer_bytes=5000, **FAST) as writer:
+        raised: list[RowsRefused] = []
         given = 0
         for _ in range(1500):
             try:
                 writer.upsert({"k": None, "s": "x"})
                 given += 1
             except RowsRefused as error:
-                told.append(error)
-        assert told
+                raised.append(error)
+        assert raised
         with pytest.raises(RowsRefused) as last:
             writer.flush()
-        assert sum(len(each.changes) for error in [*told, last.value] for each in error.refused) == given
+        assert sum(len(each.changes) for error in [*raised, last.value] for each in error.refused) == given
 
 
-def test_a_forgotten_writer_goes_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forgotten_writer_continues_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     table = MemoryTable()
     ids = count(100)
-    with TableWriter(table, WHO, new_id=lambda: next(ids)) as writer:
+    with TableWriter(table, IDENTITY, new_id=lambda: next(ids)) as writer:
         writer.upsert(row(1))
         writer.flush()
         table.real[0].writers.clear()
@@ -286,8 +286,8 @@ def test_a_forgotten_writer_goes_on_and_says_so(caplog: pytest.LogCaptureFixture
     assert "does not know writer 7 any more" in caplog.text
 
 
-@pytest.mark.parametrize("identity", [WHO, Identity(WriterId(7), Epoch(1), "loader")])
-def test_a_forgotten_writer_that_can_not_go_on_keeps_its_rows(identity: Identity) -> None:
+@pytest.mark.parametrize("identity", [IDENTITY, Identity(WriterId(7), Epoch(1), "loader")])
+def test_a_forgotten_writer_that_can_not_continue_keeps_its_rows(identity: Identity) -> None:
     table = MemoryTable()
     writer = TableWriter(table, identity, **FAST)
     writer.upsert(row(1))
@@ -299,7 +299,7 @@ def test_a_forgotten_writer_that_can_not_go_on_keeps_its_rows(identity: Identity
     assert [changes.rows.to_pylist() for changes in writer.unacknowledged] == [[row(2)]]
 
 
-def test_a_named_writer_goes_on_behind_its_last_sequence() -> None:
+def test_a_named_writer_continues_after_its_last_sequence() -> None:
     table = MemoryTable(buckets=2)
     for epoch in (1, 2):
         with TableWriter(table, Identity(WriterId(9), Epoch(epoch), "loader")) as writer:
@@ -309,7 +309,7 @@ def test_a_named_writer_goes_on_behind_its_last_sequence() -> None:
         assert bucket.begun == [9, 9]
 
 
-def test_an_error_that_ends_the_writer_reaches_everybody_and_all_rows_are_kept_in_order() -> None:
+def test_an_error_that_ends_the_writer_reaches_every_caller_and_all_rows_are_kept_in_order() -> None:
     table = MemoryTable()
 
     def fence(changes: Changes) -> None:
@@ -317,7 +317,7 @@ def test_an_error_that_ends_the_writer_reaches_everybody_and_all_rows_are_kept_i
             raise WriterFenced("Over.")
 
     table.real[0].refuse = fence
-    writer = TableWriter(table, WHO, batch_rows=1, **PATIENT)
+    writer = TableWriter(table, IDENTITY, batch_rows=1, **PATIENT)
     writer.upsert(row(1))
     writer.flush()
     writer.upsert(rows(2, 3))
@@ -332,16 +332,16 @@ def test_an_error_that_ends_the_writer_reaches_everybody_and_all_rows_are_kept_i
     assert table.rows() == [row(1)]
 
 
-def test_who_is_never_answered_is_told_that_it_is_not_known() -> None:
-    table = MemoryTable(way=SilentWay)
-    writer = TableWriter(table, WHO, request_timeout_ms=10, delivery_timeout_ms=100, **FAST)
+def test_an_unanswered_writer_reports_the_outcome_as_unknown() -> None:
+    table = MemoryTable(connection=SilentConnection)
+    writer = TableWriter(table, IDENTITY, request_timeout_ms=10, delivery_timeout_ms=100, **FAST)
     writer.upsert(row(1))
-    with pytest.raises(NotAcknowledged, match="not known"):
+    with pytest.raises(NotAcknowledged, match="unknown"):
         writer.flush()
     assert [changes.rows.to_pylist() for changes in writer.unacknowledged] == [[row(1)]]
 
 
-def test_what_is_not_there_now_is_tried_again() -> None:
+def test_an_unavailable_bucket_is_retried() -> None:
     table = MemoryTable()
     refusals = iter([True, True, True, False])
 
@@ -350,18 +350,18 @@ def test_what_is_not_there_now_is_tried_again() -> None:
             raise StoreFull("Full.")
 
     table.real[0].refuse = refuse
-    with TableWriter(table, WHO, **FAST) as writer:
+    with TableWriter(table, IDENTITY, **FAST) as writer:
         writer.upsert(row(1))
     assert table.rows() == [row(1)]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_over_a_lossy_way_every_row_is_written_once_and_in_order(seed: int) -> None:
+def test_a_lossy_connection_writes_every_row_once_and_in_order(seed: int) -> None:
     seeds = count(seed * 10)
-    table = MemoryTable(buckets=2, way=lambda bucket: LossyWay(bucket, next(seeds)))
+    table = MemoryTable(buckets=2, connection=lambda bucket: LossyConnection(bucket, next(seeds)))
     for bucket in table.real:
         bucket.refuse = lambda changes: refuse_odd(changes) if len(changes) == 1 else None
-    with TableWriter(table, WHO, batch_rows=10, request_timeout_ms=30, **FAST) as writer:
+    with TableWriter(table, IDENTITY, batch_rows=10, request_timeout_ms=30, **FAST) as writer:
         for k in range(300):
             writer.upsert(row(k))
             if k % 100 == 0:
@@ -374,12 +374,12 @@ def test_over_a_lossy_way_every_row_is_written_once_and_in_order(seed: int) -> N
     assert writer.restarts == []
 
 
-# How it ends
+# The end
 
 
-def test_leaving_it_on_an_exception_says_what_was_not_acknowledged() -> None:
+def test_leaving_on_an_exception_reports_unacknowledged_rows() -> None:
     table = MemoryTable()
-    with pytest.raises(KeyError) as raised, TableWriter(table, WHO, **PATIENT) as writer:  # noqa: PT012
+    with pytest.raises(KeyError) as raised, TableWriter(table, IDENTITY, **PATIENT) as writer:  # noqa: PT012
         writer.upsert(row(1))
         writer.flush()
         writer.upsert(rows(2, 3))
@@ -392,12 +392,12 @@ def test_leaving_it_on_an_exception_says_what_was_not_acknowledged() -> None:
     assert table.rows() == [row(1)]
 
 
-def test_leaving_it_on_an_exception_waits_for_the_answers_to_what_was_sent() -> None:
-    table = MemoryTable(way=GatedWay)
-    with pytest.raises(KeyError) as raised, TableWriter(table, WHO, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
+def test_leaving_on_an_exception_waits_for_answers_to_sent_batches() -> None:
+    table = MemoryTable(connection=GatedConnection)
+    with pytest.raises(KeyError) as raised, TableWriter(table, IDENTITY, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
         writer.upsert(rows(*range(7)))
         assert eventually(lambda: len(table.rows()) == 5)
-        threading.Timer(0.1, table.ways[0].open).start()
+        threading.Timer(0.1, table.connections[0].open).start()
         raise KeyError("mine")
     assert "2 rows not acknowledged" in raised.value.__notes__[0]
     assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(5, 6)
@@ -405,7 +405,7 @@ def test_leaving_it_on_an_exception_waits_for_the_answers_to_what_was_sent() -> 
 
 
 class SlowBucket(MemoryBucket):
-    """Not now, it says after a while."""
+    """A bucket that is unavailable, and takes a while to answer that."""
 
     asked = 0
     seconds = 0.3
@@ -416,10 +416,10 @@ class SlowBucket(MemoryBucket):
         raise StoreLocked("Locked.")
 
 
-def test_behind_a_batch_that_is_put_off_none_is_sent() -> None:
+def test_no_batch_is_sent_after_a_postponed_one() -> None:
     bucket = SlowBucket()
     bucket.seconds = 0.0
-    writer = TableWriter(MemoryTable(way=lambda _: bucket), WHO, batch_rows=1, delivery_timeout_ms=5)
+    writer = TableWriter(MemoryTable(connection=lambda _: bucket), IDENTITY, batch_rows=1, delivery_timeout_ms=5)
     writer.upsert(rows(*range(5)))
     with pytest.raises(NotAcknowledged, match="Locked"):
         writer.flush()
@@ -427,11 +427,11 @@ def test_behind_a_batch_that_is_put_off_none_is_sent() -> None:
     assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(*range(5))
 
 
-def test_leaving_it_on_an_exception_waits_for_one_call_of_a_bucket_at_most() -> None:
+def test_leaving_on_an_exception_waits_for_at_most_one_call_of_a_bucket() -> None:
     buckets = [SlowBucket() for _ in range(8)]
-    ways = iter(buckets)
-    table = MemoryTable(buckets=8, way=lambda _: next(ways))
-    with pytest.raises(KeyError), TableWriter(table, WHO, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
+    connections = iter(buckets)
+    table = MemoryTable(buckets=8, connection=lambda _: next(connections))
+    with pytest.raises(KeyError), TableWriter(table, IDENTITY, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
         writer.upsert(pa.Table.from_pylist(rows(*range(40)), SCHEMA))
         assert eventually(lambda: any(bucket.asked for bucket in buckets))
         raise KeyError("mine")
@@ -444,10 +444,10 @@ def threads() -> int:
     return sum(thread.name == "kvstore-writer" for thread in threading.enumerate())
 
 
-def test_one_that_nobody_closes_writes_what_it_has_and_says_so() -> None:
+def test_an_unclosed_writer_writes_its_rows_and_warns() -> None:
     table = MemoryTable()
     before = threads()
-    writer = TableWriter(table, WHO, **PATIENT)
+    writer = TableWriter(table, IDENTITY, **PATIENT)
     writer.upsert(row(1))
     with pytest.warns(ResourceWarning, match="not closed"):
         del writer
@@ -455,18 +455,18 @@ def test_one_that_nobody_closes_writes_what_it_has_and_says_so() -> None:
     assert table.rows() == [row(1)]
 
 
-def test_one_that_nobody_closes_is_not_told_of_if_everything_was_acknowledged() -> None:
+def test_an_unclosed_writer_without_open_rows_does_not_warn() -> None:
     before = threads()
-    writer = TableWriter(MemoryTable(), WHO)
+    writer = TableWriter(MemoryTable(), IDENTITY)
     writer.upsert(row(1))
     writer.flush()
     del writer
     assert eventually(lambda: threads() == before)
 
 
-def test_what_one_that_nobody_closes_can_not_write_is_told_by_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unclosed_writer_logs_rows_that_it_can_not_write(caplog: pytest.LogCaptureFixture) -> None:
     before = threads()
-    writer = TableWriter(MemoryTable(way=SilentWay), WHO, delivery_timeout_ms=20, **PATIENT)
+    writer = TableWriter(MemoryTable(connection=SilentConnection), IDENTITY, delivery_timeout_ms=20, **PATIENT)
     writer.upsert(rows(1, 2))
     writer.upsert({"k": "x", "s": ""})
     with pytest.warns(ResourceWarning, match="not closed"):
@@ -477,7 +477,7 @@ def test_what_one_that_nobody_closes_can_not_write_is_told_by_the_log(caplog: py
 
 
 def test_a_closed_writer_takes_nothing_and_may_be_closed_again() -> None:
-    writer = TableWriter(MemoryTable(), WHO)
+    writer = TableWriter(MemoryTable(), IDENTITY)
     writer.close()
     writer.close()
     for use in (writer.flush, lambda: writer.upsert(row(1)), lambda: writer.delete(1), lambda: writer.upsert(rows(1))):
@@ -485,9 +485,9 @@ def test_a_closed_writer_takes_nothing_and_may_be_closed_again() -> None:
             use()
 
 
-def test_closing_tells_what_was_refused_and_ends_all_the_same() -> None:
+def test_close_reports_refused_rows_and_ends_the_writer() -> None:
     table = MemoryTable()
-    writer = TableWriter(table, WHO)
+    writer = TableWriter(table, IDENTITY)
     writer.upsert({"k": "x", "s": ""})
     writer.upsert(row(1))
     with pytest.raises(RowsRefused):
@@ -498,12 +498,12 @@ def test_closing_tells_what_was_refused_and_ends_all_the_same() -> None:
         writer.upsert(row(2))
 
 
-def test_an_interrupted_flush_leaves_the_writer_as_it_is() -> None:
-    table = MemoryTable(way=GatedWay)
-    writer = TableWriter(table, WHO)
+def test_an_interrupted_flush_leaves_the_writer_unchanged() -> None:
+    table = MemoryTable(connection=GatedConnection)
+    writer = TableWriter(table, IDENTITY)
     writer.upsert(row(1))
     main = threading.get_ident()
-    # A shell has what it runs in the background ignore this signal.
+    # A shell makes background processes ignore this signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     try:
@@ -512,14 +512,14 @@ def test_an_interrupted_flush_leaves_the_writer_as_it_is() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     writer.upsert(row(2))
-    table.ways[0].open()
+    table.connections[0].open()
     writer.close()
     assert table.rows() == rows(1, 2)
 
 
-def test_a_forked_child_can_not_use_it_and_does_not_hang() -> None:
+def test_a_forked_child_can_not_use_the_writer_and_does_not_hang() -> None:
     table = MemoryTable()
-    writer = TableWriter(table, WHO, **PATIENT)
+    writer = TableWriter(table, IDENTITY, **PATIENT)
     writer.upsert(row(1))
     child = os.fork()
     if child == 0:  # pragma: no cover
@@ -548,21 +548,21 @@ class NoZone(datetime.tzinfo):
         raise RuntimeError("no zone data")
 
 
-def test_what_the_code_of_a_value_raises_is_about_its_row() -> None:
+def test_errors_from_the_code_of_a_value_are_about_its_row() -> None:
     table = MemoryTable()
     table.schema = pa.schema([SCHEMA.field("k"), pa.field("s", pa.timestamp("us", "UTC"))])
     now = datetime.datetime.now(datetime.UTC)
     bad = {"k": 3, "s": now.replace(tzinfo=NoZone())}
-    with TableWriter(table, WHO, **PATIENT) as writer:
+    with TableWriter(table, IDENTITY, **PATIENT) as writer:
         for k in range(6):
             writer.upsert(bad if k == 3 else {"k": k, "s": now})
-        with pytest.raises(RowsRefused, match="no zone data") as told:
+        with pytest.raises(RowsRefused, match="no zone data") as raised:
             writer.flush()
-    assert [each.changes for each in told.value.refused] == [[bad]]
+    assert [each.changes for each in raised.value.refused] == [[bad]]
     assert [each["k"] for each in table.rows()] == [0, 1, 2, 4, 5]
 
 
-def test_when_memory_is_short_nobody_waits_and_no_row_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_memory_runs_out_no_caller_hangs_and_no_row_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_type))
     convert = Intake.changes
@@ -573,7 +573,7 @@ def test_when_memory_is_short_nobody_waits_and_no_row_is_forgotten(monkeypatch: 
         return convert(intake, items)
 
     monkeypatch.setattr(Intake, "changes", short)
-    writer = TableWriter(MemoryTable(), WHO, **PATIENT)
+    writer = TableWriter(MemoryTable(), IDENTITY, **PATIENT)
     for k in range(6):
         writer.upsert(row(k))
     with pytest.raises(NotAcknowledged) as raised:
@@ -584,24 +584,24 @@ def test_when_memory_is_short_nobody_waits_and_no_row_is_forgotten(monkeypatch: 
     assert shown == [MemoryError]
 
 
-def test_even_if_what_is_left_can_not_be_told_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_caller_hangs_even_if_the_remaining_rows_can_not_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def fail(_: object) -> None:
         raise MemoryError
 
-    writer = TableWriter(MemoryTable(way=lambda _: BrokenBucket()), WHO, **FAST)
+    writer = TableWriter(MemoryTable(connection=lambda _: BrokenBucket()), IDENTITY, **FAST)
     monkeypatch.setattr(writer._sender, "_left", fail)
     writer.upsert(row(1))
     with pytest.raises(NotAcknowledged):
         writer.flush()
 
 
-def test_whatever_ends_the_thread_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_caller_hangs_whatever_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_type))
-    table = MemoryTable(way=lambda _: BrokenBucket())
-    writer = TableWriter(table, WHO, **FAST)
+    table = MemoryTable(connection=lambda _: BrokenBucket())
+    writer = TableWriter(table, IDENTITY, **FAST)
     writer.upsert(row(1))
     with pytest.raises(NotAcknowledged) as raised:
         writer.flush()

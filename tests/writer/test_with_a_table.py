@@ -1,4 +1,4 @@
-"""A writer and a real table."""
+"""A writer with a real table."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from writer import Identity, TableWriter
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int8())])
 
 
-def who(store: kvstore.Store) -> Identity:
+def identity(store: kvstore.Store) -> Identity:
     return Identity(store.new_writer_id())
 
 
 def taken(writer: TableWriter) -> bool:
-    """Whether the thread has taken everything, though it is in no batch yet."""
+    """Whether the sending thread has taken everything, though it may not be in a batch yet."""
     return not writer._buffer.waiting and writer._buffer._size > 0
 
 
-def test_rows_go_through_to_every_bucket(store: kvstore.Store) -> None:
+def test_rows_reach_every_bucket(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k", buckets=3)
-    with TableWriter(table, who(store), batch_rows=100, linger_ms=1) as writer:
+    with TableWriter(table, identity(store), batch_rows=100, linger_ms=1) as writer:
         for i in range(3000):
             writer.upsert({"k": f"{i % 1000}", "n": i % 100})
         writer.delete([f"{i}" for i in range(500)])
@@ -49,31 +49,31 @@ def test_rows_go_through_to_every_bucket(store: kvstore.Store) -> None:
     assert {row["k"]: row["n"] for row in rows_of(table)} == {f"{i}": i % 100 for i in range(500, 1000)}
 
 
-def test_a_key_too_large_is_refused_by_itself(store: kvstore.Store) -> None:
+def test_only_the_key_that_is_too_large_is_refused(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
-    with TableWriter(table, who(store)) as writer:
-        # What is escaped takes two bytes, so length alone does not say.
+    with TableWriter(table, identity(store)) as writer:
+        # Escaping doubles bytes, so the length alone does not decide.
         writer.upsert([{"k": k, "n": 1} for k in ("a", "x" * 510, "b", "\0" * 300, "c", "y" * 509, "\0" * 254)])
         writer.delete(["a", "z" * 600])
-        with pytest.raises(RowsRefused) as told:
+        with pytest.raises(RowsRefused) as raised:
             writer.flush()
-    assert [each.rows[0] if isinstance(each.changes, list) else None for each in told.value.refused] == [
+    assert [each.rows[0] if isinstance(each.changes, list) else None for each in raised.value.refused] == [
         {"k": "x" * 510, "n": 1},
         {"k": "\0" * 300, "n": 1},
         "z" * 600,
     ]
-    assert {type(each.error) for each in told.value.refused} == {KeyTooLarge}
+    assert {type(each.error) for each in raised.value.refused} == {KeyTooLarge}
     assert sorted(row["k"] for row in rows_of(table)) == sorted(["b", "c", "y" * 509, "\0" * 254])
 
 
-def test_an_overflow_refuses_a_batch_and_those_behind_it_are_written(store: kvstore.Store) -> None:
+def test_an_overflow_refuses_one_batch_and_later_ones_are_written(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k", merge_engine=kvstore.Aggregate({"n": "sum"}))
-    with TableWriter(table, who(store), batch_rows=2, linger_ms=10_000) as writer:
+    with TableWriter(table, identity(store), batch_rows=2, linger_ms=10_000) as writer:
         for n in (100, 1, 2, 100, 3, 4, 5, 6):
             writer.upsert({"k": "a", "n": n})
-        with pytest.raises(RowsRefused) as told:
+        with pytest.raises(RowsRefused) as raised:
             writer.flush()
-    (refused,) = told.value.refused
+    (refused,) = raised.value.refused
     assert refused.rows == [{"k": "a", "n": 2}, {"k": "a", "n": 100}]
     assert isinstance(refused.error, AggregateOverflow)
     assert rows_of(table) == [{"k": "a", "n": 100 + 1 + 3 + 4 + 5 + 6}]
@@ -81,10 +81,10 @@ def test_an_overflow_refuses_a_batch_and_those_behind_it_are_written(store: kvst
     assert table.offsets() == {0: (0, 1 + 2 * 5 + 1)}
 
 
-def test_a_column_the_table_fills_is_not_given(store: kvstore.Store) -> None:
+def test_an_auto_increment_column_is_not_given(store: kvstore.Store) -> None:
     schema = pa.schema([*SCHEMA, pa.field("id", pa.int64())])
     table = store.create_table("t", schema, primary_key="k", auto_increment="id", buckets=2)
-    with TableWriter(table, who(store)) as writer:
+    with TableWriter(table, identity(store)) as writer:
         writer.upsert([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
         writer.upsert(pa.table({"n": pa.array([3], pa.int8()), "k": ["c"]}))
         writer.delete("a")
@@ -96,34 +96,34 @@ def test_a_column_the_table_fills_is_not_given(store: kvstore.Store) -> None:
 
 def test_a_log_table_is_appended_to(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, buckets=2)
-    with TableWriter(table, who(store), batch_rows=10) as writer:
+    with TableWriter(table, identity(store), batch_rows=10) as writer:
         writer.upsert([{"k": "a", "n": n} for n in range(100)])
     assert table.count() == 100
 
 
-def test_a_column_added_meanwhile_may_be_left_out(store: kvstore.Store) -> None:
+def test_rows_may_lack_a_column_added_since(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
-    with TableWriter(table, who(store)) as writer:
+    with TableWriter(table, identity(store)) as writer:
         writer.upsert({"k": "a", "n": 1})
         writer.flush()
         store.add_columns("t", [pa.field("x", pa.int8())])
         writer.upsert({"k": "b", "n": 1, "x": 2})
-        # Whether it was handed over before the column was added is not to be known: the thread takes it later.
+        # Whether a row was handed over before the column was added can't be known: the thread takes it later.
         writer.upsert({"k": "c", "n": 1})
         writer.upsert({"k": "d", "x": 1})
         writer.delete("a")
-        with pytest.raises(RowsRefused) as told:
+        with pytest.raises(RowsRefused) as raised:
             writer.flush()
-        assert [each.rows for each in told.value.refused] == [[{"k": "d", "x": 1}]]
-        assert isinstance(told.value.refused[0].error, SchemaMismatch)
+        assert [each.rows for each in raised.value.refused] == [[{"k": "d", "x": 1}]]
+        assert isinstance(raised.value.refused[0].error, SchemaMismatch)
         with pytest.raises(SchemaMismatch):
             writer.upsert(pa.table({"k": ["e"], "n": pa.array([1], pa.int8())}))
     assert rows_of(table) == [{"k": "b", "n": 1, "x": 2}, {"k": "c", "n": 1, "x": None}]
 
 
-def test_rows_of_before_and_after_a_column_was_added_are_in_different_batches(store: kvstore.Store) -> None:
+def test_rows_from_before_and_after_a_new_column_are_in_different_batches(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
-    with TableWriter(table, who(store), linger_ms=60_000) as writer:
+    with TableWriter(table, identity(store), linger_ms=60_000) as writer:
         for i in range(64):
             writer.upsert({"k": f"{i}", "n": 1})
         assert eventually(lambda: taken(writer))
@@ -134,10 +134,10 @@ def test_rows_of_before_and_after_a_column_was_added_are_in_different_batches(st
     assert table.count() == 128
 
 
-def test_rows_of_every_form_handed_over_before_a_column_was_added_are_written(store: kvstore.Store) -> None:
+def test_rows_of_every_form_from_before_a_new_column_are_written(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k", buckets=2)
     table.upsert([{"k": "gone", "n": 1}, {"k": "gone too", "n": 1}])
-    with TableWriter(table, who(store), linger_ms=60_000) as writer:
+    with TableWriter(table, identity(store), linger_ms=60_000) as writer:
         writer.upsert(pa.table({"k": ["a", "b"], "n": pa.array([1, 2], pa.int8())}))
         writer.delete(pa.array(["gone"]))
         writer.upsert({"k": "c", "n": 3})
@@ -151,7 +151,7 @@ def test_rows_of_every_form_handed_over_before_a_column_was_added_are_written(st
 
 
 class LockedBucket:
-    """A bucket of which nobody hears while it is locked."""
+    """A bucket that loses everything while it is locked."""
 
     locked = True
 
@@ -165,14 +165,14 @@ class LockedBucket:
 
 
 @pytest.mark.parametrize("engine", [None, kvstore.Aggregate({"n": "sum"})])
-def test_a_batch_made_before_a_column_was_added_is_written_and_so_is_the_empty_one(
+def test_a_batch_from_before_a_new_column_is_written_and_so_is_its_empty_batch(
     store: kvstore.Store, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k", **({} if engine is None else {"merge_engine": engine}))
     monkeypatch.setattr(LockedBucket, "locked", True)
     bucket = table.bucket(0)
     monkeypatch.setattr(table, "bucket", lambda _: LockedBucket(bucket))
-    writer = TableWriter(table, who(store), batch_rows=2, delivery_timeout_ms=5_000)
+    writer = TableWriter(table, identity(store), batch_rows=2, delivery_timeout_ms=5_000)
     writer.upsert([{"k": "a", "n": 100}, {"k": "b", "n": 1}, {"k": "a", "n": 100}, {"k": "c", "n": 1}])
     assert eventually(lambda: sum(map(len, writer._sender._lanes.values())) == 2)
     store.add_columns("t", [pa.field("x", pa.int8())])
@@ -181,18 +181,18 @@ def test_a_batch_made_before_a_column_was_added_is_written_and_so_is_the_empty_o
         writer.close()
         assert rows_of(table) == [{"k": "a", "n": 100, "x": None}, *({"k": k, "n": 1, "x": None} for k in "bc")]
     else:
-        with pytest.raises(RowsRefused) as told:
+        with pytest.raises(RowsRefused) as raised:
             writer.close()
-        (refused,) = told.value.refused
+        (refused,) = raised.value.refused
         assert isinstance(refused.error, AggregateOverflow)
         assert rows_of(table) == [{"k": "a", "n": 100, "x": None}, {"k": "b", "n": 1, "x": None}]
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_rows_that_were_taken_are_not_lost_when_the_table_is_gone(store_path: Path, how: str) -> None:
+def test_rows_are_not_lost_when_the_table_is_dropped(store_path: Path, how: str) -> None:
     with kvstore.open(store_path) as store:
         table = store.create_table("t", SCHEMA, primary_key="k", buckets=3)
-        writer = TableWriter(table, who(store), linger_ms=60_000)
+        writer = TableWriter(table, identity(store), linger_ms=60_000)
         for i in range(64):
             writer.upsert({"k": f"{i}", "n": 1})
         assert eventually(lambda: taken(writer))
@@ -207,7 +207,7 @@ def test_rows_that_were_taken_are_not_lost_when_the_table_is_gone(store_path: Pa
     ]
 
 
-def test_at_the_end_of_a_program_a_writer_that_was_not_closed_writes_what_it_has(store_path: Path) -> None:
+def test_an_unclosed_writer_writes_its_rows_at_the_end_of_the_program(store_path: Path) -> None:
     program = """
 import sys, kvstore, pyarrow as pa
 store = kvstore.open(sys.argv[1])
@@ -224,10 +224,10 @@ for k in range(10):
         assert store.table("t").count() == 10
 
 
-def test_a_store_that_is_closed_ends_the_writer(store_path: Path) -> None:
+def test_closing_the_store_ends_the_writer(store_path: Path) -> None:
     with kvstore.open(store_path) as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
-        writer = TableWriter(table, who(store), linger_ms=60_000)
+        writer = TableWriter(table, identity(store), linger_ms=60_000)
         writer.upsert({"k": "a", "n": 1})
     with pytest.raises(StoreClosed, match="The store was closed"):
         writer.flush()

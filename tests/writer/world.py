@@ -1,7 +1,7 @@
-"""Lanes and real buckets, with a network between them that does what it is told, and a store that can crash.
+"""Lanes and real buckets, with a simulated network between them, and a store that can crash.
 
-One thread, no chance and no clock: whoever drives it decides everything. Each row has a number of its own, so that the
-changelog tells how often it was written.
+One thread, no chance and no clock: the caller decides everything. Each row has its own number, so the changelog shows
+how often it was written.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kvstore.store import Store
 from logformat.ids import NO_SEQUENCE, next_sequence
 from logformat.rows.changes import Changes
 from tests.support.clocks import SetClock
-from writer.lane import Batch, Errand, Lane, Sending, Timing
+from writer.lane import Batch, Lane, PendingCall, Sending, Timing
 from writer.sequence import Event, State
 from writer.target import Identity
 
-SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what the disk does is not looked at here
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # disk behaviour is not under test here
 BUCKETS = 2
 SCHEMA = pa.schema([pa.field("k", pa.int16(), False), pa.field("v", pa.int64()), pa.field("n", pa.int8())])
 KINDS: dict[str, dict[str, Any]] = {
@@ -45,9 +45,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 EVERY_ROW_SHOWS = ("last_row", "aggregate")
 """Kinds of table in which every upsert makes a change."""
-# The index is committed when the test says so, and what was not is what a crash takes.
+# The index is committed when the test does so; a crash loses what is not committed.
 OPTIONS = StoreOptions(segment_bytes_max=1500, commit_wait_ms=10**9, commit_idle_ms=10**9, map_bytes=1 << 30)
-# Time goes by in steps of up to a minute; only after days a lane gives up.
+# Time advances in steps of up to a minute; a lane gives up only after days.
 TIMING = Timing(request_timeout=30.0, delivery_timeout=6 * 24 * 3600.0, backoff_min=1.0, backoff_max=16.0)
 DAMAGES = ("none", "none", "index", "index", "writers lost", "writers stale", "writers corrupt")
 
@@ -55,7 +55,7 @@ Transitions = Counter[tuple[State, Event]]
 
 
 class WatchedLane(Lane):
-    """A lane that tells which transitions it went through."""
+    """A lane that records its transitions."""
 
     seen: Transitions
 
@@ -66,7 +66,7 @@ class WatchedLane(Lane):
 
 @dataclass(eq=False)
 class Actor:
-    """An incarnation of a writer: a lane in each bucket."""
+    """An incarnation of a writer, with a lane for each bucket."""
 
     identity: Identity
     lanes: list[WatchedLane]
@@ -87,7 +87,7 @@ class Reply:
 
 @dataclass
 class Ledger:
-    """What was told of each batch."""
+    """What the lanes reported of each batch."""
 
     handed: dict[int, Changes] = field(default_factory=dict)
     acknowledged: set[int] = field(default_factory=set)
@@ -97,7 +97,7 @@ class Ledger:
 
 
 def template(kind: str) -> Path:
-    """A store with an empty table; made once, copied for each example."""
+    """A store with an empty table; created once, copied for each example."""
     if kind not in _templates:
         path = Path(tempfile.mkdtemp(prefix="kvstore-template-", dir=SCRATCH))
         with Store(path / "store", OPTIONS) as store:
@@ -115,7 +115,7 @@ def remove_templates() -> None:
 
 
 class World:
-    """See above."""
+    """The simulation; see the module."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -130,10 +130,10 @@ class World:
         self.locked = False
         self.expired = False
         self.spoiled = False
-        """Whether files of writers were damaged on purpose; a check finds those."""
+        """Whether files of writers were damaged on purpose; a check reports those."""
         self._lives = 0
         self._eras: list[list[int]] = [[] for _ in range(BUCKETS)]
-        """Offsets at which everybody was forgotten, for each bucket."""
+        """Offsets at which all writers were forgotten, for each bucket."""
         self.path = Path(shutil.copytree(template(kind), self.directory / "0"))
         self._open()
         buckets = self.table.buckets_of(list(range(40)))
@@ -147,7 +147,7 @@ class World:
     # Writers
 
     def join(self, name: str | None = None) -> Actor:
-        """A new writer, or a new incarnation of one with a name."""
+        """A new writer, or a new incarnation of a named one."""
         identity = self.table._writers.open(name)
         lanes = [WatchedLane(bucket, identity, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
         for lane in lanes:
@@ -162,18 +162,18 @@ class World:
         self.pump()
 
     def pump(self) -> None:
-        """Every lane does what is to be done now."""
+        """Every lane does what is due now."""
         for actor in self.actors:
             for bucket, lane in enumerate(actor.lanes):
                 self._pump(actor, bucket, lane)
 
     def _pump(self, actor: Actor, bucket: int, lane: WatchedLane) -> None:
-        errand = lane.errand(self.now)
-        if errand is not None:
+        call = lane.pending_call(self.now)
+        if call is not None:
             try:
-                lane.errand_done(self._run_errand(errand, actor, bucket))
+                lane.call_succeeded(self._make_call(call, actor, bucket))
             except StoreLocked as error:
-                lane.errand_failed(error, self.now)
+                lane.call_failed(error, self.now)
         self.requests += [Request(bucket, lane, sending) for sending in lane.due(self.now)]
         for settled in lane.settled:
             if settled.error is None:
@@ -183,16 +183,16 @@ class World:
         lane.settled = []
         for restart in lane.restarts:
             assert actor.identity.name is None
-            assert self.expired, "nobody had forgotten it"
+            assert self.expired, "no bucket had forgotten it"
             self.ledger.in_doubt |= {number for changes in restart.in_doubt for number in numbers_of(changes)}
         lane.restarts = []
         if lane.error is not None:
             self._check_may_be_over(actor, lane.error)
 
-    def _run_errand(self, errand: Errand, actor: Actor, bucket: int) -> int | None:
+    def _make_call(self, call: PendingCall, actor: Actor, bucket: int) -> int | None:
         if self.locked:
             raise StoreLocked("Locked.")
-        if errand is Errand.NEW_ID:
+        if call is PendingCall.NEW_ID:
             return self.store.new_writer_id()
         return self.buckets[bucket].begin(actor.identity.writer_id)
 
@@ -201,13 +201,13 @@ class World:
             name, epoch = actor.identity.name, actor.identity.epoch
             assert any(other.identity.name == name and other.identity.epoch > epoch for other in self.actors)
         else:
-            assert isinstance(error, NotAcknowledged | StoreLocked), error  # it is not known, or it never began
+            assert isinstance(error, NotAcknowledged | StoreLocked), error  # the outcome is unknown, or it never began
             assert self.expired
 
     # The network
 
     def deliver(self, requests: list[Request], *, lose_answers: bool = False) -> None:
-        """Have requests reach their buckets together; the answers are on their way then."""
+        """Deliver requests to their buckets together; the answers are in the network afterwards."""
         answers = [(request, self._submit(request)) for request in requests]
         for request, answer in answers:
             reply = Reply(request, answer.exception(timeout=600) or answer.result())
@@ -229,7 +229,7 @@ class World:
             return answer
 
     def receive(self, reply: Reply) -> None:
-        """Have an answer reach its lane."""
+        """Deliver an answer to its lane."""
         lane, sending = reply.request.lane, reply.request.sending
         if isinstance(reply.answer, StoreError):
             lane.failed(sending, reply.answer, self.now)
@@ -238,7 +238,7 @@ class World:
         self.pump()
 
     def carry_everything(self) -> None:
-        """Everything that is on its way arrives."""
+        """Deliver everything in the network."""
         replies, self.replies = self.replies, []
         for reply in replies:
             self.receive(reply)
@@ -246,7 +246,7 @@ class World:
         self.exchange(requests)
 
     def exchange(self, requests: list[Request]) -> None:
-        """Have requests reach their buckets, and their answers the lanes, in this order."""
+        """Deliver requests to their buckets, and the answers to the lanes, in this order."""
         earlier, self.replies = self.replies, []
         self.deliver(requests)
         replies, self.replies = self.replies, earlier
@@ -267,7 +267,7 @@ class World:
         self.table.snapshot()
 
     def crash(self, damage: str) -> None:
-        """Lose the process, and what it had not written; then maybe some files that can be made anew."""
+        """Lose the process and its unwritten data, then maybe some files that can be rebuilt."""
         self._lives += 1
         image = Path(shutil.copytree(self.path, self.directory / str(self._lives)))
         self.store.close()
@@ -279,7 +279,7 @@ class World:
         self._open()
 
     def seven_days_pass(self) -> None:
-        """Everybody without a new batch is forgotten. No request of before comes after it: that is not promised."""
+        """Expire all writers without a new batch. No earlier request arrives afterwards: that is not promised."""
         self.expired = True
         self.requests.clear()
         for bucket, (_, end) in self.table.offsets().items():
@@ -291,7 +291,7 @@ class World:
     # The end
 
     def heal(self) -> None:
-        """Everything that is on its way arrives, nothing is lost any more: no lane may wait for ever."""
+        """Deliver everything without loss from now on: every lane must finish."""
         self.locked = False
         for _ in range(2000):
             if self.requests or self.replies:
@@ -304,7 +304,7 @@ class World:
         raise AssertionError("a lane waits for ever")
 
     def verify(self) -> None:
-        """What was told is what is there."""
+        """Compare the reports with the table."""
         self._verify_log()
         written = Counter(
             change["v"]
@@ -353,10 +353,10 @@ def numbers_of(changes: Changes) -> list[int]:
 
 
 def harm(bucket: Path, damage: str) -> None:
-    """Lose or spoil files of a bucket that can be made anew."""
+    """Remove or damage files of a bucket that can be rebuilt."""
     if damage == "none":
         return
-    shutil.rmtree(bucket / "index", ignore_errors=True)  # nobody may have opened the bucket since it was lost last
+    shutil.rmtree(bucket / "index", ignore_errors=True)  # the bucket may not have been opened since the last loss
     files = sorted((bucket / "log").glob("*.writers"))
     if files and damage == "writers lost":
         files[-1].unlink()
