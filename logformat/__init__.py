@@ -1,4 +1,4 @@
-"""Bytes: every format of the store, encoded and decoded (docs/format.md). Pure: no file, no clock, no LMDB."""
+"""Formats of the store, encoded and decoded (docs/format.md). Pure: no file, no clock, no LMDB."""
 
 from logformat.log.batch import BatchHeader, LogBatch, decode_batch, decode_header, encode_batch
 from logformat.log.change import ChangeType

@@ -1,6 +1,7 @@
-"""Columns of byte strings: how keys and rows travel between Arrow, numpy and lists of bytes.
+"""Columns of byte strings, the form in which keys and rows move between Arrow, numpy and lists of bytes.
 
-Nothing here loops over rows in Python. A single string needs no Arrow, whose calls cost as much as for hundreds.
+Nothing here loops over rows in Python. A single string avoids Arrow, where one call costs as much as hundreds of
+strings.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from logformat.errors import InvalidRequest
 
 WORD = 8
-"""Bytes of the words that checksums are made of."""
+"""Size in bytes of the words that checksums are computed from."""
 
 _BYTES_MAX = 2**31 - 1
 EMPTY = pa.scalar(b"", pa.binary())
@@ -22,16 +23,16 @@ _BINARY = pa.binary()
 _INLINE_MAX = 12
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("start", "<i4")])
 _INLINE = np.dtype([("length", "<i4"), ("bytes", "V12")])
-"""Arrow's view of a string of more than 12 bytes, and of another. No cast to ``binary`` looks at the prefix."""
+"""Arrow's views of a string of more than 12 bytes, and of a shorter one. No cast to ``binary`` reads the prefix."""
 
 
 class Octets:
-    """A column of byte strings, none of them null.
+    """A column of byte strings without nulls.
 
     Attributes:
-        flat: uint8, the strings one behind the other; other bytes may stand before the first and behind the last.
-        offsets: int64 ``(n + 1,)``, where they are cut.
-        width: Bytes of each if all have the same and it was known beforehand, else None.
+        flat: uint8, the strings in order; other bytes may precede the first and follow the last.
+        offsets: int64 ``(n + 1,)``, where each string begins, and where the last one ends.
+        width: Bytes of each string if all have the same width and it was known beforehand, else None.
     """
 
     __slots__ = ("flat", "offsets", "width")
@@ -43,13 +44,13 @@ class Octets:
 
     @classmethod
     def from_matrix(cls, matrix: np.ndarray) -> Octets:
-        """Rows of a C-contiguous uint8 matrix ``(n, width)``; no copy."""
+        """Column of the rows of a C-contiguous uint8 matrix ``(n, width)``, not copied."""
         rows, width = matrix.shape
         return cls(matrix.reshape(rows * width), np.arange(rows + 1) * width, width)
 
     @classmethod
     def from_arrow(cls, column: pa.Array) -> Octets:
-        """A ``binary`` or ``string`` column; no copy of the bytes."""
+        """Column of a ``binary`` or ``string`` array; the bytes are not copied."""
         _, offsets, data = column.buffers()
         if not len(column):
             return cls(np.zeros(0, np.uint8), np.zeros(1, np.int64))
@@ -58,7 +59,7 @@ class Octets:
 
     @classmethod
     def from_list(cls, strings: Sequence[bytes]) -> Octets:
-        """A list of byte strings."""
+        """Column of a list of byte strings."""
         offsets = np.zeros(len(strings) + 1, np.int64)
         np.fromiter(map(len, strings), np.int64, len(strings)).cumsum(out=offsets[1:])
         return cls(np.frombuffer(b"".join(strings), np.uint8), offsets)
@@ -73,28 +74,28 @@ class Octets:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 ``(n,)``."""
+        """Length of each string: int64 ``(n,)``."""
         return self.offsets[1:] - self.offsets[:-1]
 
     def matrix(self) -> np.ndarray:
-        """The strings as rows of a matrix; for columns that know their width."""
+        """The strings as rows of a matrix; only for columns of known width."""
         assert self.width is not None
         return self.flat[self.offsets[0] : self.offsets[-1]].reshape(len(self), self.width)
 
     def slice(self, start: int, stop: int) -> Octets:
-        """The strings from ``start`` to ``stop`` (exclusive), which lie in order; no copy."""
+        """The strings from ``start`` to ``stop`` (exclusive); they lie in order and are not copied."""
         return Octets(self.flat, self.offsets[start : stop + 1], self.width)
 
     def without_empty(self) -> Octets:
-        """Those that have any bytes."""
+        """The strings that are not empty."""
         there = self.lengths > 0
         return self if there.all() else Octets(self.flat, np.append(self.offsets[:-1][there], self.offsets[-1]))
 
     def to_arrow(self) -> pa.BinaryArray:
-        """A ``binary`` column; no copy of the bytes.
+        """Convert to a ``binary`` array; the bytes are not copied.
 
         Raises:
-            InvalidRequest: They are too many for one column of Arrow.
+            InvalidRequest: The strings are too many for one Arrow column.
         """
         if self.offsets[-1] > _BYTES_MAX:
             raise InvalidRequest("One batch can't hold more than 2 GiB of a column; make it smaller.")
@@ -102,7 +103,7 @@ class Octets:
         return pa.Array.from_buffers(_BINARY, len(self), [None, cuts, pa.py_buffer(self.flat)])
 
     def to_list(self) -> list[bytes]:
-        """The strings, each an object of its own: the form LMDB takes."""
+        """The strings as separate objects, the form that LMDB takes."""
         strings: list[bytes]
         if len(self) == 1:
             strings = [self.flat[self.offsets[0] : self.offsets[1]].tobytes()]
@@ -113,17 +114,17 @@ class Octets:
         return strings
 
     def take(self, places: np.ndarray) -> Octets:
-        """The strings at some places, in their order."""
+        """The strings at the given places, in that order."""
         if self.width is not None:
             return Octets.from_matrix(self.matrix()[places])
         return Octets.from_arrow(self.to_arrow().take(pa.array(places)))
 
     def words(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The strings as uint64 words, zeros added to the last one of each.
+        """The strings as uint64 words, the last word of each padded with zeros.
 
         Returns:
-            A matrix of words and None, if all strings have one width; else the words of all, one behind the other, and
-            at which word each string begins.
+            A matrix of words and None, if the column has a known width; else the words of all strings in order, and the
+            first word of each string.
         """
         if self.width is not None:
             return _words(self.matrix()), None
@@ -132,19 +133,19 @@ class Octets:
 
 
 def windows(flat: np.ndarray, width: int) -> np.ndarray:
-    """At each byte of uint8 ``flat`` the ``width`` bytes from there on, as far as there are so many; no copy."""
+    """At each byte of uint8 ``flat``, the ``width`` bytes from there; ends where fewer are left. No copy."""
     return np.ndarray((max(0, len(flat) - width + 1),), f"V{width}", flat, 0, (1,))
 
 
 def gather(
     buffers: Sequence[np.ndarray], starts: np.ndarray, lengths: np.ndarray, which: np.ndarray | None = None
 ) -> Octets:
-    """Copies of strings that lie anywhere, in any order; of known width if all have the same and lie in one buffer.
+    """Copies strings from any places in any order; of known width if all have the same length and lie in one buffer.
 
     Args:
-        buffers: uint8, each less than 2 GiB; behind the begin of every string there are at least 12 bytes.
+        buffers: uint8, each less than 2 GiB, with at least 12 bytes from the start of every string.
         starts, lengths: Integers ``(n,)``; every string is within its buffer.
-        which: The buffer of each; the first if None.
+        which: The buffer of each string; None for the first buffer.
     """
     shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
     if which is None and shortest == longest > 0:
@@ -161,13 +162,13 @@ def gather(
 
 
 def gather_padded(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Octets | None:
-    """Like :func:`gather`, with zeros behind the shorter strings so that all have the width of the longest.
+    """Like :func:`gather`, with shorter strings padded with zeros to the width of the longest.
 
     Args:
-        lengths: Behind the begin of the last string there are as many bytes as the longest has.
+        lengths: ``flat`` must reach at least the longest length past the start of the last string.
 
     Returns:
-        None if they are not made of whole words, or would take more than twice their bytes.
+        None if the strings are not whole words, or if padding would more than double their bytes.
     """
     longest = int(lengths.max(initial=0))
     if not longest or (lengths & (WORD - 1)).any() or longest * len(lengths) > 2 * int(lengths.sum()):
@@ -180,10 +181,10 @@ def gather_padded(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> 
 
 
 def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryArray:
-    """Column of ``flat[start:end]``; ranges lie in order and do not overlap."""
+    """Column of ``flat[start:end]`` for ranges that lie in order and do not overlap."""
     if len(starts) == 1:
         return _one(flat[starts[0] : ends[0]]).to_arrow()
-    # The gaps between the ranges become strings of their own, which the take leaves behind.
+    # The gaps between the ranges become strings of their own, which the take drops.
     bounds = np.zeros(2 * len(starts) + 1, np.int64)
     bounds[0:-1:2], bounds[1::2] = starts, ends
     bounds[-1] = bounds[-2] if len(starts) else 0
@@ -191,21 +192,21 @@ def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryA
 
 
 def join(*columns: Octets) -> Octets:
-    """Row by row, the byte strings of columns one behind the other."""
+    """Concatenates columns row by row."""
     if len(columns[0]) == 1:
         return _one(np.concatenate([column.flat[column.offsets[0] : column.offsets[1]] for column in columns]))
     return Octets.from_arrow(pc.binary_join_element_wise(*(column.to_arrow() for column in columns), EMPTY))
 
 
 def word_padding(lengths: np.ndarray) -> Octets:
-    """For strings of these lengths, the zeros up to the next whole word."""
+    """For strings of these lengths, the zeros that pad them to whole words."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     (-lengths & (WORD - 1)).cumsum(out=offsets[1:])
     return Octets(np.zeros(offsets[-1], np.uint8), offsets)
 
 
 def _words(matrix: np.ndarray) -> np.ndarray:
-    """Rows of a uint8 matrix as uint64 words, zeros added to the last one of each."""
+    """Rows of a uint8 matrix as uint64 words, the last word of each padded with zeros."""
     rows, width = matrix.shape
     whole, more = divmod(width, WORD)
     if not more:
@@ -216,7 +217,7 @@ def _words(matrix: np.ndarray) -> np.ndarray:
         words.view(np.uint8)[:, :width] = matrix
         return words
     words[:, :whole] = matrix[:, : whole * WORD].view("<u8")
-    # A word that ends where the row does is copied faster than some bytes.
+    # Copying one word that ends with the row is faster than copying single bytes.
     words[:, whole] = matrix[:, width - WORD :].view("<u8")[:, 0] >> np.uint64((WORD - more) * WORD)
     return words
 

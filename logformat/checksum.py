@@ -1,8 +1,8 @@
 """Checksums: CRC-32C for batches and files, and a vectorised one for rows (docs/format.md, Row checksum).
 
 A row's hash covers its key and its value. It is a weighted sum of 64-bit words modulo 2^64, then mixed: numpy computes
-it for a whole column in about 10 ns a row, where a call of any library for each row costs 80. Every weight is odd, so
-a change within one word always changes the sum. The low 32 bits of the mixed sum are stored with the row.
+it for a whole column in about 10 ns a row; one library call for each row would take 80 ns. Every weight is odd, so a
+change within one word always changes the sum. The low 32 bits of the mixed sum are stored with the row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 
 class _Weights:
-    """Odd pseudo-random weights; as many as the longest row seen so far has words."""
+    """Odd pseudo-random weights, at least one for each word of the longest row seen so far."""
 
     def __init__(self, seed: int) -> None:
         self._seed = np.uint64(seed)
@@ -81,17 +81,17 @@ def value_sums(words: np.ndarray, starts: np.ndarray | None = None) -> np.ndarra
 def key_sums(keys: Octets) -> np.ndarray:
     """Unmixed sums (uint64) of a column of keys, none of them empty."""
     sums = _sums(*keys.words(), _KEY_WEIGHTS)
-    # Lest a key and the same key with zeros behind it be one.
+    # Makes a key differ from the same key with zeros appended.
     return sums + keys.lengths.astype(np.uint64) * _KEY_LENGTH_WEIGHT
 
 
 def row_hash(key: bytes, value: bytes) -> int:
-    """Hash of one row, as :func:`mix` makes it of the sums of key and value, in plain integers.
+    """Hash of one row in plain integers, equal to :func:`mix` of the sums of key and value.
 
-    One row costs less so than one call of numpy does.
+    For one row this is faster than a single numpy call.
 
     Args:
-        value: Of whole words, at least one; what stands where its checksum does counts as zero.
+        value: Whole words, at least one; the bytes of its checksum count as zero.
     """
     unpack, weights, padding, summed = _of_lengths(len(key), len(value))
     summed += sum(map(mul, unpack(key + padding + value), weights))
@@ -103,7 +103,7 @@ def row_hash(key: bytes, value: bytes) -> int:
 
 @lru_cache(maxsize=1024)
 def _of_lengths(key_bytes: int, value_bytes: int) -> tuple[Callable[[bytes], tuple[int, ...]], list[int], bytes, int]:
-    """For rows of these lengths: what makes words of them, the weights, zeros behind a key, what its length counts."""
+    """For rows of these lengths: unpacker of words, weights, zero padding of a key, contribution of its length."""
     padding = bytes(-key_bytes % WORD)
     key_words, value_words = (key_bytes + len(padding)) // WORD, value_bytes // WORD
     weights = [*_KEY_WEIGHTS.first(key_words).tolist(), *_VALUE_WEIGHTS.first(value_words).tolist()]

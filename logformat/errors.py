@@ -1,4 +1,4 @@
-"""Every error of the project, and what the caller does next.
+"""All errors of the project, with the caller's next step.
 
 ::
 
@@ -12,7 +12,7 @@
     │   ├── AggregateOverflow       a merged value does not fit its column
     │   ├── NoSuchTable, TableExists
     │   ├── UnsupportedOperation    the table or the store can't do this
-    │   ├── OffsetOutOfRange        the log does not hold that offset
+    │   ├── OffsetOutOfRange        the log does not have that offset
     │   ├── RowsRefused             some rows of a writer were refused; all others were written
     │   ├── NotAStore               the directory holds no store
     │   ├── StoreClosed             open the store again
@@ -24,16 +24,16 @@
     ├── Unavailable                 try again later
     │   ├── StoreLocked             another process writes this bucket
     │   ├── StoreFull               no space left
-    │   └── ReplicaBehind           a replica can't be brought on, or does not reach so far
+    │   └── ReplicaBehind           a replica can't be updated, or does not reach far enough
     ├── CorruptData                 do not retry: run ``kvstore check``
     │   ├── CorruptBatch            a record batch of the log is damaged
     │   ├── CorruptImage            a file about the catalog is damaged
-    │   ├── MissingVersion          a replica has a hole; repair it from its leader
+    │   ├── MissingVersion          a replica has a gap; repair it from its leader
     │   └── UnsupportedVersion      written by a newer version
-    ├── Diverged                    a copy has what its new leader lacks: keep it, or raise the limit
-    ├── LogFailed                   the disk refused; reopen the store
-    ├── TaskFailed                  see to the files, then resume the job; nothing of the task was applied
-    └── NotAcknowledged             look whether these rows were written: it is not known
+    ├── Diverged                    a copy has data that its new leader lacks: keep it, or raise the limit
+    ├── LogFailed                   the disk failed; reopen the store
+    ├── TaskFailed                  check the files, then resume the job; nothing of the task was applied
+    └── NotAcknowledged             read the table: it is unknown whether these rows were written
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from logformat.urls import shown_text
 
 
 class StoreError(Exception):
-    """Base of all errors.
+    """Base class of all errors.
 
     Attributes:
         message: What went wrong and what to do, one sentence or two.
@@ -110,14 +110,14 @@ class UnsupportedOperation(InvalidRequest):
 
 
 class OffsetOutOfRange(InvalidRequest):
-    """The log does not hold that offset."""
+    """The log does not have that offset."""
 
 
 class RowsRefused(InvalidRequest):
-    """Some rows were refused for what they are; all others that were handed over before were written.
+    """Some rows were refused because of their content; all others that were handed over before were written.
 
     Attributes:
-        refused: A :class:`writer.Refused` for each part that was, with its rows and its error.
+        refused: One :class:`writer.Refused` for each refused part, with its rows and its error.
     """
 
     def __init__(self, message: str, /, *, refused: Sequence[Any] = (), **where: object) -> None:
@@ -133,7 +133,7 @@ class NotAStore(InvalidRequest):
 
 
 class StoreClosed(InvalidRequest):
-    """The store was closed; open it again. Nothing was written."""
+    """The store is closed; open it again. Nothing was written."""
 
 
 class ForkedStore(InvalidRequest):
@@ -141,11 +141,11 @@ class ForkedStore(InvalidRequest):
 
 
 class WriterRejected(StoreError):
-    """This writer can't go on as it is; begin a new writer or epoch. Nothing was written."""
+    """This writer can't continue; begin a new writer or epoch. Nothing was written."""
 
 
 class OutOfOrderSequence(WriterRejected):
-    """An earlier batch of this writer is missing, or this one is long gone. Nothing was written."""
+    """An earlier batch of this writer is missing, or this one is too old. Nothing was written."""
 
 
 class WriterFenced(WriterRejected):
@@ -160,7 +160,7 @@ class StoreReplaced(WriterRejected):
 
 
 class Unavailable(StoreError):
-    """Not now; the same call may succeed later. Nothing was written."""
+    """The call can't be served now; it may succeed later. Nothing was written."""
 
 
 class StoreLocked(Unavailable):
@@ -168,15 +168,15 @@ class StoreLocked(Unavailable):
 
 
 class StoreFull(Unavailable):
-    """No space left for the log or the index. Nothing was written."""
+    """The log or the index has no space left. Nothing was written."""
 
 
 class Diverged(StoreError):
-    """A copy has what the leader it follows lacks. Nothing was changed."""
+    """A copy has data that the leader it follows lacks. Nothing was changed."""
 
 
 class ReplicaBehind(Unavailable):
-    """A replica can't be brought on from what there is, or does not reach as far as asked."""
+    """A replica can't be updated from the data there is, or does not reach as far as asked."""
 
 
 class CorruptData(StoreError):
@@ -184,23 +184,23 @@ class CorruptData(StoreError):
 
 
 class CorruptBatch(CorruptData):
-    """A record batch of the log is damaged. Nothing was cut."""
+    """A record batch of the log is damaged. Nothing was truncated."""
 
 
 class CorruptImage(CorruptData):
-    """A file about the catalog is damaged."""
+    """A file of the catalog is damaged."""
 
 
 class MissingVersion(CorruptData):
-    """A replica has no continuous path to an offset; where, stands in the error. Repair it from its leader."""
+    """A replica has no continuous path to an offset, which the error names. Repair it from its leader."""
 
 
 class UnsupportedVersion(CorruptData):
-    """Written by a newer version of kvstore than this one."""
+    """A newer version of kvstore wrote this."""
 
 
 class LogFailed(StoreError):
-    """The disk refused. What was not acknowledged may or may not be there after a reopen."""
+    """The disk failed. Unacknowledged data may or may not be there after a reopen."""
 
 
 class TaskFailed(StoreError):
@@ -208,4 +208,4 @@ class TaskFailed(StoreError):
 
 
 class NotAcknowledged(StoreError):
-    """Rows were sent, and it is not known whether they were written: read the table before sending them again."""
+    """Rows were sent, and it is unknown whether they were written: read the table before sending them again."""

@@ -1,4 +1,4 @@
-"""A struct as one line of JSON, whose last field ``crc32c`` is the checksum of the others."""
+"""Encoding of a struct as one line of JSON; its last field ``crc32c`` is the checksum of the others."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class _Version(msgspec.Struct):
 
 
 def encode(struct: msgspec.Struct) -> bytes:
-    """The line; the struct's first field is ``format``."""
+    """Encode the line; the struct's first field is ``format``."""
     body = msgspec.json.encode(struct)
     return b'%b,"crc32c":%d}\n' % (body[:-1], crc32c(body))
 
 
 def decode(data: bytes, kind: type[T], format: int, name: str) -> T:
-    """What :func:`encode` wrote.
+    """Decode a line.
 
     Args:
-        format: The one this version writes.
-        name: Of what is read, for messages.
+        format: The format that this version writes.
+        name: Name of the file or object, for messages.
 
     Raises:
-        CorruptData: It is damaged.
+        CorruptData: The line is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     body, _, sum = data.rpartition(b',"crc32c":')
@@ -38,7 +38,7 @@ def decode(data: bytes, kind: type[T], format: int, name: str) -> T:
         raise CorruptData(f"{name} fails its checksum.")
     try:
         if msgspec.json.decode(body + b"}", type=_Version).format != format:
-            raise UnsupportedVersion(f"A newer kvstore wrote {name}; upgrade.")
+            raise UnsupportedVersion(f"A newer version wrote {name}; upgrade kvstore.")
         return msgspec.json.decode(body + b"}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData(f"{name} is no JSON, or has other fields.") from error
+        raise CorruptData(f"{name} is not JSON, or has other fields.") from error

@@ -1,1 +1,1 @@
-"""Formats of the catalog: edits, images, and the files beside them."""
+"""Formats of the catalog: edits, images, and its small files."""

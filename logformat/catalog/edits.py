@@ -1,7 +1,7 @@
-"""Edits of the catalog: what can be done to it, and how one edit is written (docs/format.md, Catalog edit).
+"""Edits of the catalog: the operations on it, and the bytes of one edit (docs/format.md, Catalog edit).
 
-* An op code is never used for anything else, and never removed: an edit that was written once can be read for ever.
-* An edit of an unknown op code, or with a field this version does not know, is refused: guessing loses tables.
+* An op code is never reused and never removed: an edit, once written, stays readable forever.
+* Decoding rejects an edit with an unknown op code or an unknown field: guessing would lose tables.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from logformat.urls import shown_text
 ChangelogImage = Literal["full", "wal"]
 DeleteBehavior = Literal["allow", "ignore", "disable"]
 WriterKind = Literal["batches", "epochs"]
-"""What a named writer sends: numbered batches to buckets, or epochs to the whole table."""
+"""Kind of a named writer: it sends numbered batches to buckets, or epochs to the whole table."""
 
 _HEAD = "<IHHqqq"
 _HEAD_BYTES = struct.calcsize(_HEAD)
 
 
 class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an edit does. Subclasses have an op code each."""
+    """The operation of an edit. Each subclass has its own op code."""
 
     op: ClassVar[int]
 
@@ -38,7 +38,7 @@ class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a table behaves; set when it is created."""
+    """Options of a table; set when it is created."""
 
     merge_engine: str | dict[str, Any] = "last_row"
     changelog_image: ChangelogImage = "full"
@@ -50,7 +50,7 @@ class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class CreateTable(Payload, frozen=True, kw_only=True):
-    """A table begins, with schema 1."""
+    """Creates a table, with schema 1."""
 
     op: ClassVar[int] = 1
     table_id: TableId
@@ -63,21 +63,21 @@ class CreateTable(Payload, frozen=True, kw_only=True):
 
 
 class DropTable(Payload, frozen=True, kw_only=True):
-    """A table ends; its id is never used again."""
+    """Drops a table; its id is never reused."""
 
     op: ClassVar[int] = 2
     table_id: TableId
 
 
 class AllocateWriter(Payload, frozen=True, kw_only=True):
-    """A writer id is given out; it is never given out again."""
+    """Allocates a writer id; it is never allocated again."""
 
     op: ClassVar[int] = 3
     writer_id: WriterId
 
 
 class AddSchema(Payload, frozen=True, kw_only=True):
-    """A table's columns change: those before, and new nullable ones behind."""
+    """Adds a schema to a table: the columns of the one before, then new nullable columns."""
 
     op: ClassVar[int] = 4
     table_id: TableId
@@ -86,7 +86,7 @@ class AddSchema(Payload, frozen=True, kw_only=True):
 
 
 class OpenWriter(Payload, frozen=True, kw_only=True):
-    """A table has a named writer, or a new incarnation of it; others of that name are fenced."""
+    """Opens a named writer of a table, or a new incarnation of it; earlier incarnations are fenced."""
 
     op: ClassVar[int] = 5
     table_id: TableId
@@ -99,7 +99,7 @@ class OpenWriter(Payload, frozen=True, kw_only=True):
 
 
 class DropWriter(Payload, frozen=True, kw_only=True):
-    """A named writer ends, and is fenced; the name may be given anew."""
+    """Drops a named writer and fences it; the name may be used again."""
 
     op: ClassVar[int] = 6
     table_id: TableId
@@ -107,7 +107,7 @@ class DropWriter(Payload, frozen=True, kw_only=True):
 
 
 class BeginCommit(Payload, frozen=True, kw_only=True):
-    """Staged batches of a writer, one for each bucket, are committed: a bucket that lacks its batch gets it first."""
+    """Begins the commit of a writer's staged batches, one for each bucket: a bucket without its batch gets it first."""
 
     op: ClassVar[int] = 7
     table_id: TableId
@@ -118,7 +118,7 @@ class BeginCommit(Payload, frozen=True, kw_only=True):
 
 
 class EndCommit(Payload, frozen=True, kw_only=True):
-    """Every bucket has its batch of a commit."""
+    """Ends a commit: every bucket has its batch."""
 
     op: ClassVar[int] = 8
     table_id: TableId
@@ -126,7 +126,7 @@ class EndCommit(Payload, frozen=True, kw_only=True):
 
 
 class SetConsumer(Payload, frozen=True, kw_only=True):
-    """Somebody reads a table on from these offsets, one for each bucket in order; until a time (ms), or for ever."""
+    """Sets a consumer's positions: one offset for each bucket, in order; valid until a time (ms), or without limit."""
 
     op: ClassVar[int] = 9
     table_id: TableId
@@ -136,7 +136,7 @@ class SetConsumer(Payload, frozen=True, kw_only=True):
 
 
 class DropConsumer(Payload, frozen=True, kw_only=True):
-    """Nobody reads a table under a name any more."""
+    """Drops a consumer."""
 
     op: ClassVar[int] = 10
     table_id: TableId
@@ -144,10 +144,11 @@ class DropConsumer(Payload, frozen=True, kw_only=True):
 
 
 class BeginEpoch(Payload, frozen=True, kw_only=True):
-    """The catalog goes on under a new leader, with the edit's epoch: what others do from here on is of no account.
+    """Begins the epoch of a new leader, the epoch of this edit; later edits of other leaders don't count.
 
-    Edits may be missing before it. What they gave out is not given out again: ids and writers' epochs go on far behind.
-    ``leader`` is a text that no other leader has: two copies of a store may begin an epoch of one number.
+    Edits before it may be missing. Their ids must not be reused: table ids, writer ids and writer epochs continue after
+    a large gap. ``leader`` is a text unique to this leader: two copies of a store may begin an epoch of the same
+    number.
     """
 
     op: ClassVar[int] = 11
@@ -155,7 +156,7 @@ class BeginEpoch(Payload, frozen=True, kw_only=True):
 
 
 class AddReplica(Payload, frozen=True, kw_only=True):
-    """The store has a replica; one of that name begins anew."""
+    """Adds a replica to the store; a replica of that name starts over."""
 
     op: ClassVar[int] = 12
     name: str
@@ -163,14 +164,14 @@ class AddReplica(Payload, frozen=True, kw_only=True):
 
 
 class DropReplica(Payload, frozen=True, kw_only=True):
-    """A replica is none any more."""
+    """Drops a replica."""
 
     op: ClassVar[int] = 13
     name: str
 
 
 class ReportReplica(Payload, frozen=True, kw_only=True):
-    """TellReplica as it was written before there was that: without its time."""
+    """The older form of TellReplica, without a time."""
 
     op: ClassVar[int] = 14
     name: str
@@ -178,7 +179,7 @@ class ReportReplica(Payload, frozen=True, kw_only=True):
 
 
 class FindReplica(Payload, frozen=True, kw_only=True):
-    """A replica was checked; what was found replaces what was found before."""
+    """Records the findings of a check of a replica; they replace the earlier ones."""
 
     op: ClassVar[int] = 15
     name: str
@@ -187,9 +188,9 @@ class FindReplica(Payload, frozen=True, kw_only=True):
 
 
 class LoseLead(Payload, frozen=True, kw_only=True):
-    """Another leader has taken this one's place: of what is written here from now on, it knows nothing.
+    """Ends this leader's lead: another leader has replaced it and does not know the edits made here from now on.
 
-    ``by``: Its epoch.
+    ``by``: Epoch of the other leader.
     """
 
     op: ClassVar[int] = 16
@@ -197,7 +198,7 @@ class LoseLead(Payload, frozen=True, kw_only=True):
 
 
 class TellReplica(Payload, frozen=True, kw_only=True):
-    """What a replica was told: it replaces what was known of these tracks; everything published at ``as_of_ms``."""
+    """Records what was shipped to a replica: replaces the entries of these tracks; all published at ``as_of_ms``."""
 
     op: ClassVar[int] = 17
     name: str
@@ -206,7 +207,7 @@ class TellReplica(Payload, frozen=True, kw_only=True):
 
 
 class CreateJob(Payload, frozen=True, kw_only=True):
-    """A job of ingestion begins; its id is the txid of this edit. ``offset``: behind which files are taken."""
+    """Creates an ingestion job; its id is the txid of this edit. ``offset``: the job takes files after it."""
 
     op: ClassVar[int] = 20
     table_id: TableId
@@ -218,7 +219,7 @@ class CreateJob(Payload, frozen=True, kw_only=True):
 
 
 class BeginTask(Payload, frozen=True, kw_only=True):
-    """A job takes files for a task."""
+    """Begins a task of a job with these files."""
 
     op: ClassVar[int] = 21
     table_id: TableId
@@ -229,7 +230,7 @@ class BeginTask(Payload, frozen=True, kw_only=True):
 
 
 class ReadTask(Payload, frozen=True, kw_only=True):
-    """The files of a task are read; nothing of it is applied yet."""
+    """Records that a task has read its files; none of its rows are applied yet."""
 
     op: ClassVar[int] = 22
     table_id: TableId
@@ -239,7 +240,7 @@ class ReadTask(Payload, frozen=True, kw_only=True):
 
 
 class EndTask(Payload, frozen=True, kw_only=True):
-    """A task is applied; ``statistics`` are the job's totals after it."""
+    """Ends a task whose rows are applied; ``statistics`` are the job's totals after it."""
 
     op: ClassVar[int] = 23
     table_id: TableId
@@ -251,7 +252,7 @@ class EndTask(Payload, frozen=True, kw_only=True):
 
 
 class FailTask(Payload, frozen=True, kw_only=True):
-    """A task failed and nothing of it was applied; ``statistics`` are the job's totals after it."""
+    """Ends a task that failed, none of whose rows were applied; ``statistics`` are the job's totals after it."""
 
     op: ClassVar[int] = 24
     table_id: TableId
@@ -263,7 +264,7 @@ class FailTask(Payload, frozen=True, kw_only=True):
 
 
 class PauseJob(Payload, frozen=True, kw_only=True):
-    """A job is to begin no more tasks."""
+    """Pauses a job: it begins no more tasks."""
 
     op: ClassVar[int] = 25
     table_id: TableId
@@ -272,7 +273,7 @@ class PauseJob(Payload, frozen=True, kw_only=True):
 
 
 class ResumeJob(Payload, frozen=True, kw_only=True):
-    """A job is to go on."""
+    """Resumes a job."""
 
     op: ClassVar[int] = 26
     table_id: TableId
@@ -280,7 +281,7 @@ class ResumeJob(Payload, frozen=True, kw_only=True):
 
 
 class AlterJob(Payload, frozen=True, kw_only=True):
-    """A job goes on from elsewhere, or otherwise."""
+    """Changes the offset or the options of a job."""
 
     op: ClassVar[int] = 27
     table_id: TableId
@@ -291,7 +292,7 @@ class AlterJob(Payload, frozen=True, kw_only=True):
 
 
 class DropJob(Payload, frozen=True, kw_only=True):
-    """A job ends; its id is never used again."""
+    """Drops a job; its id is never reused."""
 
     op: ClassVar[int] = 28
     table_id: TableId
@@ -299,7 +300,7 @@ class DropJob(Payload, frozen=True, kw_only=True):
 
 
 AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
-"""What is about a job that is there."""
+"""Edits of an existing job."""
 
 _PAYLOADS: dict[int, type[Payload]] = {
     kind.op: kind
@@ -313,7 +314,7 @@ _PAYLOADS: dict[int, type[Payload]] = {
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
-    """One edit: its number, who made it, when (ms), and what it does."""
+    """One edit: its number, the epoch of its leader, its time (ms), and its operation."""
 
     txid: Txid
     epoch: Epoch
@@ -322,17 +323,17 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(edit: Edit) -> bytes:
-    """The edit as the journal holds it."""
+    """The edit as the journal stores it."""
     body = struct.pack(_HEAD[0] + _HEAD[2:], edit.payload.op, 1, edit.txid, edit.epoch, edit.time_ms)
     body += msgspec.json.encode(edit.payload)
     return struct.pack("<I", crc32c(body)) + body
 
 
 def decode(data: bytes) -> Edit:
-    """The edit that :func:`encode` wrote.
+    """Decode an edit.
 
     Raises:
-        CorruptImage: It is damaged.
+        CorruptImage: The edit is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     if len(data) < _HEAD_BYTES or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
@@ -340,14 +341,14 @@ def decode(data: bytes) -> Edit:
     _, op, version, txid, epoch, time_ms = struct.unpack_from(_HEAD, data)
     if version != 1 or op not in _PAYLOADS:
         raise UnsupportedVersion(
-            "The catalog holds an edit of a newer kvstore; upgrade.", op=op, version=version, txid=txid
+            "The catalog holds an edit of a newer version; upgrade kvstore.", op=op, version=version, txid=txid
         )
     try:
         payload = msgspec.json.decode(data[_HEAD_BYTES:], type=_PAYLOADS[op])
     except msgspec.ValidationError as error:
         raise UnsupportedVersion(
-            "The catalog holds an edit this kvstore can't read; upgrade.", op=op, txid=txid, reason=str(error)
+            "The catalog holds an edit this version can't read; upgrade kvstore.", op=op, txid=txid, reason=str(error)
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptImage("An edit of the catalog is no JSON; run `kvstore check`.", op=op, txid=txid) from error
+        raise CorruptImage("An edit of the catalog is not JSON; run `kvstore check`.", op=op, txid=txid) from error
     return Edit(txid=Txid(txid), epoch=Epoch(epoch), time_ms=time_ms, payload=payload)

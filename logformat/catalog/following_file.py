@@ -13,13 +13,13 @@ FORMAT = 1
 
 
 class FollowingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a copy follows.
+    """The replica that a copy follows.
 
     Attributes:
-        store_id: Of the store.
-        url: Of the replica.
-        name: Of this copy: no other has it.
-        leader: Set once it is being promoted: what its BeginEpoch will say.
+        store_id: Id of the store.
+        url: URL of the replica.
+        name: Name of this copy, unique among the copies.
+        leader: Set while the copy is being promoted: the ``leader`` of its BeginEpoch.
     """
 
     format: int = FORMAT
@@ -33,15 +33,15 @@ class FollowingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def encode(following: FollowingFile) -> bytes:
-    """The file."""
+    """Encode the file."""
     return json_line.encode(following)
 
 
 def decode(data: bytes) -> FollowingFile:
-    """What :func:`encode` wrote.
+    """Decode the file.
 
     Raises:
-        CorruptData: It is damaged.
+        CorruptData: The file is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     return json_line.decode(data, FollowingFile, FORMAT, "meta/FOLLOWING")

@@ -1,10 +1,9 @@
-"""An image: the whole catalog as of one edit, as records one behind the other (docs/format.md, Catalog image).
+"""An image: the whole catalog as of one edit, as a sequence of records (docs/format.md, Catalog image).
 
-* Every record has a checksum of its own, and the last one a checksum over every byte before it: nothing in the file is
-  outside of both.
-* The first record says how many of each kind there are, the last one is the end: what is cut off, doubled or left out
-  is found.
-* A record of an unknown kind, or with a field this version does not know, is refused: guessing loses tables.
+* Every record has its own checksum, and the last one holds a checksum of all bytes before it: no byte is outside both.
+* The first record holds the number of records of each kind, the last one marks the end: reading detects truncated,
+  duplicated and missing records.
+* Decoding rejects a record of an unknown kind or with an unknown field: guessing would lose tables.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _DAMAGED = "An image of the catalog is damaged; see docs/operations.md, A damage
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag=str.lower):
-    """What an image is made of."""
+    """Base of the records of an image."""
 
 
 class Leader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who leads.
+    """The leader of the store.
 
     Attributes:
         epoch, name: As in BeginEpoch; 0 and empty before the first.
-        lost_to: Epoch of the leader that has taken this one's place; 0 if none has.
+        lost_to: Epoch of the leader that took this one's place; 0 if none did.
     """
 
     epoch: Epoch = Epoch(0)
@@ -51,16 +50,16 @@ class Leader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Head(_Record, frozen=True, kw_only=True):
-    """The first record: what the image is of.
+    """The first record: identity and contents of the image.
 
     Attributes:
         format: Version of the layout.
-        epoch: Of the checkpoint that made it: higher than those of the images that were there.
-        txid: The last edit that is in it.
-        leader: Who made this edit.
-        created_ms: When it was made.
-        next_table_id, next_writer_id: What the catalog gives out next.
-        counts: How many records there are of each other kind but the foot.
+        epoch: Epoch of the checkpoint that wrote it: higher than those of earlier images.
+        txid: The last edit in it.
+        leader: The leader that made this edit.
+        created_ms: Time of writing.
+        next_table_id, next_writer_id: The next ids that the catalog allocates.
+        counts: Number of records of each kind other than head and foot.
     """
 
     format: int = FORMAT
@@ -75,7 +74,7 @@ class Head(_Record, frozen=True, kw_only=True):
 
 
 class Table(_Record, frozen=True, kw_only=True):
-    """A table; its schemas follow."""
+    """A table; its schemas follow it."""
 
     table_id: TableId
     name: str
@@ -86,7 +85,7 @@ class Table(_Record, frozen=True, kw_only=True):
 
 
 class Schema(_Record, frozen=True, kw_only=True):
-    """Columns of a table that comes before."""
+    """A schema of a table that precedes it."""
 
     table_id: TableId
     schema_id: SchemaId
@@ -106,14 +105,14 @@ class Writer(_Record, frozen=True, kw_only=True):
 
 
 class Former(_Record, frozen=True, kw_only=True):
-    """A writer id that had a name of a table once."""
+    """The id of a former named writer of a table."""
 
     table_id: TableId
     writer_id: WriterId
 
 
 class Commit(_Record, frozen=True, kw_only=True):
-    """An open commit; those of a table are in the order they began."""
+    """An open commit; the commits of a table are in the order in which they began."""
 
     table_id: TableId
     commit_id: str
@@ -154,7 +153,7 @@ class Foot(_Record, frozen=True, kw_only=True):
 
 Item: TypeAlias = Table | Schema | Writer | Former | Commit | Consumer | Job | Replica
 ITEMS: tuple[type[Item], ...] = (Table, Schema, Writer, Former, Commit, Consumer, Job, Replica)
-"""What stands between head and foot."""
+"""Kinds of records between head and foot."""
 
 
 class _Version(msgspec.Struct):
@@ -166,19 +165,19 @@ _decode_record: Callable[[memoryview], Head | Item | Foot] = msgspec.json.Decode
 
 
 def encode_record(record: Head | Item | Foot) -> bytes:
-    """One record as the file holds it."""
+    """One record as the file stores it."""
     body = msgspec.json.encode(record)
     length = struct.pack("<I", len(body))
     return length + struct.pack("<I", crc32c(body, crc32c(length))) + body
 
 
 def kind_of(record: Item) -> str:
-    """The word for what a record is."""
+    """Name of a record's kind."""
     return type(record).__name__.lower()
 
 
 def counts_of(items: Iterable[Item]) -> dict[str, int]:
-    """How many there are of each kind, with all kinds in their order."""
+    """Number of records of each kind, all kinds in their order."""
     found = Counter(map(kind_of, items))
     return {kind.__name__.lower(): found[kind.__name__.lower()] for kind in ITEMS}
 
@@ -187,7 +186,7 @@ def encode_image(head: Head, items: Iterable[Item]) -> Iterator[bytes]:
     """An image, record by record.
 
     Args:
-        items: As many as the head says.
+        items: As many as the head counts.
     """
     crc = 0
     for record in _with_head(head, items):
@@ -206,14 +205,14 @@ class Reader:
     """Reads an image from its beginning.
 
     Args:
-        read: The next so many bytes, or fewer at the end of the file.
-        size: Bytes of the file; nothing longer is asked for, whatever a damaged length says.
+        read: Returns the next bytes, as many as asked for; fewer at the end of the file.
+        size: Size of the file in bytes. The reader never asks for more, whatever a damaged length says.
 
     Attributes:
         head: The first record.
 
     Raises:
-        CorruptImage: It is damaged.
+        CorruptImage: The image is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
 
@@ -223,14 +222,14 @@ class Reader:
         self._crc = 0
         head = self._next()
         if not isinstance(head, Head):
-            raise CorruptImage("This is no image of a catalog; give another file.", kind=type(head).__name__.lower())
+            raise CorruptImage("This is not a catalog image; give another file.", kind=type(head).__name__.lower())
         self.head = head
 
     def items(self) -> Iterator[Item]:
-        """All that is between head and foot. Believe none of it before the end is reached.
+        """All records between head and foot. Don't rely on any of them before the last was read.
 
         Raises:
-            CorruptImage: It is damaged.
+            CorruptImage: The image is damaged.
             UnsupportedVersion: A newer version wrote it.
         """
         counts = dict.fromkeys(self.head.counts, 0)
@@ -244,7 +243,7 @@ class Reader:
             counts[kind_of(record)] += 1
             yield record
         if record.crc32c != crc or self._read(1):
-            raise CorruptImage(_DAMAGED, reason="it fails its checksum, or something is behind its end")
+            raise CorruptImage(_DAMAGED, reason="it fails its checksum, or bytes follow its end")
         if counts != self.head.counts:
             raise CorruptImage(_DAMAGED, reason="records are missing", expected=self.head.counts, found=counts)
 
@@ -256,14 +255,14 @@ class Reader:
 
 
 def read_record(read: Callable[[int], bytes], left: int) -> bytes:
-    """The next record, which is as it was written.
+    """Read the next record and verify its checksum.
 
     Args:
-        read: The next so many bytes, or fewer at the end of the file.
-        left: Bytes of the file from here on; nothing longer is asked for, whatever a damaged length says.
+        read: Returns the next bytes, as many as asked for; fewer at the end of the file.
+        left: Bytes left in the file. The function never asks for more, whatever a damaged length says.
 
     Raises:
-        CorruptImage: It is damaged.
+        CorruptImage: The record is damaged.
     """
     head = read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES:
@@ -276,21 +275,21 @@ def read_record(read: Callable[[int], bytes], left: int) -> bytes:
 
 
 def decode_record(data: bytes) -> Head | Item | Foot:
-    """A record that :func:`read_record` found right.
+    """Decode a record that :func:`read_record` verified.
 
     Raises:
-        CorruptImage: It is no JSON.
+        CorruptImage: The record is not JSON.
         UnsupportedVersion: A newer version wrote it.
     """
     body = memoryview(data)[_HEAD_BYTES:]
     try:
         version = _decode_version(body).format
         if version != FORMAT:
-            raise UnsupportedVersion("This image was written by a newer kvstore; upgrade.", format=version)
+            raise UnsupportedVersion("This image was written by a newer version; upgrade kvstore.", format=version)
         return _decode_record(body)
     except msgspec.ValidationError as error:
         raise UnsupportedVersion(
-            "This image has a record this kvstore can't read; upgrade.", reason=str(error)
+            "This image has a record this version can't read; upgrade kvstore.", reason=str(error)
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptImage("A record of an image is no JSON.", reason=str(error)) from error
+        raise CorruptImage("A record of an image is not JSON.", reason=str(error)) from error

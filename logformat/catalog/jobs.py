@@ -1,4 +1,4 @@
-"""Ingestion jobs (docs/format.md, Ingestion jobs): the same structs in edits, state and images of the catalog."""
+"""Ingestion jobs (docs/format.md, Ingestion jobs): structs shared by the edits, state and images of the catalog."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class JobOptions(_Struct, frozen=True, kw_only=True):
-    """How a job works.
+    """Options of a job.
 
     Attributes:
-        max_files, max_bytes: A task takes as many files; one at least, however large.
-        max_filter_ratio: Share of a task's rows that may be left out because they do not fit the table.
+        max_files, max_bytes: Limits of the files of one task; it takes at least one file, however large.
+        max_filter_ratio: Largest share of a task's rows that may be left out because they do not fit the table.
     """
 
     max_files: int = 256
@@ -28,12 +28,12 @@ class JobOptions(_Struct, frozen=True, kw_only=True):
 
 
 class SourceFile(_Struct, frozen=True, kw_only=True):
-    """A file as it was listed.
+    """A file as the source listed it.
 
     Attributes:
         path: Relative to the source's directory.
         size: Bytes.
-        tag: Other after every change of the file, as far as the file system tells.
+        tag: Changes with every change of the file, as far as the file system can detect it.
     """
 
     path: str
@@ -42,13 +42,13 @@ class SourceFile(_Struct, frozen=True, kw_only=True):
 
 
 class TaskCounts(_Struct, frozen=True, kw_only=True):
-    """What a task found in its files.
+    """Row counts of a task.
 
     Attributes:
-        scanned_rows: All of them: loaded or filtered.
-        loaded_rows: Those that are applied.
-        filtered_rows: Those that do not fit.
-        load_bytes: About how many bytes the loaded rows take: a matter of their values alone.
+        scanned_rows: All rows, loaded or filtered.
+        loaded_rows: Rows that are applied.
+        filtered_rows: Rows that do not fit.
+        load_bytes: Approximate bytes of the loaded rows; depends only on their values.
     """
 
     scanned_rows: int = 0
@@ -58,7 +58,7 @@ class TaskCounts(_Struct, frozen=True, kw_only=True):
 
 
 class JobStatistics(_Struct, frozen=True, kw_only=True):
-    """What a job has done altogether. Of tasks that failed, only that they did is counted."""
+    """Totals of a job. Failed tasks count only in ``failed_tasks``."""
 
     file_number: int = 0
     file_size: int = 0
@@ -70,7 +70,7 @@ class JobStatistics(_Struct, frozen=True, kw_only=True):
     failed_tasks: int = 0
 
     def after(self, files: list[SourceFile], counts: TaskCounts) -> JobStatistics:
-        """With a task that was applied."""
+        """The totals after a task that was applied."""
         return JobStatistics(
             file_number=self.file_number + len(files),
             file_size=self.file_size + sum(file.size for file in files),
@@ -83,16 +83,16 @@ class JobStatistics(_Struct, frozen=True, kw_only=True):
         )
 
     def after_failure(self) -> JobStatistics:
-        """With a task that failed."""
+        """The totals after a task that failed."""
         return msgspec.structs.replace(self, failed_tasks=self.failed_tasks + 1)
 
 
 class OpenTask(_Struct, frozen=True, kw_only=True):
-    """A task that has begun and not ended.
+    """A task that has begun and not yet ended.
 
     Attributes:
-        version: Of the job's offset when it was begun.
-        counts: None before all its files were read.
+        version: Version of the job when the task began.
+        counts: None until all its files are read.
     """
 
     number: int
@@ -103,11 +103,11 @@ class OpenTask(_Struct, frozen=True, kw_only=True):
 
 
 class EndedTask(_Struct, frozen=True, kw_only=True):
-    """What became of a task.
+    """The outcome of a task.
 
     Attributes:
-        files, bytes: How many, and their size.
-        first, last: Their paths.
+        files, bytes: Number and total size of its files.
+        first, last: Paths of its first and last file.
         counts: None if it failed before all its files were read.
         error: Why it failed; None if it was applied.
     """
@@ -124,17 +124,17 @@ class EndedTask(_Struct, frozen=True, kw_only=True):
 
 
 class JobStatus(_Struct, frozen=True, kw_only=True):
-    """A job, as its edits left it.
+    """The state of a job after its edits.
 
     Attributes:
         source: A directory, a pattern of paths, or a URL of one.
-        version: Of offset and options; it grows with each that was set by hand.
-        offset: Path of the last file that was taken; None before the first.
-        reason: Why it is paused.
-        resume_ms: When it may go on by itself; None for not before it is resumed.
-        failures: Tasks that failed since the last that did not.
-        task: The one that is open.
-        history: The last that ended, the newest at the end.
+        version: Version of offset and options; grows each time a user sets them.
+        offset: Path of the last file taken; None before the first.
+        reason: Why the job is paused.
+        resume_ms: When it resumes by itself; None if only a user resumes it.
+        failures: Consecutive failed tasks.
+        task: The open task.
+        history: The latest ended tasks, newest last.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the catalog knows of replicas: what each was told, and what was found wrong (docs/format.md, Payloads)."""
+"""Records of the catalog about replicas: what was shipped to each, and what checks found (docs/format.md, Payloads)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from logformat.ids import BucketId, TableId
 from logformat.urls import shown_text
 
 FindingKind = Literal["BAD", "MISSING_VERSION"]
-"""An object that is not what it should be; or offsets that no object has."""
+"""Kind of a finding: a bad object, or offsets that no object has."""
 
 
 class Track(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
-    """What a replica is a copy of: the catalog, or a bucket of a table. Both have ranges that follow each other.
+    """A part of the store that a replica copies in consecutive ranges: the catalog, or a bucket of a table.
 
-    An edit with txid n is at offset n - 1 of the catalog, so that an image of txid n is a snapshot of offset n.
+    The edit with txid n is at offset n - 1 of the catalog, so an image of txid n is a snapshot of offset n.
 
     Attributes:
         table_id, bucket: -1 for the catalog.
@@ -30,11 +30,11 @@ CATALOG = Track()
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a replica was told of a track, and should have.
+    """What was shipped of a track to a replica.
 
     Attributes:
-        start, end: All offsets from ``start`` on, before ``end``.
-        snapshots: And these, in order: each has all that lies before its offset.
+        start, end: The replica has all offsets from ``start``, inclusive, to ``end``, exclusive.
+        snapshots: Offsets of its snapshots, in order; each has everything before its offset.
     """
 
     track: Track
@@ -44,11 +44,11 @@ class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is wrong with a replica.
+    """A defect of a replica.
 
     Attributes:
-        object: Name of the object that is bad; None for offsets that are missing.
-        start, end: Offsets from ``start`` on, before ``end``; of a snapshot both are its offset.
+        object: Name of the bad object; None for missing offsets.
+        start, end: Offsets from ``start``, inclusive, to ``end``, exclusive; for a snapshot both are its offset.
     """
 
     kind: FindingKind
@@ -59,14 +59,14 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A replica.
+    """The state of a replica.
 
     Attributes:
-        url: Where it is.
-        shipped: What it was told, one for each track.
-        findings: What was wrong when it was checked last.
-        checked_ms: When that was; None if it never was.
-        as_of_ms: What was published then, it was told; None if it never was.
+        url: Location of the replica.
+        shipped: What was shipped, one entry for each track.
+        findings: Defects found by the last check.
+        checked_ms: Time of the last check; None if there was none.
+        as_of_ms: Everything published at this time was shipped; None if nothing was.
     """
 
     url: str
@@ -79,5 +79,5 @@ class ReplicaStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return shown_text(super().__repr__())
 
     def of(self, track: Track) -> Shipped | None:
-        """What it was told of a track."""
+        """What was shipped of a track."""
         return next((each for each in self.shipped if each.track == track), None)

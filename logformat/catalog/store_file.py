@@ -1,4 +1,4 @@
-"""The file ``STORE``: what makes a directory a store (docs/format.md, STORE)."""
+"""The file ``STORE``: identifies a directory as a store (docs/format.md, STORE)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from logformat.checksum import crc32c
 from logformat.errors import CorruptImage, UnsupportedVersion
 
 FORMAT = 1
-"""Version of everything in the directory."""
+"""Version of all files in the directory."""
 
 
 class StoreFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,22 +30,22 @@ class _Version(msgspec.Struct):
 
 
 def encode(store: StoreFile) -> bytes:
-    """One line of JSON, whose last field is the checksum of the others."""
+    """One line of JSON; its last field is the checksum of the others."""
     values = msgspec.structs.asdict(store)
     return msgspec.json.encode(_Written(**values, crc32c=crc32c(msgspec.json.encode(values)))) + b"\n"
 
 
 def decode(data: bytes) -> StoreFile:
-    """What :func:`encode` wrote.
+    """Decode the file.
 
     Raises:
-        CorruptImage: It is damaged.
+        CorruptImage: The file is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     try:
         version = msgspec.json.decode(data, type=_Version).format
         if version > FORMAT:
-            raise UnsupportedVersion("This store was written by a newer kvstore; upgrade.", format=version)
+            raise UnsupportedVersion("This store was written by a newer version; upgrade kvstore.", format=version)
         written = msgspec.json.decode(data, type=_Written)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptImage("The file STORE can't be read; restore it from a copy.", reason=str(error)) from error

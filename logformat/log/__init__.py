@@ -1,1 +1,1 @@
-"""Formats of the log: batches, segments, and what is derived from them."""
+"""Formats of the log: batches, segments, and files derived from them."""

@@ -1,7 +1,7 @@
 """One Arrow record batch as an encapsulated IPC message, without its schema: the payload of a log batch.
 
-The schema is the catalog's, found by schema id. What a message says of its own size is read and held against limits
-before Arrow allocates anything for it: a few kilobytes of zstd may promise gigabytes.
+The catalog has the schema, by schema id. The sizes that a message states are checked against limits before Arrow
+allocates memory for them: a few kilobytes of zstd may claim gigabytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from logformat.errors import CorruptBatch
 Compression = Literal["lz4", "zstd"] | None
 
 RAW_BYTES_MAX = 1 << 30
-"""Bytes of one batch's columns, uncompressed."""
+"""Limit of the uncompressed bytes of one batch's columns."""
 
 _CONTINUATION = 0xFFFFFFFF
 _RECORD_BATCH = 3
@@ -39,16 +39,16 @@ def encode(rows: pa.RecordBatch, compression: Compression = None) -> pa.Buffer:
 def decode(
     message: memoryview, schema: pa.Schema, columns: Sequence[str] | None = None, *, validate: bool = False
 ) -> pa.RecordBatch:
-    """The record batch of a message whose bytes are known to be whole.
+    """The record batch of a message whose checksum was verified.
 
     Args:
-        message: The message and nothing else; columns without compression are views of it.
-        schema: Columns the message was written with.
-        columns: The ones wanted, in this order; all if None. Others are not even decompressed.
-        validate: Also check every offset and every string; for bytes that someone else may have made.
+        message: Exactly the message; uncompressed columns are views of it.
+        schema: Schema that the message was written with.
+        columns: Columns to return, in this order; None for all. Others are not decompressed.
+        validate: Also check every offset and every string; needed for bytes that another program may have written.
 
     Raises:
-        CorruptBatch: It is no such message, or too large.
+        CorruptBatch: The bytes are not such a message, or it is too large.
     """
     try:
         if _is_compressed(message) and columns is not None:
@@ -70,17 +70,17 @@ def decode(
 
 
 def _is_compressed(message: memoryview) -> bool:
-    """Whether the buffers of a message are; refused if they would be too large."""
-    # Flatbuffers by hand, as far as the buffer list: message.header.buffers.
+    """Whether a message's buffers are compressed; raises if they would be too large."""
+    # Reads the flatbuffers by hand, as far as the buffer list: message.header.buffers.
     continuation, metadata_bytes = struct.unpack_from("<Ii", message)
     metadata, body = message[8 : 8 + metadata_bytes], message[8 + metadata_bytes :]
     if continuation != _CONTINUATION or metadata_bytes < 8 or metadata_bytes % 8:
         raise CorruptBatch("The Arrow message of a batch has no head; run `kvstore check`.")
     table = _Table(metadata, _follow(metadata, 0))
     if metadata[table.field(1)] != _RECORD_BATCH:
-        raise CorruptBatch("The Arrow message of a batch is no record batch; run `kvstore check`.")
+        raise CorruptBatch("The Arrow message of a batch is not a record batch; run `kvstore check`.")
     if table.field(4):
-        # Arrow 0.17 named the codec there, Arrow still takes it from there, and then sizes are nowhere looked at.
+        # Arrow 0.17 stored the codec there. Arrow still reads it, and then the sizes would go unchecked.
         raise CorruptBatch("The Arrow message of a batch has metadata of its own; run `kvstore check`.")
     batch = _Table(metadata, _follow(metadata, table.field(2)))
     if not batch.field(3):
@@ -89,13 +89,13 @@ def _is_compressed(message: memoryview) -> bool:
     (count,) = struct.unpack_from("<I", metadata, buffers)
     raw = 0
     for place, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
-        if length:  # a compressed buffer begins with its size; -1 says that it is not compressed after all
+        if length:  # a compressed buffer begins with its size; -1 means that it is stored uncompressed
             (promised,) = struct.unpack_from("<q", body, place)
             if length < 0 or promised < -1:
                 raise CorruptBatch("A buffer of a batch has a negative size; run `kvstore check`.")
             raw += length if promised < 0 else promised
     if raw > RAW_BYTES_MAX:
-        raise CorruptBatch("A batch promises more rows than one may hold; run `kvstore check`.", raw_bytes=raw)
+        raise CorruptBatch("A batch claims more bytes than the limit; run `kvstore check`.", raw_bytes=raw)
     return True
 
 
@@ -108,7 +108,7 @@ class _Table:
         (self._size,) = struct.unpack_from("<H", data, self._vtable)
 
     def field(self, number: int) -> int:
-        """Where the field stands; 0 if it is absent."""
+        """Position of the field; 0 if it is absent."""
         slot = 4 + 2 * number
         if slot >= self._size:
             return 0

@@ -1,11 +1,11 @@
-"""Record batches of the log: bytes in, bytes out (docs/format.md, Record batch).
+"""Encoding and decoding of the log's record batches (docs/format.md, Record batch).
 
-Magic 0, 1 and 2 are the layouts of Apache Fluss; the store writes magic 3. In all of them
+Magic 0, 1 and 2 are the layouts of Apache Fluss; the store writes magic 3. In all of them:
 
 * ``last offset = base offset + last_offset_delta``, never ``base offset + record count - 1``;
 * a batch without records has a delta of 0 and takes one offset;
-* nothing behind the checksum is looked at before the checksum was found right, and nothing is allocated for a size
-  before the size was held against its limit.
+* decoding reads nothing after the checksum before it has verified the checksum, and allocates nothing for a size before
+  it has checked the size against its limit.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from logformat.log.arrow_message import RAW_BYTES_MAX, Compression
 from logformat.log.change import ChangeType
 
 MAGIC = 3
-"""What the store writes."""
+"""The magic that the store writes."""
 ALIGNMENT = 64
-"""Of a batch of magic 3 in its file, of its Arrow message, and of its size."""
+"""Alignment of a batch of magic 3 in its file, of its Arrow message, and of its size."""
 BATCH_BYTES_MAX = 1 << 28
 RECORDS_MAX = 1 << 24
 LOG_OVERHEAD = 12
-"""Bytes of base offset and length, which the length does not count."""
+"""Bytes of base offset and length, which the length does not include."""
 
 APPEND_ONLY = 1
-"""Attribute: every record is an append, so there is no change type vector."""
+"""Attribute: every record is an append; there is no change type vector."""
 NAMED_WRITER = 2
 """Attribute (magic 3): the writer has a name and never expires."""
 
@@ -49,12 +49,12 @@ _COMPUTED = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Header of one magic: struct format, field names in its order, what the checksum leaves out."""
+    """Header of one magic: struct format, field names in order, start of the checksum's range."""
 
     format: str
     names: tuple[str, ...]
     checksum_from: int
-    """The checksum covers all from here on; in magic 3 also all before the checksum itself."""
+    """The checksum covers everything from here on; in magic 3 also everything before the checksum itself."""
 
     @cached_property
     def size(self) -> int:
@@ -63,17 +63,17 @@ class Layout:
 
     @cached_property
     def given(self) -> tuple[str, ...]:
-        """Names of the fields that are as :class:`BatchHeader` has them; the others are computed."""
+        """Names of the fields taken from :class:`BatchHeader`; the others are computed."""
         return tuple(name for name in self.names if name not in _COMPUTED)
 
     @cached_property
     def values_of(self) -> Callable[[BatchHeader], tuple[Any, ...]]:
-        """Values of these fields."""
+        """Getter of the values of these fields."""
         return attrgetter(*self.given)
 
     @cached_property
     def in_order(self) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-        """Values by name, as the format has them."""
+        """Getter of values by name, in the order of the format."""
         return itemgetter(*self.names)
 
 
@@ -94,12 +94,12 @@ LAYOUTS = (
         20,
     ),
 )
-_CRC_POSITION = 16  # of magic 3
+_CRC_POSITION = 16  # in magic 3
 
 
-@dataclass(slots=True, kw_only=True)  # frozen would make the many fields slow to set
+@dataclass(slots=True, kw_only=True)  # frozen would make setting the many fields slow
 class BatchHeader:
-    """What the header of a batch says. Fields a magic does not have hold their defaults."""
+    """Header of a batch. Fields that a magic lacks have their defaults."""
 
     base_offset: Offset = Offset(0)
     last_offset_delta: int = 0
@@ -113,7 +113,7 @@ class BatchHeader:
     record_count: int = 0
     leader_epoch: int = -1
     durable_end: Offset = Offset(0)
-    """The log was known to be durable up to here, exclusive, when this batch was written."""
+    """The log was known to be durable up to this offset, exclusive, when the batch was written."""
     table_id: int = 0
     bucket_id: int = 0
     magic: int = MAGIC
@@ -133,12 +133,12 @@ class BatchHeader:
 
     @property
     def last_offset(self) -> Offset:
-        """Offset of the last record, or the one an empty batch takes."""
+        """Offset of the last record, or the one that an empty batch takes."""
         return Offset(self.base_offset + self.last_offset_delta)
 
     @property
     def next_offset(self) -> Offset:
-        """Base offset of the batch that follows."""
+        """Base offset of the next batch."""
         return Offset(self.last_offset + 1)
 
     @property
@@ -173,16 +173,16 @@ class LogBatch(BatchHeader):
 
 
 def decode_header(buffer: bytes | memoryview) -> BatchHeader:
-    """The header at the start of a buffer; the checksum is *not* looked at.
+    """Decode the header at the start of a buffer; does *not* verify the checksum.
 
     Raises:
-        CorruptBatch: No header of a known magic stands there, or it contradicts itself or a limit.
+        CorruptBatch: There is no header of a known magic, or it contradicts itself or a limit.
     """
     if len(buffer) <= LOG_OVERHEAD:
         raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer))
     magic = buffer[LOG_OVERHEAD]
     if magic >= len(LAYOUTS):
-        raise CorruptBatch("Nothing that begins here is a batch; run `kvstore check`.", magic=magic)
+        raise CorruptBatch("The bytes here are not a batch; run `kvstore check`.", magic=magic)
     layout = LAYOUTS[magic]
     if len(buffer) < layout.size:
         raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer))
@@ -207,7 +207,7 @@ def decode_header(buffer: bytes | memoryview) -> BatchHeader:
 
 
 def verify(header: BatchHeader, buffer: bytes | memoryview) -> None:
-    """Check the checksum of the batch at the start of a buffer.
+    """Verify the checksum of the batch at the start of a buffer.
 
     Raises:
         CorruptBatch: The buffer is shorter than the batch, or the checksum is wrong.
@@ -228,10 +228,10 @@ def decode_batch(
     """Decode the batch at the start of a buffer.
 
     Args:
-        buffer: One whole batch, magic 0 to 3; what follows it is left alone. Rows may be views of it.
-        schema: Columns of the batch's schema id.
-        columns: Those wanted, in this order; all if None.
-        validate: Check every offset and string of the rows too. Only for bytes of one's own may it be left out.
+        buffer: One whole batch, magic 0 to 3; bytes after it are ignored. Rows may be views of it.
+        schema: Schema of the batch's schema id.
+        columns: Columns to return, in this order; None for all.
+        validate: Also check every offset and string of the rows. Leave it out only for bytes that this process wrote.
 
     Raises:
         CorruptBatch: Length, checksum or content is wrong.
@@ -250,7 +250,7 @@ def decode_verified(
     *,
     validate: bool = False,
 ) -> LogBatch:
-    """Like :func:`decode_batch`, of a batch whose header was read and whose checksum was found right."""
+    """Like :func:`decode_batch`, for a batch whose header was decoded and whose checksum was verified."""
     layout, count = LAYOUTS[header.magic], header.record_count
     place = layout.size + header.statistics_length
     statistics = bytes(view[layout.size : place])
@@ -276,23 +276,23 @@ def decode_verified(
 
 
 def encode_batch(batch: LogBatch, magic: int = MAGIC, compression: Compression = None) -> bytes:
-    """Encode a batch; size, checksum and record count are computed, and so is a last offset delta of 0.
+    """Encode a batch; computes size, checksum and record count, and a last offset delta given as 0.
 
     Args:
-        batch: ``change_types`` may be empty if the batch is append-only. Fields that ``magic`` does not have are lost.
+        batch: ``change_types`` may be empty if the batch is append-only. Fields that ``magic`` lacks are lost.
         magic: 0 to 3.
-        compression: Of the Arrow buffers.
+        compression: Compression of the Arrow buffers.
 
     Raises:
-        InvalidRequest: More rows or bytes than a batch may hold, or not one change type a row.
+        InvalidRequest: The batch has more rows or bytes than the limits, or not one change type for each row.
     """
     return b"".join(encode_parts(batch, magic, compression))
 
 
 def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression = None) -> list[memoryview]:
-    """Like :func:`encode_batch`, in pieces that need no further copy to be written."""
+    """Like :func:`encode_batch`, in pieces that can be written without another copy."""
     if not 0 <= magic < len(LAYOUTS):
-        raise InvalidRequest(f"Batches are written with magic 0 to {MAGIC}.", magic=magic)
+        raise InvalidRequest(f"The magic of a batch must be 0 to {MAGIC}.", magic=magic)
     layout, count = LAYOUTS[magic], batch.rows.num_rows
     if not batch.append_only and len(batch.change_types) != count:
         raise InvalidRequest("A batch needs one change type a row.", rows=count, change_types=len(batch.change_types))
@@ -309,7 +309,7 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     if size > BATCH_BYTES_MAX or count > RECORDS_MAX or raw > RAW_BYTES_MAX // 2:
         raise InvalidRequest(
             f"A batch of changes holds at most {RECORDS_MAX} records, {BATCH_BYTES_MAX} bytes, and {RAW_BYTES_MAX // 2}"
-            " before they are compressed; send several smaller ones.",
+            " before compression; send several smaller ones.",
             records=count,
             bytes=size,
             uncompressed=raw,

@@ -1,4 +1,4 @@
-"""What can happen to a row, in the three ways it is written down."""
+"""Change types of a row, in their three written forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 class ChangeType(IntEnum):
     """Kind of a change record; the number is its byte code on disk.
 
-    ``ChangeType("insert")``, ``ChangeType("+I")`` and ``ChangeType(1)`` are the same.
+    ``ChangeType("insert")``, ``ChangeType("+I")`` and ``ChangeType(1)`` are equal.
     """
 
     APPEND = 0
@@ -28,7 +28,7 @@ class ChangeType(IntEnum):
 
     @property
     def word(self) -> str:
-        """What a ``_change_type`` column holds: ``append``, ``insert``, ``update_preimage`` and so on."""
+        """The value in a ``_change_type`` column: ``append``, ``insert``, ``update_preimage`` and so on."""
         return self.name.lower()
 
     def __str__(self) -> str:
@@ -51,11 +51,11 @@ _WORDS = pa.array([change.word for change in ChangeType], pa.string())
 
 
 def words_of(change_types: np.ndarray) -> pa.StringArray:
-    """Column of words for a column of byte codes (uint8)."""
+    """Column of words from a column of byte codes (uint8)."""
     count = len(change_types)
     if 2 <= count <= _SAME_MAX:
         evens, odds = change_types[::2], change_types[1::2]
-        # Nearly all batches are of one kind of change, or of updates, whose halves take turns.
+        # Nearly all batches have one kind of change, or updates, whose preimages and postimages alternate.
         if (evens == evens[0]).all() and (odds == odds[0]).all():
             return _turns(int(evens[0]), int(odds[0])).slice(0, count)
     return _WORDS.take(pa.array(change_types))

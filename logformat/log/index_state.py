@@ -1,4 +1,4 @@
-"""How far an index is: one record, written in the same transaction as the rows it speaks of (docs/format.md, Index)."""
+"""State of an index: one record, written in the same transaction as the rows it describes (docs/format.md, Index)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TIMES = "<qq"
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """What the index holds.
+    """State of an index.
 
     Attributes:
-        applied_offset: Every change before this offset is in the index, and none from it on.
-        synced_base: Base offset of the segment in which the log was known to be durable,
-        synced_position: up to this byte,
-        synced_offset: and up to this offset, exclusive.
-        row_count: Rows; for a log table, records appended.
+        applied_offset: The index has every change before this offset, and none from it on.
+        synced_base: The log was known to be durable up to the segment of this base offset,
+        synced_position: this byte in it,
+        synced_offset: and this offset, exclusive.
+        row_count: Number of rows; for a log table, of records appended.
         digest: Sum modulo 2^64 of the hashes of all rows.
         last_timestamp: Commit timestamp (ms) of the last batch applied.
         uncounted_ms: As in the header of that batch.
@@ -66,10 +66,10 @@ def encode(state: IndexState) -> bytes:
 
 
 def decode(data: bytes) -> IndexState:
-    """What :func:`encode` wrote.
+    """Decode the record.
 
     Raises:
-        CorruptData: It is damaged.
+        CorruptData: The record is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     size = struct.calcsize(_FORMAT)

@@ -1,4 +1,4 @@
-"""Head of a log segment's file (docs/format.md, Segment): which log it belongs to, and how the one before it ended."""
+"""Head of a log segment file (docs/format.md, Segment): identifies its log, and the end of the segment before it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SegmentHead:
     Attributes:
         base_offset: Offset of the segment's first batch.
         previous_base: Base offset of the segment before it, -1 for the first of a log.
-        previous_end: Position at which that segment's batches end. Bytes behind it were given up: their fsync failed.
+        previous_end: Position at which that segment's batches end. Bytes after it were abandoned: their fsync failed.
     """
 
     store_id: UUID
@@ -39,7 +39,7 @@ class SegmentHead:
 
 
 def encode_head(head: SegmentHead) -> bytes:
-    """The 64 bytes."""
+    """Encode the 64 bytes."""
     body = struct.pack(
         _FORMAT[:-1],
         *(MAGIC, VERSION, 0, head.table_id, head.store_id.bytes, head.bucket_id, 0),
@@ -49,10 +49,10 @@ def encode_head(head: SegmentHead) -> bytes:
 
 
 def decode_head(data: bytes | memoryview) -> SegmentHead:
-    """The head at the start of a segment.
+    """Decode the head at the start of a segment.
 
     Raises:
-        CorruptBatch: It is cut short or fails its checksum.
+        CorruptBatch: The head is cut short or fails its checksum.
         UnsupportedVersion: A newer version wrote it.
     """
     if len(data) < HEAD_BYTES or data[:4] != MAGIC:
@@ -61,7 +61,7 @@ def decode_head(data: bytes | memoryview) -> SegmentHead:
     if crc32c(memoryview(data)[:_CRC_POSITION]) != crc:
         raise CorruptBatch("The head of a log segment fails its checksum; run `kvstore check`.")
     if version != VERSION:
-        raise UnsupportedVersion("This log was written by a newer kvstore; upgrade.", version=version)
+        raise UnsupportedVersion("This log was written by a newer version; upgrade kvstore.", version=version)
     return SegmentHead(
         UUID(bytes=store), TableId(table), BucketId(bucket), Offset(base), Offset(previous), Position(end)
     )

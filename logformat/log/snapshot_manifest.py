@@ -1,4 +1,4 @@
-"""What stands in a snapshot beside its rows: ``manifest.json`` and ``writers.json`` (docs/format.md, Snapshot)."""
+"""The files of a snapshot other than its rows: ``manifest.json`` and ``writers.json`` (docs/format.md, Snapshot)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SEALED = re.compile(rb'(\{.*),"crc32c":([0-9]{1,10})\}\n', re.DOTALL)
 
 
 class FileSum(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long a file is, and the checksum of all of it."""
+    """Size and checksum of a whole file."""
 
     bytes: int
     crc32c: int
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a snapshot is of, and what it must be made of.
+    """Identity and contents of a snapshot.
 
     Attributes:
-        schema_id: Schema whose columns the rows have.
-        applied_offset: Changes before it are in the snapshot, others are not.
-        log_base, log_position: Where the log had that offset: in the segment of this base, at this byte.
+        schema_id: Schema of the rows.
+        applied_offset: The snapshot has the changes before it, and no others.
+        log_base, log_position: Position of that offset in the log: the segment's base offset, and the byte in it.
         row_count, last_timestamp, next_count: As in the state record.
         uncounted_ms, back_offset: The same; of version 2 only.
         digest: The same, in 16 hexadecimal digits.
@@ -81,16 +81,16 @@ class _Writers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """One line of JSON, whose last field is the checksum of the others."""
+    """One line of JSON; its last field is the checksum of the others."""
     body = msgspec.json.encode(manifest)
     return b'%b,"crc32c":%d}\n' % (body[:-1], crc32c(body))
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """What :func:`encode_manifest` wrote.
+    """Decode a manifest.
 
     Raises:
-        CorruptData: It is damaged.
+        CorruptData: The manifest is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     sealed = _SEALED.fullmatch(data)
@@ -99,17 +99,17 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         version = msgspec.json.decode(sealed[1] + b"}", type=_Version).format
         if version > FORMAT:
-            raise UnsupportedVersion("This snapshot was written by a newer kvstore; upgrade.", format=version)
+            raise UnsupportedVersion("This snapshot was written by a newer version; upgrade kvstore.", format=version)
         manifest = msgspec.json.decode(sealed[1] + b"}", type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptData("This is no manifest of a snapshot; run `kvstore check`.", reason=str(error)) from error
+        raise CorruptData("This is not a manifest of a snapshot; run `kvstore check`.", reason=str(error)) from error
     if encode_manifest(manifest) != data or not _DIGEST.fullmatch(manifest.digest):
-        raise CorruptData("A manifest of a snapshot is not as it was written; run `kvstore check`.")
+        raise CorruptData("The manifest of a snapshot differs from what was written; run `kvstore check`.")
     return manifest
 
 
 def encode_writers(writers: Mapping[WriterId, WriterEntry]) -> bytes:
-    """Every writer with its whole window, by id, as one line of JSON."""
+    """Encode every writer with its whole window, ordered by id, as one line of JSON."""
     listed = [
         _Writer(
             writer_id=id,
@@ -125,10 +125,10 @@ def encode_writers(writers: Mapping[WriterId, WriterEntry]) -> bytes:
 
 
 def decode_writers(data: bytes) -> dict[WriterId, WriterEntry]:
-    """What :func:`encode_writers` wrote; the manifest has its checksum.
+    """Decode writers; the manifest has the checksum of the file.
 
     Raises:
-        CorruptData: It is something else.
+        CorruptData: The bytes are something else.
     """
     try:
         found = msgspec.json.decode(data, type=_Writers)

@@ -1,7 +1,7 @@
-"""Sparse index of a segment: a few of its batches by offset, position and time (docs/format.md, Sparse index).
+"""Sparse index of a segment: some of its batches by offset, position and time (docs/format.md, Sparse index).
 
-It saves time and proves nothing: every entry has its own checksum, readers check the batch an entry points at, and a
-file that is missing, torn or wrong only means a longer walk. Commit timestamps never decrease within a log, so one
+It saves time and is never relied on: every entry has its own checksum, readers check the batch that an entry points at,
+and a missing, torn or wrong file only makes the scan longer. Commit timestamps never decrease within a log, so one
 sorted list serves offsets and times.
 """
 
@@ -16,7 +16,7 @@ from logformat.checksum import crc32c
 from logformat.ids import Offset, Position
 
 INTERVAL_BYTES = 1 << 16
-"""Bytes of log between two entries, at least."""
+"""Minimum distance of two entries, in bytes of the log."""
 
 _HEAD = struct.pack("<4sHHQ", b"KVIX", 1, 0, 0)
 _ENTRY = "<qqII"
@@ -25,7 +25,7 @@ HEAD_BYTES = len(_HEAD)
 
 
 class Entry(NamedTuple):
-    """One batch: its base offset, its commit timestamp (ms), and where it stands in the segment."""
+    """One batch: its base offset, its commit timestamp (ms), and its position in the segment."""
 
     offset: Offset
     timestamp: int
@@ -33,18 +33,18 @@ class Entry(NamedTuple):
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """One entry, 24 bytes."""
+    """Encode one entry, 24 bytes."""
     body = struct.pack(_ENTRY[:-1], *entry)
     return body + struct.pack("<I", crc32c(body))
 
 
 def encode(entries: Sequence[Entry]) -> bytes:
-    """A whole file."""
+    """Encode a whole file."""
     return _HEAD + b"".join(map(encode_entry, entries))
 
 
 def decode(data: bytes) -> list[Entry]:
-    """Entries of a file, up to the first that is damaged or out of order."""
+    """Entries of a file, up to the first damaged or out-of-order one."""
     entries: list[Entry] = []
     if data[:HEAD_BYTES] != _HEAD:
         return entries
@@ -67,6 +67,6 @@ def at_offset(entries: Sequence[Entry], offset: Offset) -> Entry | None:
 
 
 def before_time(entries: Sequence[Entry], timestamp: int) -> Entry | None:
-    """The last entry older than a time: the first batch at or after that time is not before it."""
+    """The last entry older than a time; the first batch at or after that time is not before this entry."""
     place = bisect_right(entries, timestamp - 1, key=lambda entry: entry.timestamp)
     return entries[place - 1] if place else None

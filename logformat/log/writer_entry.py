@@ -1,4 +1,4 @@
-"""What is remembered of a writer: its last five batches (docs/format.md, Writer entry and Writer snapshot)."""
+"""The state kept for a writer: its last five batches (docs/format.md, Writer entry and Writer snapshot)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logformat.errors import CorruptData, UnsupportedVersion
 from logformat.ids import Epoch, Offset, Sequence, WriterId
 
 WINDOW = 5
-"""Batches remembered of each writer, and so how many it may have in flight."""
+"""Number of batches remembered of each writer, and so the limit of its batches in flight."""
 
 _HEAD = "<iBBH"
 _UNCOUNTED = "<q"
@@ -23,7 +23,7 @@ _SNAPSHOT_MAGIC = b"KVWS"
 
 
 class RememberedBatch(NamedTuple):
-    """One batch that was appended."""
+    """An appended batch."""
 
     sequence: Sequence
     last_offset_delta: int
@@ -32,7 +32,7 @@ class RememberedBatch(NamedTuple):
 
     @property
     def last_offset(self) -> Offset:
-        """Offset of its last record, or the one it took if empty."""
+        """Offset of its last record, or the one that an empty batch took."""
         return Offset(self.base_offset + self.last_offset_delta)
 
 
@@ -66,7 +66,7 @@ def encode_entry(writer_id: WriterId, entry: WriterEntry) -> bytes:
 
 
 def decode_entry(writer_id: WriterId, data: bytes) -> WriterEntry:
-    """The entry that :func:`encode_entry` wrote for this writer.
+    """Decode the entry of this writer.
 
     Raises:
         CorruptData: It is damaged, or another writer's.
@@ -100,10 +100,10 @@ def encode_snapshot(next_offset: Offset, writers: Mapping[WriterId, WriterEntry]
 
 
 def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
-    """What :func:`encode_snapshot` wrote.
+    """Decode a whole file.
 
     Raises:
-        CorruptData: It is damaged.
+        CorruptData: The file is damaged.
     """
     place = struct.calcsize(_SNAPSHOT_HEAD)
     if len(data) < place + 4 or struct.unpack_from("<I", data, len(data) - 4)[0] != crc32c(memoryview(data)[:-4]):
@@ -114,7 +114,7 @@ def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
     writers = {}
     for _ in range(count):
         if len(data) < place + 12:
-            raise CorruptData("A writer snapshot ends too soon; run `kvstore check`.")
+            raise CorruptData("A writer snapshot is cut short; run `kvstore check`.")
         writer_id, length = struct.unpack_from("<qI", data, place)
         place += 12
         writers[WriterId(writer_id)] = decode_entry(WriterId(writer_id), data[place : place + length])

@@ -1,4 +1,4 @@
-"""The object ``follower/<name>`` of a replica: how somebody is who follows it (docs/format.md, Replica)."""
+"""The object ``follower/<name>`` of a replica: the status of a follower (docs/format.md, Replica)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PREFIX = "follower/"
 
 
 class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a copy is.
+    """Status of a copy.
 
     Attributes:
-        name: Of the copy.
-        as_of_ms: When it said so, by its own clock.
-        txid, leader_epoch: The last edit it has.
-        free_bytes: Memory a process may have there; None if nobody knows.
-        obstacle: Why it can make no image of the catalog; None if it can.
+        name: Name of the copy.
+        as_of_ms: Time of the report, by the copy's clock.
+        txid, leader_epoch: The last edit it has, and that edit's epoch.
+        free_bytes: Memory that a process may use there; None if unknown.
+        obstacle: Why it can't write an image of the catalog; None if it can.
     """
 
     format: int = FORMAT
@@ -35,35 +35,35 @@ class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def object_name(name: str) -> str:
-    """Where a copy says how it is."""
+    """Name of a copy's status object."""
     return f"{PREFIX}{name}"
 
 
 def task_name(name: str) -> str:
-    """Where a copy finds what it is asked to do."""
+    """Name of the object that holds a copy's task."""
     return f"task/{name}"
 
 
 def answer_name(name: str) -> str:
-    """Where it answers."""
+    """Name of the object that holds its answer."""
     return f"answer/{name}"
 
 
 def image_name(name: str) -> str:
-    """Where it puts the image it was asked for."""
+    """Name of the object that holds the image it was asked for."""
     return f"image/{name}"
 
 
 def encode(status: FollowerStatus) -> bytes:
-    """The object."""
+    """Encode the object."""
     return json_line.encode(status)
 
 
 def decode(data: bytes) -> FollowerStatus:
-    """What :func:`encode` wrote.
+    """Decode the object.
 
     Raises:
-        CorruptData: It is damaged.
+        CorruptData: The object is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
     return json_line.decode(data, FollowerStatus, FORMAT, "follower/")

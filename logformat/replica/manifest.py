@@ -1,4 +1,4 @@
-"""The object ``TOLD`` of a replica: what it was told, so that who has only the replica knows up to where it goes."""
+"""The object ``TOLD`` of a replica, its manifest: states how far the replica reaches, without the store."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FORMAT = 1
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a leader says that a replica has.
+    """The manifest that a leader writes to a replica.
 
     Attributes:
-        as_of_ms: Everything that was published at that time is there.
-        shipped: One for each track, in order.
+        as_of_ms: The replica has everything that was published at this time.
+        shipped: One entry for each track, in order.
     """
 
     format: int = FORMAT
@@ -31,18 +31,18 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def encode(told: Told) -> bytes:
-    """The object."""
+    """Encode the object."""
     return json_line.encode(told)
 
 
 def decode(data: bytes, store_id: UUID) -> Told:
-    """What :func:`encode` wrote.
+    """Decode the object.
 
     Raises:
-        CorruptData: It is damaged, or of another store.
+        CorruptData: The object is damaged, or belongs to another store.
         UnsupportedVersion: A newer version wrote it.
     """
     told = json_line.decode(data, Told, FORMAT, NAME)
     if told.store_id != store_id:
-        raise CorruptData("What a replica was told is of another store.", object=NAME, of=told.store_id)
+        raise CorruptData("The manifest of a replica belongs to another store.", object=NAME, of=told.store_id)
     return told

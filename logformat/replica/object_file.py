@@ -1,8 +1,8 @@
-"""Objects of a replica: their names, and what is in them (docs/format.md, Replica).
+"""Objects of a replica: their names and contents (docs/format.md, Replica).
 
-* An object says what it is: with another's name, or another store's, it is found.
-* What is in one is in parts; each part has a checksum of its own, and the whole has one.
-* A name is made here, or it is none: nothing that a listing says becomes a path.
+* An object identifies itself: decoding detects an object under another's name, or of another store.
+* The contents are parts; each part has its own checksum, and the whole object has one.
+* Only names of the known forms count: no other name in a listing ever becomes a path.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _NUMBER_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectName:
-    """What an object is of.
+    """Identity of an object, and its name.
 
     Attributes:
-        start, end: A range has all from offset ``start`` on, before ``end``; a snapshot all before ``start``, which is
-            ``end`` too.
-        epoch: Of the leader that made it.
+        start, end: A range has all offsets from ``start``, inclusive, to ``end``, exclusive; a snapshot has everything
+        before ``start``, which equals ``end``.
+        epoch: Epoch of the leader that wrote it.
     """
 
     track: Track
@@ -57,20 +57,20 @@ class ObjectName:
     epoch: Epoch
 
     def __str__(self) -> str:
-        """The name, from the replica's URL on."""
+        """The name, relative to the replica's URL."""
         place = "catalog" if self.track == CATALOG else f"tables/{self.track.table_id}/{self.track.bucket}"
         offsets = f"{self.start:020d}-{self.end:020d}" if self.kind == "range" else f"{self.start:020d}"
         return f"{place}/{offsets}.{self.epoch:020d}.{self.kind}"
 
 
 def parse_name(name: str) -> ObjectName | None:
-    """What the object of a name is of; None for any other name."""
+    """The identity in an object's name; None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
     table, bucket, *numbers = match.groups()
     found = [int(number) for number in numbers if number is not None]
-    start, end, epoch = found if len(found) == 3 else (found[0], *found)  # of a snapshot both are one
+    start, end, epoch = found if len(found) == 3 else (found[0], *found)  # a snapshot has one offset
     track = CATALOG if table is None else Track(TableId(int(table)), BucketId(int(bucket)))
     if max(start, end, epoch, track.table_id) > _NUMBER_MAX or track.bucket >= 2**31:
         return None
@@ -79,12 +79,12 @@ def parse_name(name: str) -> ObjectName | None:
 
 
 def leader_name(epoch: Epoch) -> str:
-    """The object that says a leader of this epoch began."""
+    """Name of the object that records the start of a leader of this epoch."""
     return f"leader/{epoch:020d}"
 
 
 def leader_epoch(name: str) -> Epoch | None:
-    """The epoch in the name of such an object; None for any other name."""
+    """The epoch in the name of a leader object; None for any other name."""
     match = _LEADER.fullmatch(name)
     return Epoch(int(match[1])) if match and int(match[1]) <= _NUMBER_MAX else None
 
@@ -105,7 +105,7 @@ def is_of(said: bytes, leader: str) -> bool:
 
 
 def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """An object in pieces: a head, and each part behind its length."""
+    """Encode an object in pieces: a head, then the length and the bytes of each part."""
     body: list[bytes | memoryview] = []
     for part in parts:
         body += [struct.pack(_PART, len(part)), part]
@@ -123,25 +123,25 @@ def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memo
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """An object whose checksum is right. Of its parts nothing is known yet but where they are."""
+    """An object whose checksum is right. Its parts are located but not yet decoded."""
 
     name: ObjectName
     parts: list[memoryview]
 
 
 def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundObject:
-    """What an object holds.
+    """Verify an object and locate its parts.
 
     Args:
-        data: All of it.
+        data: The whole object.
         name: Its name.
 
     Raises:
-        CorruptData: It is damaged, or another one.
+        CorruptData: The object is damaged, or is another one.
         UnsupportedVersion: A newer version wrote it.
     """
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
-        raise CorruptData("This is no object of a replica, or it is cut off.", object=str(name), bytes=len(data))
+        raise CorruptData("This is not an object of a replica, or it is cut off.", object=str(name), bytes=len(data))
     _magic, version, kind, of, table, bucket, start, end, epoch, length, crc, head_crc = struct.unpack_from(_HEAD, data)
     if head_crc != crc32c(data[:_CRC_AT]):
         raise CorruptData("The head of an object fails its checksum.", object=str(name))
@@ -149,7 +149,7 @@ def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundOb
         raise UnsupportedVersion("A newer kvstore wrote this object; upgrade.", object=str(name), format=version)
     found = (of, table, bucket, kind, start, end, epoch)
     if found != (store_id.bytes, *_track(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
-        raise CorruptData("An object is another one than its name says.", object=str(name), start=start, end=end)
+        raise CorruptData("An object differs from what its name says.", object=str(name), start=start, end=end)
     body = data[HEAD_BYTES:]
     if length != len(body) or crc != crc32c(body):
         raise CorruptData("An object is cut off, or fails its checksum.", object=str(name), bytes=len(data))

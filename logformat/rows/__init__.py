@@ -1,1 +1,1 @@
-"""Formats of rows: types, keys, values, and how values of other programs become ours."""
+"""Formats of rows: types, keys, values, and the conversion of given values to stored types."""

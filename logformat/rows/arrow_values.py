@@ -1,9 +1,9 @@
-"""Arrow columns as columns of a stored type, if every value survives.
+"""Conversion of Arrow columns to a stored type, provided that every value survives.
 
-A column that has the type is taken as it is. Else its nested types and dictionaries are taken apart, and what is left,
-columns without children, is cast within its kind: integers (decimals without places among them) to integers or floats,
-floats to wider ones, text to text, bytes to bytes, times to times. What lies under a null is never looked at. Floats of
-16 bits, which not everybody has, are taken from wider ones too.
+A column of the stored type is used as it is. Otherwise nested types and dictionaries are taken apart, and the remaining
+columns, which have no children, are cast within their kind: integers (including decimals without decimal places) to
+integers or floats, floats to wider ones, text to text, bytes to bytes, times to times. Values under a null are ignored.
+Floats of 16 bits, which not every library has, are also taken from wider ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from logformat.rows.schema import is_list_like, normalise_type
 
 
 def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
-    """The same values in a column of a stored type.
+    """Convert a column to a stored type.
 
     Raises:
         SchemaMismatch: The types are of different kinds.
-        pa.ArrowException: A value does not survive.
+        pa.ArrowException: A value does not survive the conversion.
     """
     types = pa.types
     given = column.type
@@ -32,7 +32,7 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
     if types.is_null(given) or (types.is_dictionary(given) and types.is_null(given.value_type)):
         return pa.nulls(len(column), stored)
     if types.is_dictionary(given):
-        # Values that no row has may not fit, so rows are taken first; and that pyarrow can't do with views.
+        # Dictionary values that no row uses may not fit, so take the rows first; pyarrow can't do that with views.
         values = as_type(column.dictionary, normalise_type(given.value_type))
         return as_type(values.take(column.indices), stored)
     if is_list_like(given) and types.is_list(stored):
@@ -48,24 +48,24 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
         parts = [as_type(part, field.type) for part, field in zip(column.flatten(), stored.fields, strict=True)]
         return struct_of(parts, column.is_null(), stored)
     if not _of_one_kind(given, stored):
-        raise SchemaMismatch("A column has another type than the table's; cast it first.", given=given)
+        raise SchemaMismatch("A column has a different type than the table's; cast it first.", given=given)
     if types.is_integer(given) and types.is_floating(stored):
         return _as_floats(column, stored)
     if types.is_floating(given) and given.bit_width > stored.bit_width:
         return _as_narrower(column, stored)
     if types.is_string_view(given) or types.is_binary_view(given):
-        # pyarrow does not see when the bytes of a view are too many for 32-bit offsets; of large types it does.
+        # pyarrow does not check whether the bytes of a view are too many for 32-bit offsets; for large types it does.
         column = column.cast(pa.large_string() if types.is_string_view(given) else pa.large_binary())
     return column.cast(stored)
 
 
 def nulls_within(column: pa.Array) -> int:
-    """How many nulls stand inside values of a nested type where it takes none."""
+    """Number of nulls inside nested values, where the type does not allow them."""
     kind = column.type
     if pa.types.is_struct(kind):
         fields, outer = kind.fields, column.null_count
     else:
-        # No key of a map is null in Arrow.
+        # Arrow allows no null key in a map.
         fields, outer = [kind.item_field if pa.types.is_map(kind) else kind.value_field], 0
     if all(field.nullable and not pa.types.is_nested(field.type) for field in fields):
         return 0
@@ -97,8 +97,8 @@ def list_of(lengths: pa.Array, nulls: pa.Array, items: pa.Array, stored: pa.List
 
 
 def map_of(lengths: pa.Array, nulls: pa.Array, keys: pa.Array, items: pa.Array, stored: pa.MapType) -> pa.Array:
-    """A column of maps, likewise."""
-    if keys.null_count:  # pyarrow would end the process
+    """A column of maps from their lengths, 0 where they are null, and all their keys and items."""
+    if keys.null_count:  # pyarrow would crash the process
         raise SchemaMismatch("A key of a map is null.", nulls=keys.null_count)
     return pa.MapArray.from_arrays(_offsets(lengths), keys, items, stored, mask=nulls)
 
@@ -115,7 +115,7 @@ def _offsets(lengths: pa.Array) -> pa.Array:
 
 
 def _of_one_kind(given: pa.DataType, stored: pa.DataType) -> bool:
-    """Whether values of one type, which has no children, can stand in a column of another, if each survives."""
+    """Whether a column of one type without children can be cast to another, if each value survives."""
     types = pa.types
     if types.is_floating(stored):
         wide = types.is_floating(given) and (given.bit_width <= stored.bit_width or types.is_float16(stored))
@@ -146,16 +146,16 @@ _KINDS = (
 def _as_narrower(column: pa.Array, stored: pa.DataType) -> pa.Array:
     floats = column.cast(stored)
     same = pc.or_(pc.equal(floats.cast(column.type), column), pc.is_nan(column))
-    if not pc.all(same, min_count=0).as_py():  # a null is none that differs
-        raise SchemaMismatch("A float has no equal among the column's floats; cast it first.", given=column.type)
+    if not pc.all(same, min_count=0).as_py():  # nulls don't count
+        raise SchemaMismatch("No float of the column equals this float; cast it first.", given=column.type)
     return floats
 
 
 def _as_floats(column: pa.Array, stored: pa.DataType) -> pa.Array:
     floats = column.cast(stored, safe=False)
-    # The largest integers may be rounded up out of their type: then what a cast back gives is up to the processor.
+    # The largest integers may round up out of their type; casting them back is then undefined by the processor.
     beyond = 2.0 ** (column.type.bit_width - pa.types.is_signed_integer(column.type))
     too_large = pc.any(pc.greater_equal(floats.cast(pa.float64()), beyond)).as_py()
     if too_large or not floats.cast(column.type).equals(column):
-        raise SchemaMismatch("An integer has no equal among the column's floats.")
+        raise SchemaMismatch("No float of the column equals this integer.")
     return floats

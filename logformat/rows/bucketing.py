@@ -1,7 +1,7 @@
-"""Which bucket a key goes to: Apache Fluss's hash of its code, modulo the number of buckets (docs/format.md, Bucket).
+"""The bucket of a key: Apache Fluss's hash of its code, modulo the number of buckets (docs/format.md, Bucket).
 
-Murmur3 (32 bits) as Flink and Spark have it, with the bytes behind the last whole word mixed in one by one, and then
-mixed once more.
+The hash is Murmur3 (32 bits) as in Flink and Spark: the bytes after the last whole word are mixed in one by one; the
+result is mixed once more.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def buckets_of(keys: Octets, buckets: int, start: int = 0) -> np.ndarray:
     """The bucket of each key, int64 ``(n,)``.
 
     Args:
-        buckets: How many there are.
-        start: Where in each key the bytes begin that count.
+        buckets: Number of buckets.
+        start: Position of the first byte of each key to hash.
     """
     if buckets == 1:
         return np.zeros(len(keys), np.int64)
     mixed = _mix_again(_murmur3(keys, start)).view(np.int32).astype(np.int64)
-    # As in Java: the number without its sign, and 0 in place of the one that has no positive.
+    # As in Java: the absolute value, or 0 for the one number that has none.
     return np.where(mixed == -(2**31), 0, np.abs(mixed)) % buckets
 
 
@@ -35,7 +35,7 @@ def _murmur3(keys: Octets, start: int) -> np.ndarray:
     hashes = np.full(len(keys), _SEED, np.uint32)
     words, tails = lengths // _WORD, lengths % _WORD
     if keys.width is not None:
-        # Of one width, a column of words at a time.
+        # Keys of one width: one column of words at a time.
         codes = keys.matrix()[:, start:]
         whole = codes.shape[1] // _WORD * _WORD
         for word in np.ascontiguousarray(codes[:, :whole]).view("<u4").T:
@@ -56,7 +56,7 @@ def _murmur3(keys: Octets, start: int) -> np.ndarray:
 
 
 def _signed(byte: np.ndarray) -> np.ndarray:
-    """A byte as Java has it, as the 32 bits of a number."""
+    """A signed byte, as in Java, extended to 32 bits."""
     return byte.view(np.int8).astype(np.int32).view(np.uint32)
 
 

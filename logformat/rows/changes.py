@@ -1,4 +1,4 @@
-"""Upserts and deletes in the order they are to be applied: what a writer sends and a table applies."""
+"""Upserts and deletes in the order in which they apply: the input of writers and tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Changes:
     """Operations on the rows of a table, in order.
 
     Attributes:
-        rows: One row an operation. What a delete leaves null outside the key does not matter.
-        is_delete: For each row, whether it deletes its key. It may be given as a list or a numpy array too.
+        rows: One row for each operation. The columns of a delete outside the key are ignored.
+        is_delete: For each row, whether it deletes its key; may be given as a list or a numpy array.
 
     Raises:
-        SchemaMismatch: They are something else, of different lengths, or ``is_delete`` holds a null.
+        SchemaMismatch: An argument has the wrong type, the lengths differ, or ``is_delete`` has a null.
     """
 
     rows: pa.RecordBatch
@@ -32,11 +32,11 @@ class Changes:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, pa.RecordBatch):
-            raise SchemaMismatch("The rows of changes are one pyarrow.RecordBatch.", given=type(self.rows).__name__)
+            raise SchemaMismatch("The rows of changes must be a pyarrow.RecordBatch.", given=type(self.rows).__name__)
         object.__setattr__(self, "is_delete", _booleans(self.is_delete))
         if len(self.is_delete) != self.rows.num_rows or self.is_delete.null_count:
             raise SchemaMismatch(
-                "is_delete has one value for each row, and no null.",
+                "is_delete must have one value for each row, and no null.",
                 rows=self.rows.num_rows,
                 is_delete=len(self.is_delete),
             )
@@ -48,20 +48,22 @@ class Changes:
     def of(
         cls, operations: Iterable[tuple[Literal["upsert", "delete"], Mapping[str, Any]]], schema: pa.Schema
     ) -> Changes:
-        """From pairs of a word and a row; a delete's row needs the key only.
+        """Build changes from pairs of a word and a row; the row of a delete needs only the key.
 
-        Columns that no upsert has are left out, for partial updates and for what the table fills; a write of whole rows
-        refuses that.
+        Columns that no upsert has are left out, which suits partial updates and columns that the table fills; a write
+        of whole rows refuses it.
 
         Raises:
-            SchemaMismatch: A row does not fit the schema, one upsert has other columns than the next, or an operation
-                is no such pair.
-            InvalidRequest: ``schema`` is none.
+            SchemaMismatch: A row does not fit the schema, the upserts have different columns, or an operation is not
+            such a pair.
+            InvalidRequest: ``schema`` is not a schema.
         """
         if not isinstance(schema, pa.Schema):
-            raise InvalidRequest("The schema is a pyarrow.Schema, such as Table.schema.", given=type(schema).__name__)
+            raise InvalidRequest(
+                "The schema must be a pyarrow.Schema, such as Table.schema.", given=type(schema).__name__
+            )
         if not isinstance(operations, Iterable):
-            raise SchemaMismatch("Operations are a list of pairs.", given=type(operations).__name__)
+            raise SchemaMismatch("Operations must be a list of pairs.", given=type(operations).__name__)
         listed = list(operations)
         for operation in listed:
             match operation:
@@ -69,7 +71,7 @@ class Changes:
                     pass
                 case _:
                     raise SchemaMismatch(
-                        "An operation is a pair: `upsert` or `delete`, and a dict.", given=repr(operation)[:100]
+                        "An operation must be a pair: `upsert` or `delete`, and a dict.", given=repr(operation)[:100]
                     )
         given = {name for word, row in listed if word == "upsert" for name in row}
         optional = pa.schema([field.with_nullable(True) for field in schema if not given or field.name in given])
@@ -84,12 +86,12 @@ class Changes:
 
     @classmethod
     def upserts(cls, rows: pa.RecordBatch) -> Changes:
-        """Every row an upsert."""
+        """Changes that upsert every row."""
         return cls(rows, pa.array(np.zeros(rows.num_rows, bool)))
 
     @classmethod
     def deletes(cls, keys: pa.RecordBatch, schema: pa.Schema) -> Changes:
-        """A delete of each key; the other columns of ``schema`` are null."""
+        """Changes that delete each key; the other columns of ``schema`` are null."""
         columns = [
             keys.column(field.name) if field.name in keys.schema.names else pa.nulls(keys.num_rows, field.type)
             for field in schema
@@ -98,26 +100,26 @@ class Changes:
         return cls(rows, pa.array(np.ones(keys.num_rows, bool)))
 
     def then(self, later: Changes) -> Changes:
-        """These, and then others with the same columns."""
+        """These changes, followed by others with the same columns."""
         return Changes(pa.concat_batches([self.rows, later.rows]), pa.concat_arrays([self.is_delete, later.is_delete]))
 
     def take(self, places: pa.Int64Array) -> Changes:
-        """Those at some places, in that order."""
+        """The changes at the given places, in that order."""
         return Changes(self.rows.take(places), self.is_delete.take(places))
 
     def conform(self, schema: pa.Schema, key: Sequence[str]) -> Changes:
-        """The same changes with their rows ordered and typed as in ``schema``.
+        """The same changes, with the rows ordered and typed as in ``schema``.
 
         Raises:
-            SchemaMismatch: A column is missing, unknown or of another type; a key is null, or an upsert holds a null
-                where there may be none.
+            SchemaMismatch: A column is missing, unknown or of the wrong type; a key is null, or an upsert has a null in
+            a column that takes none.
         """
         rows = intake.conform(self.rows, schema, not_null=key)
         for field, column in zip(schema, rows.columns, strict=True):
             if not field.nullable and column.null_count:
                 nulls = int(pc.sum(pc.and_not(column.is_null(), self.is_delete)).as_py())
                 if nulls:
-                    raise SchemaMismatch("This column takes no nulls.", column=field.name, nulls=nulls)
+                    raise SchemaMismatch("This column does not allow nulls.", column=field.name, nulls=nulls)
         return Changes(rows, self.is_delete)
 
 
@@ -128,6 +130,6 @@ def _booleans(given: Any) -> pa.BooleanArray:
         given = column_of(list(given), pa.bool_())
     if not isinstance(given, pa.BooleanArray):
         raise SchemaMismatch(
-            "is_delete is a pyarrow.BooleanArray.", given=getattr(given, "type", None) or type(given).__name__
+            "is_delete must be a pyarrow.BooleanArray.", given=getattr(given, "type", None) or type(given).__name__
         )
     return given

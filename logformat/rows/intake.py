@@ -1,9 +1,9 @@
-"""Whatever a user hands over, as record batches of a table's columns: converted only where nothing can be lost.
+"""Conversion of given data to record batches of a table's columns: only where nothing can be lost.
 
-Python rows (a dict, a list of dicts) and Arrow data (anything with the Arrow PyCapsule interface) follow one rule:
-the values must fit the column's type as they are. Integers may change width, bytes may come to have a fixed one, times
-may change unit, integers may become floats, if every value survives. Nothing is parsed, rounded or made null; only a
-Python float becomes the nearest of a narrower type, as it was written for. Whatever does not fit is a SchemaMismatch.
+Python rows (a dict, a list of dicts) and Arrow data (anything with the Arrow PyCapsule interface) follow one rule: the
+values must fit the column's type as they are. Integers may change width, bytes may become fixed-width, times may change
+unit, integers may become floats, if every value survives. Nothing is parsed, rounded or made null, except that a Python
+float becomes the nearest float of a narrower type. Anything that does not fit raises SchemaMismatch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from logformat.rows.arrow_values import as_type, nulls_within
 from logformat.rows.python_values import FEW, MISFITS, column_of, few_rows
 
 Data = Any
-"""A dict, a list of dicts, or anything that speaks the Arrow PyCapsule interface."""
+"""A dict, a list of dicts, or anything with the Arrow PyCapsule interface."""
 Keys = Any
-"""A key (scalar, tuple, dict), a list of keys, or Arrow data: the key's columns, or the one column it has."""
+"""A key (scalar, tuple, dict), a list of keys, or Arrow data: the key's columns, or its only column."""
 
 
 def record_batches(data: Data, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of ``data`` as record batches of exactly this schema.
 
     Raises:
-        SchemaMismatch: A column is missing, unknown, of another type, or holds a null where there may be none.
+        SchemaMismatch: A column is missing, unknown, of the wrong type, or has a null although it takes none.
     """
     if isinstance(data, Mapping):
         data = [data]
@@ -53,18 +53,18 @@ def key_rows(keys: Keys, schema: pa.Schema) -> pa.RecordBatch:
     """Keys as one batch of the key's columns, in key order.
 
     Raises:
-        SchemaMismatch: A key has too few or too many values, or they don't fit the columns.
+        SchemaMismatch: A key has too few or too many values, or they do not fit the columns.
     """
     if _speaks_arrow(keys):
         return one_batch(_key_table(keys, schema), schema)
     if hasattr(keys, "tolist") and not isinstance(keys, (np.generic, memoryview)):
-        keys = keys.tolist()  # an array of numpy, an index of pandas
+        keys = keys.tolist()  # a numpy array or a pandas index
     listed = keys if isinstance(keys, list) else [keys]
     return one_batch([_key_row(key, schema.names) for key in listed], schema)
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """No rows."""
+    """A batch without rows."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
@@ -72,7 +72,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | 
     """An Arrow batch with its columns ordered and typed as in ``schema``.
 
     Args:
-        not_null: Columns that must hold no null; by default those that are not nullable.
+        not_null: Columns that must have no null; by default those that are not nullable.
 
     Raises:
         SchemaMismatch: See :func:`record_batches`.
@@ -94,7 +94,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | 
 def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     for kind in set(map(type, rows)):
         if not issubclass(kind, Mapping):
-            raise SchemaMismatch("Every row is a dict from column name to value.", given=kind.__name__)
+            raise SchemaMismatch("A row must be a dict from column name to value.", given=kind.__name__)
     batch = None
     if len(rows) <= FEW:
         _check_rows(rows, schema)
@@ -110,10 +110,10 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Recor
 
 
 def _values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> list[list[Any]]:
-    """The values of each column."""
+    """The values, column by column."""
     names = schema.names
     if set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(names)}:
-        # As many names as there are columns, so if every column is there, no other is.
+        # With as many names as columns, a row that has every column has no other.
         with suppress(KeyError):
             return [list(map(itemgetter(name), rows)) for name in names]
     _check_rows(rows, schema)
@@ -130,7 +130,7 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
 def _arrow_batches(data: Data) -> Iterator[pa.RecordBatch]:
     if not _speaks_arrow(data):
         raise SchemaMismatch(
-            "Rows are a dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
+            "Rows must be a dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
             given=type(data).__name__,
         )
     try:
@@ -150,7 +150,7 @@ def _speaks_arrow(data: Data) -> bool:
 
 
 def _key_table(keys: Data, schema: pa.Schema) -> pa.Table:
-    """Arrow data as a table; a column by itself is that of a key of one column."""
+    """Arrow data as a table; a single column is the key's only column."""
     try:
         column = pa.chunked_array(keys if hasattr(keys, "__arrow_c_stream__") else [pa.array(keys)])
     except MISFITS as error:
@@ -160,7 +160,7 @@ def _key_table(keys: Data, schema: pa.Schema) -> pa.Table:
     if pa.types.is_struct(column.type):
         return pa.Table.from_struct_array(column)
     if len(schema) != 1:
-        raise SchemaMismatch("One column is no key of this table; give a table of columns.", columns=schema.names)
+        raise SchemaMismatch("This table's key has several columns; give a table of columns.", columns=schema.names)
     return pa.table([column], schema.names)
 
 
@@ -171,18 +171,18 @@ def _key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
         return key
     values = key if isinstance(key, (tuple, list)) else (key,)
     if len(values) != len(names):
-        raise SchemaMismatch("A key has one value for each of the key's columns.", key=key, columns=list(names))
+        raise SchemaMismatch("A key needs one value for each of its columns.", key=key, columns=list(names))
     return dict(zip(names, values, strict=True))
 
 
 class _MisfitsOf:
-    """Whatever goes wrong with the values of a column as an error that names it."""
+    """Turns errors about the values of a column into errors that name the column."""
 
     def __init__(self, field: pa.Field) -> None:
         self._field = field
 
     def __enter__(self) -> None:
-        """Nothing went wrong yet."""
+        """Nothing to prepare."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         facts = {"column": self._field.name, "expected": self._field.type} if error else {}
@@ -197,7 +197,7 @@ def _check_names(given: Sequence[str], schema: pa.Schema) -> None:
     unknown = [name for name in given if name not in schema.names]
     if missing:
         raise SchemaMismatch(
-            "A column is missing; give them all, one that takes nulls if need be as null.",
+            "A column is missing; give every column, and null for a nullable one without a value.",
             missing=missing,
             given=list(given),
         )
@@ -208,20 +208,18 @@ def _check_names(given: Sequence[str], schema: pa.Schema) -> None:
 
 
 def _validate(batch: pa.RecordBatch) -> None:
-    """Whoever made it may have been wrong, and whatever looks at it later believes it."""
+    """Validate data that another program made, since later code relies on its being valid."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise SchemaMismatch(
-                "This Arrow data is not what it says it is; make it anew.", column=name, reason=str(error)
-            ) from error
+            raise SchemaMismatch("This Arrow data is invalid; rebuild it.", column=name, reason=str(error)) from error
 
 
 def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None) -> None:
     for i, field in enumerate(schema):
         strict = not field.nullable if not_null is None else field.name in not_null
         if strict and (nulls := batch.column(i).null_count):
-            raise SchemaMismatch("This column takes no nulls.", column=field.name, nulls=nulls)
+            raise SchemaMismatch("This column does not allow nulls.", column=field.name, nulls=nulls)
         if pa.types.is_nested(field.type) and (nulls := nulls_within(batch.column(i))):
-            raise SchemaMismatch("A value holds nulls where its type takes none.", column=field.name, nulls=nulls)
+            raise SchemaMismatch("A value contains nulls that its type does not allow.", column=field.name, nulls=nulls)

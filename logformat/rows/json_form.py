@@ -1,8 +1,8 @@
-"""The JSON form of every value a table can hold, and back; docs/cli.md has it as a table.
+"""The JSON form of every value that a table can store, in both directions; docs/cli.md has a table of the forms.
 
-* Reading is the inverse of writing: what ``scan --json`` prints, ``load`` takes, and the values are the same.
-* Nothing is guessed: a number is no text, text is a number only where JSON has no such number (NaN, infinity).
-* A cell of a CSV file and a key on the command line are the same form, with text as it is.
+* Reading is the inverse of writing: ``load`` reads what ``scan --json`` prints, and the values are the same.
+* Nothing is guessed: a number is not text, and text is a number only where JSON has no such number (NaN, infinity).
+* Cells of a CSV file and keys on the command line have the same form, with text as it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?")
 
 
 def to_json(column: pa.Array) -> list[Any]:
-    """What each value is in JSON, as Python has it: None, a bool, number, text, list or dict."""
+    """Convert values to JSON, as Python objects: None, bool, number, text, list or dict."""
     kind = column.type
     if _types.is_list(kind):
         items = to_json(column.flatten())
@@ -52,16 +52,16 @@ def to_json(column: pa.Array) -> list[Any]:
         return [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
     form = next((form for is_one, form in _WRITTEN if is_one(kind)), None)
     if form is None:
-        return column.to_pylist()  # booleans, integers and text are themselves
+        return column.to_pylist()  # booleans, integers and text need no conversion
     there = iter(form(column.drop_null()))
     return [next(there) if valid else None for valid in column.is_valid().to_pylist()]
 
 
 def from_json(values: list[Any], stored: pa.DataType) -> pa.Array:
-    """Values decoded from JSON as a column of a stored type.
+    """Convert values decoded from JSON to a column of a stored type.
 
     Raises:
-        SchemaMismatch: A value has another form than the type's.
+        SchemaMismatch: A value does not have the JSON form of the type.
         logformat.rows.python_values.MISFITS: A value does not fit.
     """
     if _types.is_list(stored):
@@ -73,7 +73,7 @@ def from_json(values: list[Any], stored: pa.DataType) -> pa.Array:
         pairs = list(chain.from_iterable(filter(None, values)))
         _all_of(pairs, list)
         if any(pair is None or len(pair) != 2 for pair in pairs):
-            raise SchemaMismatch("A map is a list of pairs, [key, value].")
+            raise SchemaMismatch("A map must be a list of pairs, [key, value].")
         keys = from_json([key for key, _ in pairs], stored.key_type)
         return map_of(
             _lengths(values), _nulls(values), keys, from_json([item for _, item in pairs], stored.item_type), stored
@@ -81,7 +81,7 @@ def from_json(values: list[Any], stored: pa.DataType) -> pa.Array:
     if _types.is_struct(stored):
         _all_of(values, dict)
         if any(value is not None and value.keys() != set(stored.names) for value in values):
-            raise SchemaMismatch("A struct has exactly the fields of its type.", fields=stored.names)
+            raise SchemaMismatch("A struct must have exactly the fields of its type.", fields=stored.names)
         parts = [
             from_json([None if value is None else value[field.name] for value in values], field.type)
             for field in stored.fields
@@ -94,7 +94,7 @@ def from_json(values: list[Any], stored: pa.DataType) -> pa.Array:
 
 
 def from_text(cells: pa.StringArray, stored: pa.DataType) -> pa.Array:
-    """Values written as text, a CSV file's or a command line's, as a column of a stored type.
+    """Convert text, from a CSV file or a command line, to a column of a stored type.
 
     Raises:
         SchemaMismatch, logformat.rows.python_values.MISFITS: See :func:`from_json`.
@@ -107,7 +107,7 @@ def from_text(cells: pa.StringArray, stored: pa.DataType) -> pa.Array:
     if _types.is_boolean(stored):
         words = {None: None, "true": True, "false": False}
         if unknown := set(listed) - words.keys():
-            raise SchemaMismatch("A boolean is `true` or `false`.", given=min(map(repr, unknown)))
+            raise SchemaMismatch("A boolean must be `true` or `false`.", given=min(map(repr, unknown)))
         return pa.array([words[cell] for cell in listed], stored)
     if _types.is_nested(stored):
         listed = [None if cell is None else msgspec.json.decode(cell) for cell in listed]
@@ -125,7 +125,7 @@ def _cut(items: list[Any], lengths: list[int | None]) -> list[list[Any] | None]:
 
 def _floats(column: pa.Array) -> list[float | str]:
     array = column.to_numpy(zero_copy_only=False)
-    # The shortest digits that are this value in its own width: 0.1, not 0.10000000149011612.
+    # The shortest digits that identify this value in its own width: 0.1, not 0.10000000149011612.
     values = array.tolist() if column.type.bit_width == 64 else [float(str(value)) for value in array]
     if np.isfinite(array).all():
         return values
@@ -195,7 +195,7 @@ def _from_times(values: list[Any], stored: pa.DataType) -> pa.Array:
 
 def _of_nanoseconds(numbers: list[int | None], fine: pa.DataType, stored: pa.DataType) -> pa.Array:
     if _types.is_duration(stored) and any(number is not None and abs(number) >= 2**63 for number in numbers):
-        # Longer than nanoseconds can count.
+        # Too long for a 64-bit number of nanoseconds.
         step = 10 ** (9 - _UNITS[stored.unit])
         if any(number is not None and number % step for number in numbers):
             raise SchemaMismatch("A duration is finer than the column.")
@@ -209,7 +209,7 @@ def _nanoseconds(text: str | None, form: re.Pattern[str]) -> int | None:
     found = form.fullmatch(text)
     if found is None:
         example = "PT1.5S" if form is _DURATION else "23:59:59.999"
-        raise SchemaMismatch(f"This has not the form {example}.", given=text[:50])
+        raise SchemaMismatch(f"A value does not have the form {example}.", given=text[:50])
     fraction = int((found[found.re.groups] or "").ljust(9, "0"))
     if form is _DURATION:
         number = int(found[2]) * 10**9 + fraction
@@ -220,7 +220,7 @@ def _nanoseconds(text: str | None, form: re.Pattern[str]) -> int | None:
 def _all_of(values: list[Any], wanted: type) -> None:
     for kind in set(map(type, values)) - {type(None)}:
         if kind is not wanted:
-            raise SchemaMismatch("A value has not the JSON form of the column's type.", given=kind.__name__)
+            raise SchemaMismatch("A value does not have the JSON form of the column's type.", given=kind.__name__)
 
 
 def _lengths(values: list[Any]) -> pa.Array:

@@ -1,7 +1,7 @@
-"""Memcomparable keys: byte order is value order, so ranges and prefixes of values are those of bytes.
+"""Memcomparable keys: the order of the bytes is the order of the values, so ranges and prefixes of both correspond.
 
-A key is ``02`` and the codes of its columns; each code ends where its own bytes say so (docs/format.md, Key). Fixed
-types are big-endian with the sign bit flipped; strings and binaries escape 00 and 01 and end with 00.
+A key is ``02`` and the codes of its columns; each code marks its own end (docs/format.md, Key). Fixed types are
+big-endian with the sign bit flipped; strings and binaries escape 00 and 01 and end with 00.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from logformat.errors import CorruptData, KeyTooLarge
 from logformat.rows.schema import fixed_width, is_variable
 
 KEY_BYTES_MAX = 511
-"""What LMDB takes."""
+"""LMDB's limit."""
 ROW = b"\x02"
-"""What every key begins with: rows share the index with its state and the writers (docs/format.md, Index)."""
+"""First byte of every key: rows share the index with its state and the writers (docs/format.md, Index)."""
 
 _ROW = pa.scalar(ROW, pa.binary())
 _END = pa.scalar(b"\x00", pa.binary())
@@ -33,7 +33,7 @@ class KeyCodec:
     """Codec of the keys of one table.
 
     Args:
-        fields: The key's columns in key order; not null, no floats, not nested.
+        fields: The key's columns in key order: not null, not floats, not nested.
     """
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
@@ -45,7 +45,7 @@ class KeyCodec:
         )
 
     def encode(self, columns: Sequence[pa.Array]) -> Octets:
-        """Keys of a batch of rows; of known width if no key column is variable.
+        """Encode the keys of a batch of rows; of known width if no key column is variable.
 
         Raises:
             KeyTooLarge: A key is longer than 511 bytes.
@@ -54,13 +54,13 @@ class KeyCodec:
         longest = int(keys.lengths.max(initial=0)) if self.width is None else self.width
         if longest > KEY_BYTES_MAX:
             raise KeyTooLarge(
-                f"A key is encoded in at most {KEY_BYTES_MAX} bytes; use a shorter key, or a hash of it.",
+                f"An encoded key has at most {KEY_BYTES_MAX} bytes; use a shorter key, or a hash of it.",
                 bytes=longest,
             )
         return keys
 
     def encode_prefix(self, columns: Sequence[pa.Array]) -> Octets:
-        """Code of the first columns of keys: what every key with these values begins with."""
+        """Encode the first columns of keys: the prefix of every key with these values."""
         if not any(is_variable(column.type) for column in columns):
             codes = [_encode_fixed(column) for column in columns]
             matrix = np.empty((len(columns[0]), len(ROW) + sum(code.shape[1] for code in codes)), np.uint8)
@@ -76,7 +76,7 @@ class KeyCodec:
         return Octets.from_arrow(pc.binary_join_element_wise(_ROW, *parts, octets.EMPTY))
 
     def decode(self, keys: Octets) -> list[pa.Array]:
-        """Key columns of a column of keys.
+        """Decode keys to key columns.
 
         Raises:
             CorruptData: A key ends too early or too late.
@@ -122,7 +122,7 @@ class KeyCodec:
 def _encode_variable(column: pa.Array) -> pa.BinaryArray:
     raw = column.view(pa.binary())
     data = column.buffers()[2]
-    # Nearly no key holds these bytes, and looking is much cheaper than replacing.
+    # Few keys contain these bytes, and searching is much cheaper than replacing.
     if data is not None and (np.frombuffer(data, np.uint8) <= _ESCAPED_MAX).any():
         for byte, code in _ESCAPES:
             raw = pc.replace_substring(raw, byte, code)
@@ -130,7 +130,7 @@ def _encode_variable(column: pa.Array) -> pa.BinaryArray:
 
 
 def _encode_fixed(column: pa.Array) -> np.ndarray:
-    """Codes as rows of a uint8 matrix."""
+    """Encode values as rows of a uint8 matrix."""
     kind, rows = column.type, len(column)
     width = fixed_width(kind)
     if pa.types.is_boolean(kind):
@@ -157,7 +157,7 @@ def _decode_variable(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
 
 
 def _decode_fixed(codes: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Column of a uint8 matrix of codes."""
+    """Decode a uint8 matrix to a column."""
     rows, width = codes.shape
     if pa.types.is_boolean(kind):
         return pa.array(codes[:, 0] != 0)
@@ -174,7 +174,7 @@ def _decode_fixed(codes: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def _is_opaque(kind: pa.DataType) -> bool:
-    """Whether values are bytes already, in their order."""
+    """Whether values are stored as bytes already in key order."""
     return bool(pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind))
 
 

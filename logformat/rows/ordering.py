@@ -1,8 +1,8 @@
-"""Keys in order. numpy sorts numbers twenty times as fast as Arrow sorts strings, so numbers are made of the keys.
+"""Sorting of keys. numpy sorts numbers twenty times as fast as Arrow sorts strings, so keys are turned into numbers.
 
-Only bytes in which keys differ at all say anything of their order: of URLs with running numbers a few, whatever else
-they have in common. The first eight of them are one number. Where these are equal, the place among the others and the
-next bytes make another one, and so on.
+Only byte positions in which keys differ affect their order: for URLs with running numbers these are few, however long
+the common parts. The first eight such bytes form one number. Where these numbers are equal, the rank so far and the
+next bytes form another number, and so on.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from logformat.rows.keys import ROW
 
 _PASSES_MAX = 4
 _BYTES_MORE = 5
-"""Of a later number, behind the place among the others,"""
+"""Bytes of a later number after the rank,"""
 _KEYS_MAX = 1 << 24
-"""which has the other bytes."""
+"""which takes the other bytes."""
 _SPREAD_MAX = 16
-"""Between the shortest and the longest key; each byte more costs a pass over all keys."""
+"""Largest difference of key lengths; each byte of it costs a pass over all keys."""
 
 
 def in_order(keys: Octets) -> tuple[np.ndarray, np.ndarray]:
-    """Where each key stands if they are sorted; those that are equal stay in the order they came.
+    """Sort keys; equal keys keep their order.
 
     Args:
-        keys: At least two, of the :class:`KeyCodec`. None is the beginning of another, unless they are equal.
+        keys: At least two, from :class:`KeyCodec`. No key is a proper prefix of another.
 
     Returns:
-        Their places (int64), and for each but the first of the sorted keys whether it differs from the one before.
+        The places of the keys in sorted order (int64), and for each sorted key but the first, whether it differs from
+        the one before.
     """
     matrix = _padded(keys)
     if matrix is not None:
-        places = _telling(matrix)
+        places = _varying_columns(matrix)
         numbers = _numbers(matrix, places[:WORD])
         for nth in range(_PASSES_MAX):
             order = np.argsort(numbers)
@@ -44,7 +45,7 @@ def in_order(keys: Octets) -> tuple[np.ndarray, np.ndarray]:
                 return order, differs
             rest = places[WORD + _BYTES_MORE * nth :][:_BYTES_MORE]
             if not len(rest):
-                # Slower, and of no use while every key is there once.
+                # Stable sorting is slower, and only needed for equal keys.
                 return np.argsort(numbers, kind="stable"), differs
             ranks = np.zeros(len(order), np.uint64)
             ranks[order[1:]] = differs.cumsum()
@@ -56,7 +57,7 @@ def in_order(keys: Octets) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _padded(keys: Octets) -> np.ndarray | None:
-    """Keys as rows of a matrix, zeros behind shorter ones; None if they are too many, or too different in length."""
+    """Keys as rows of a matrix, padded with zeros; None if there are too many, or if their lengths differ too much."""
     if len(keys) > _KEYS_MAX:
         return None
     if keys.width is not None:
@@ -74,16 +75,16 @@ def _padded(keys: Octets) -> np.ndarray | None:
     return matrix
 
 
-def _telling(matrix: np.ndarray) -> np.ndarray:
-    """Columns that are not the same in all rows."""
+def _varying_columns(matrix: np.ndarray) -> np.ndarray:
+    """Columns that differ between rows."""
     width = matrix.shape[1]
     if width <= len(ROW) + WORD:
-        return np.arange(len(ROW), width)  # one number has them all, and every key begins alike
+        return np.arange(len(ROW), width)  # one number holds all bytes after the common first byte
     return np.flatnonzero(np.bitwise_or.reduce(matrix ^ matrix[0], axis=0))
 
 
 def _numbers(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Up to eight columns of a matrix of bytes as one column of numbers of the same order."""
+    """Up to eight columns of a byte matrix as one column of numbers of the same order."""
     padded = np.zeros((len(matrix), WORD), np.uint8)
     padded[:, WORD - len(places) :] = matrix[:, places]
     return padded.view(">u8").reshape(len(matrix)).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Columns of a stored type from Python values.
+"""Conversion of Python values to columns of a stored type.
 
 Each type takes values of a few Python types (``_TAKEN``), numpy's scalars of the same kind, and Arrow's scalars of
 what fits as Arrow data. pyarrow is asked only for what it does exactly: where it would round, cut or guess, the values
@@ -27,15 +27,15 @@ MISFITS = (
     *(ArithmeticError, BufferError, LookupError, NotImplementedError, TypeError, ValueError),
     pa.ArrowCapacityError,
 )
-"""What Python and pyarrow raise for values and types that do not fit."""
+"""Errors that Python and pyarrow raise for values and types that do not fit."""
 
 
 def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
-    """The values, None for null, as a column.
+    """Convert values to a column; None is null.
 
     Raises:
-        SchemaMismatch: A value is of another type than the column's, or does not fit.
-        MISFITS: A value does not fit, as pyarrow or Python found.
+        SchemaMismatch: A value has the wrong type for the column, or does not fit.
+        MISFITS: A value does not fit, as detected by pyarrow or Python.
     """
     kinds = set(map(type, values)) - {type(None)}
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
@@ -47,10 +47,10 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
 
 
 def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """Rows that have all columns, by one call of Arrow instead of one a column: each costs several microseconds.
+    """Convert rows that have all columns with one Arrow call instead of one a column: each call costs microseconds.
 
     Returns:
-        What :func:`column_of` would make of each column; None if one needs its care, or a value does not fit.
+        The same as :func:`column_of` for each column; None if a column needs that function, or a value does not fit.
     """
     try:
         for field in schema:
@@ -81,14 +81,14 @@ def _checked(kinds: set[type], taken: Kinds, but: Kinds = ()) -> set[type]:
     """Types of values, all of them among those taken."""
     for kind in kinds:
         if not issubclass(kind, taken) or issubclass(kind, but):
-            raise SchemaMismatch("A value has another type than the column.", given=kind.__name__)
+            raise SchemaMismatch("A value has a different type than the column.", given=kind.__name__)
     return kinds
 
 
 def _plain(values: list[Any], stored: pa.DataType, _: set[type]) -> pa.Array:
     column = pa.array(values, stored)
     if isinstance(column, pa.ChunkedArray):
-        raise SchemaMismatch("More than 2 GiB of one column in one batch; write fewer rows at a time.")
+        raise SchemaMismatch("One batch can't hold more than 2 GiB of a column; write fewer rows at a time.")
     return column
 
 
@@ -99,7 +99,7 @@ def _decimals(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Ar
 
 
 def _floats(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
-    """A float is the nearest there is but never infinite for that; an integer is there only as it is."""
+    """Convert to floats: a float becomes the nearest finite one of the type; an integer must convert exactly."""
     whole = any(issubclass(kind, (int, np.integer)) for kind in kinds)
     wide = pa.array([None if value is None else float(value) for value in values] if whole else values, pa.float64())
     column = wide if stored == wide.type else wide.cast(stored, safe=False)
@@ -108,17 +108,17 @@ def _floats(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Arra
     if whole:
         for value, found in zip(values, column.to_pylist(), strict=True):
             if isinstance(value, (int, np.integer)) and int(value) != found:
-                raise SchemaMismatch("An integer has no equal among the column's floats.", value=value)
+                raise SchemaMismatch("No float of the column equals this integer.", value=value)
     return column
 
 
 def _times(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
-    """Times and durations, from a column as fine as the values are."""
+    """Convert times and durations, through a column as fine as the values."""
     types = pa.types
-    # What derives from Python's types, as pandas' do, may be finer than they are.
+    # Subclasses of Python's types, such as pandas', may be finer than these.
     unit = "us" if kinds <= _EXACT or not any(map(_nanoseconds, values)) else "ns"
     if kinds and all(issubclass(kind, np.generic) for kind in kinds):
-        fine = None  # these tell their unit
+        fine = None  # numpy's scalars have their own unit
     elif types.is_duration(stored):
         fine = pa.duration(unit)
     elif types.is_time(stored):
@@ -129,7 +129,7 @@ def _times(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array
         _check_zones(values, zoned=stored.tz is not None)
     column = pa.array(values, fine)
     if column.null_count and column.null_count > values.count(None):
-        raise SchemaMismatch("NaT is no time; give None for null.")
+        raise SchemaMismatch("NaT is not a time; give None for null.")
     return as_type(column, stored)
 
 
@@ -139,7 +139,7 @@ def _nanoseconds(value: Any) -> Any:
 
 def _check_zones(values: list[Any], *, zoned: bool) -> None:
     if any(value is not None and (getattr(value, "tzinfo", None) is not None) != zoned for value in values):
-        raise SchemaMismatch("Times of this column have a time zone, or have none, throughout.")
+        raise SchemaMismatch("Either every time of this column has a time zone or none has; its type decides.")
 
 
 def _lists(values: list[Any], stored: pa.ListType, _: set[type]) -> pa.Array:
@@ -159,7 +159,7 @@ def _maps(values: list[Any], stored: pa.MapType, kinds: set[type]) -> pa.Array:
 def _structs(values: list[Any], stored: pa.StructType, _: set[type]) -> pa.Array:
     names = set(stored.names)
     if any(value is not None and value.keys() != names for value in values):
-        raise SchemaMismatch("A struct is a dict with exactly the fields of its type.", fields=stored.names)
+        raise SchemaMismatch("A struct must be a dict with exactly the fields of its type.", fields=stored.names)
     parts = [
         column_of([None if value is None else value[field.name] for value in values], field.type)
         for field in stored.fields
@@ -168,7 +168,7 @@ def _structs(values: list[Any], stored: pa.StructType, _: set[type]) -> pa.Array
 
 
 def _flattened(values: list[Any]) -> tuple[pa.Array, pa.Array, list[Any]]:
-    """Lengths of collections, which of them are null, and what is in them all."""
+    """The lengths of collections, which of them are null, and all their elements."""
     lengths = pa.array([0 if value is None else len(value) for value in values], pa.int64())
     return lengths, _nulls(values), [item for value in values if value is not None for item in value]
 
@@ -178,7 +178,7 @@ def _nulls(values: list[Any]) -> pa.Array:
 
 
 FEW = 8
-"""With more rows than these, columns are faster made one by one."""
+"""Up to this number of rows, one call for all columns is faster."""
 _NOTHING: frozenset[type] = frozenset()
 _ARROWS_OWN = {
     pa.bool_(): frozenset((bool, type(None))),
@@ -199,7 +199,7 @@ _ARROWS_OWN = {
         )
     },
 }
-"""Kinds of values that Arrow converts exactly, or refuses, by itself."""
+"""Types of values that Arrow itself converts exactly or refuses."""
 
 _EXACT = {dt.datetime, dt.time, dt.timedelta}
 _INTEGERS = (int, np.integer)

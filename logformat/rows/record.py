@@ -1,9 +1,8 @@
-"""Rows of columns as byte strings and back, whole columns at a time (docs/format.md, Record).
+"""Encoding of rows as byte strings, whole columns at a time (docs/format.md, Record).
 
-A record is ``null bitmap | fixed part | variable part``: every column has its place in the fixed part, where a
-variable one (string, binary, list, map, struct) keeps its length, and its bytes follow in the variable part. Nested
-values are records themselves, so one codec serves every type. Equal rows give equal bytes: what lies under a null is
-zero.
+A record is ``null bitmap | fixed part | variable part``: every column has its place in the fixed part, where a variable
+one (string, binary, list, map, struct) stores its length; its bytes follow in the variable part. Nested values are
+themselves records, so one codec serves every type. Equal rows have equal bytes: values under a null are zero.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class RecordCodec:
 
     Args:
         types: Stored types (``logformat.rows.schema``), in order.
-        head: Names and dtypes of fields before the bitmap, for whoever embeds records in something larger.
-        aligned: Records begin at multiples of 8 bytes; without a variable column, their size is one too.
+        head: Names and dtypes of fields before the bitmap, for callers that embed records in something larger.
+        aligned: Records begin at multiples of 8 bytes; without a variable column, their size is also such a multiple.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class RecordCodec:
         self.dtype = _in_words(plain) if aligned and not self._variable else plain
 
     def encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[np.ndarray, list[Octets]]:
-        """Fixed parts of ``rows`` records, head left zero, and the columns of the variable part."""
+        """Encode the fixed parts of ``rows`` records, with a zero head, and the columns of the variable part."""
         fixed = np.zeros(rows, self.dtype)
         variable = []
         for i, column in enumerate(columns):
@@ -62,7 +61,7 @@ class RecordCodec:
         return fixed, variable
 
     def encode_octets(self, columns: Sequence[pa.Array]) -> Octets:
-        """Whole records, one byte string a row; there is at least one column."""
+        """Encode whole records, one byte string for each row; there is at least one column."""
         fixed, variable = self.encode(columns, len(columns[0]))
         heads = Octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
         if not variable:
@@ -72,7 +71,7 @@ class RecordCodec:
     def decode(
         self, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: Iterable[int] | None = None
     ) -> list[pa.Array]:
-        """Columns of the records at ``flat[start:end]``, which lie in order and do not overlap.
+        """Decode the columns of the records at ``flat[start:end]``, which lie in order and do not overlap.
 
         Args:
             flat: uint8.
@@ -111,7 +110,7 @@ class RecordCodec:
 
 
 def _in_words(dtype: np.dtype) -> np.dtype:
-    """The same fields in an item of whole words."""
+    """The same fields in an item padded to whole words."""
     fields: Any = dtype.fields or {}
     formats, offsets = [field[0] for field in fields.values()], [field[1] for field in fields.values()]
     size = dtype.itemsize + -dtype.itemsize % WORD
@@ -242,7 +241,7 @@ def _decode_list(
     (values,) = RecordCodec([value_type]).decode(flat, inner_starts, inner_ends)
     if pa.types.is_map(kind):
         keys, items = values.flatten()
-        if keys.null_count:  # pyarrow would end the process
+        if keys.null_count:  # pyarrow would crash the process
             raise CorruptData("A key of a stored map is null; run `kvstore check`.")
         values = pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
     return pa.Array.from_buffers(kind, len(there), [_validity(nulls), pa.py_buffer(offsets)], children=[values])

@@ -1,8 +1,8 @@
-"""The value a row has in the index: ``checksum u32 | schema id u16 | record``, padded to 8 bytes (docs/format.md, Row).
+"""Value of a row in the index: ``checksum u32 | schema id u16 | record``, padded to 8 bytes (docs/format.md, Row).
 
-* A value holds the columns that are not in the key; the key holds the others.
+* A value holds the columns outside the key; the key holds the others.
 * A value is encoded with the schema of the change that wrote it, so a rebuilt index equals the live one.
-* Nothing is decoded before its checksum, which covers the key too, was found right.
+* Decoding reads nothing before it has verified the checksum, which also covers the key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RowCodec:
     """Codec of the values of one table.
 
     Args:
-        schemas: The columns outside the key, by schema id; each has those of the one before it, and new ones behind.
+        schemas: The columns outside the key, by schema id; each has the columns of the one before, then new ones.
     """
 
     def __init__(self, schemas: Mapping[SchemaId, pa.Schema]) -> None:
@@ -43,7 +43,7 @@ class RowCodec:
         Args:
             columns: The columns outside the key, in the order of the schema.
             key_sums: ``checksum.key_sums`` of the rows' keys.
-            schema_id: Which schema the columns follow.
+            schema_id: Schema of the columns.
 
         Returns:
             The values, and uint64 hashes whose low 32 bits are their checksums.
@@ -70,13 +70,13 @@ class RowCodec:
         """Columns of a batch of values, and the hashes of the rows.
 
         Args:
-            values: As LMDB holds them.
+            values: Values as LMDB stores them.
             key_sums: ``checksum.key_sums`` of the keys they were found under.
-            schema_id: The schema the caller wants; columns newer than a value are null.
-            names: Columns the caller wants, in this order; all if None.
+            schema_id: Schema of the result; columns newer than a value are null.
+            names: Columns to return, in this order; None for all.
 
         Raises:
-            CorruptData: A value is not what was written, or not under its key.
+            CorruptData: A value differs from what was written, or is under another key.
         """
         hashes = verified(values, key_sums)
         names = self._names[schema_id] if names is None else names
@@ -118,20 +118,20 @@ class RowCodec:
 
 
 def schema_ids(values: Octets) -> np.ndarray:
-    """Schema ids (uint16) that values were written with; to be believed once the values are verified."""
+    """Schema ids (uint16) of values; valid only if the values are verified."""
     starts, end = values.offsets[:-1], values.offsets[-1]
     return values.flat[:end].view("<u2")[starts // 2 + 2]
 
 
 def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:
-    """Hashes (uint64) of rows, once their checksums were found right.
+    """Verify the checksums of rows; returns their hashes (uint64).
 
     Args:
-        values: As LMDB holds them, the first at the beginning of ``flat``.
+        values: Values as LMDB stores them, the first at the beginning of ``flat``.
         key_sums: ``checksum.key_sums`` of the keys they were found under.
 
     Raises:
-        CorruptData: A value is not what was written, or not under its key.
+        CorruptData: A value differs from what was written, or is under another key.
     """
     lengths = values.lengths
     if not len(lengths):
@@ -144,7 +144,7 @@ def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:
     one_width = shortest == longest
     sums = value_sums(words.reshape(len(lengths), -1)) if one_width else value_sums(words, starts)
     stored = flat.view("<u4")[2 * starts]
-    # The sum was taken while the checksum was zero; it is linear, so the checksum's share is taken out again.
+    # The checksum field was zero when the sum was taken. The sum is linear, so subtract the field's share.
     hashes = mix(key_sums + sums - stored * FIRST_WORD_WEIGHT)
     wrong = (hashes & _LOW) != stored
     if wrong.any():

@@ -1,8 +1,8 @@
-"""What a table's columns may be, how foreign types become ours, and how a schema is written as JSON.
+"""Types of a table's columns, normalisation of given types, and the JSON form of a schema.
 
-* A stored schema holds only the types of ``_PLAIN`` and lists, maps and structs of them: every other type that carries
-  the same values (dictionary, large, view …) is normalised to one of these, anything else is refused by name.
-* Key columns are never null. Timestamps with a zone are UTC.
+* A stored schema has only the types of ``_PLAIN`` and lists, maps and structs of them: other types that carry the same
+  values (dictionary, large, view …) are normalised to these, all others are refused by name.
+* Key columns are never null. Timestamps with a time zone are UTC.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESERVED_NAMES = frozenset(
     (
         *("_bucket", "_log_offset", "_change_type", "_commit_timestamp", "_commit_version", "_found"),
         "_schema_id",
-        *("__offset", "__timestamp", "__bucket"),  # Fluss's, so that a table can go there and back
+        *("__offset", "__timestamp", "__bucket"),  # Fluss's names, so that a table can be copied there and back
     )
 )
 
@@ -40,30 +40,30 @@ _PLAIN = {
 
 
 def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
-    """The schema a table stores for the one its user gave.
+    """The schema that a table stores for a given one.
 
     Args:
         schema: Columns as the user names and types them.
         primary_key: Names of the key columns, which become not null.
 
     Raises:
-        InvalidRequest: A name or type can't be stored, or the key names no column, a float or a nested one.
+        InvalidRequest: A name or type can't be stored, or the key names a missing, float or nested column.
     """
     if not isinstance(schema, pa.Schema):
-        raise InvalidRequest("A table's schema is a pyarrow.Schema.", given=type(schema).__name__)
+        raise InvalidRequest("A table's schema must be a pyarrow.Schema.", given=type(schema).__name__)
     names = schema.names
     if not names or len(names) > COLUMNS_MAX:
-        raise InvalidRequest(f"A table has 1 to {COLUMNS_MAX} columns; give it others.", columns=len(names))
+        raise InvalidRequest(f"A table must have 1 to {COLUMNS_MAX} columns.", columns=len(names))
     for name in names:
         _check_name(name)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest("Every column needs a name of its own.", column=twice)
+        raise InvalidRequest("Column names must be unique.", column=twice)
     if len(set(primary_key)) < len(primary_key):
-        raise InvalidRequest("A column stands in the primary key only once.", primary_key=list(primary_key))
+        raise InvalidRequest("The primary key names a column twice.", primary_key=list(primary_key))
     for name in primary_key:
         if name not in names:
-            raise InvalidRequest("The primary key names a column the schema does not have.", column=name)
+            raise InvalidRequest("The primary key names a column that the schema does not have.", column=name)
     fields = []
     for field in schema:
         stored = pa.field(field.name, normalise_type(field.type, field.name), field.nullable)
@@ -83,11 +83,11 @@ def normalise_type(given: pa.DataType, column: str = "", depth: int = 0) -> pa.D
     """The stored type that carries the values of ``given``.
 
     Raises:
-        InvalidRequest: There is none.
+        InvalidRequest: No stored type does.
     """
     types = pa.types
     if depth > NESTING_MAX:
-        raise InvalidRequest(f"Types nest at most {NESTING_MAX} deep.", column=column)
+        raise InvalidRequest(f"Types can nest at most {NESTING_MAX} deep.", column=column)
     if str(given) in _PLAIN:
         return given
     if types.is_dictionary(given):
@@ -114,11 +114,11 @@ def normalise_type(given: pa.DataType, column: str = "", depth: int = 0) -> pa.D
         inner = [given.field(i) for i in range(given.num_fields)]
         if inner and len({field.name for field in inner}) == len(inner):
             return pa.struct([_normalise_field(field, column, depth) for field in inner])
-    raise InvalidRequest("A table can't store this type; docs/types.md lists those it can.", column=column, type=given)
+    raise InvalidRequest("A table can't store this type; docs/types.md lists the types.", column=column, type=given)
 
 
 def is_list_like(given: pa.DataType) -> bool:
-    """Whether the type is any of Arrow's lists; a map is none."""
+    """Whether the type is one of Arrow's list types; a map is not."""
     types = pa.types
     return bool(
         types.is_list(given)
@@ -145,10 +145,10 @@ def to_json(schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def from_json(columns: Sequence[dict[str, Any]]) -> pa.Schema:
-    """The schema that :func:`to_json` wrote.
+    """Decode a stored schema.
 
     Raises:
-        UnsupportedVersion: It holds something else.
+        UnsupportedVersion: A newer version wrote it.
     """
     return pa.schema([_field_from_json(column, 0) for column in columns])
 
@@ -163,7 +163,8 @@ def _check_name(name: str, *, nested: bool = False) -> None:
         raise InvalidRequest("This column name is reserved or empty; choose another.", column=name)
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX or not name.isprintable():
         raise InvalidRequest(
-            f"A column name is at most {NAME_BYTES_MAX} bytes of printable text; choose another.", column=ascii(name)
+            f"A column name must be at most {NAME_BYTES_MAX} bytes of printable text; choose another.",
+            column=ascii(name),
         )
 
 
@@ -190,7 +191,7 @@ def _field_from_json(column: Any, depth: int) -> pa.Field:
     match column:
         case {"name": str(name), "type": written, "nullable": bool(nullable)} if depth <= NESTING_MAX:
             return pa.field(name, _type_from_json(written, depth + 1), nullable)
-    raise UnsupportedVersion("A stored schema holds a column this kvstore does not know; upgrade.", depth=depth)
+    raise UnsupportedVersion("A stored schema has a column unknown to this version; upgrade kvstore.", depth=depth)
 
 
 def _type_from_json(written: Any, depth: int) -> pa.DataType:
@@ -208,5 +209,5 @@ def _type_from_json(written: Any, depth: int) -> pa.DataType:
         case {"struct": [*fields]}:
             return pa.struct([_field_from_json(field, depth) for field in fields])
     raise UnsupportedVersion(
-        "A stored schema holds a type this kvstore does not know; upgrade.", type=repr(written)[:100]
+        "A stored schema has a type unknown to this version; upgrade kvstore.", type=repr(written)[:100]
     )

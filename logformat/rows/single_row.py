@@ -1,7 +1,7 @@
-"""One key and one row without Arrow or numpy, a call of which costs more than all that is done here.
+"""Codec of single keys and rows without Arrow or numpy, where one call costs more than everything here.
 
-Only for tables whose columns Python's ``struct`` knows, or are strings or bytes. The encoded bytes are those of
-``logformat.rows.keys`` and ``logformat.rows.rows``, which are for whole columns and every type.
+Only for tables whose columns Python's ``struct`` supports, or are strings or bytes. The bytes are the same as those of
+``logformat.rows.keys`` and ``logformat.rows.rows``, which handle whole columns and every type.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LENGTH = "I"
 
 
 class SingleRowCodec:
-    """Codec of a table's rows, one by one.
+    """Codec of a table's rows, one at a time.
 
     Args:
-        schemas: All columns by schema id; see ``supports`` for what they may be.
+        schemas: All columns by schema id; see ``supports`` for the types allowed.
         key: Names of the key's columns, in key order.
     """
 
@@ -49,16 +49,16 @@ class SingleRowCodec:
 
     @staticmethod
     def supports(schemas: Mapping[SchemaId, pa.Schema], key: Sequence[str]) -> bool:
-        """Whether rows of such a table can be taken so."""
+        """Whether this codec supports the rows of such a table."""
         schema = schemas[max(schemas)]
         keys = all(schema.field(name).type in (*_INTEGERS, *_TEXTS) for name in key)
         return keys and all(field.type in (*_CODES, *_TEXTS) for field in schema)
 
     def encode_key(self, key: Any) -> bytes | None:
-        """Code of a key: a value, or a tuple in key order.
+        """Encode a key: a value, or a tuple in key order.
 
         Returns:
-            None if it needs a closer look: it is of another type, or does not fit.
+            None if the key needs the general codec: its type differs, or it does not fit.
         """
         values = key if type(key) is tuple else (key,)
         if len(values) != len(self._key):
@@ -72,19 +72,19 @@ class SingleRowCodec:
         return code if len(code) <= KEY_BYTES_MAX else None
 
     def knows(self, value: bytes) -> bool:
-        """Whether a value was written with a schema that is known here; else the catalog has gone on."""
+        """Whether a value's schema is known here; otherwise the catalog has a newer one."""
         return int.from_bytes(value[4 : _HEAD.size], "little") <= self._schema_id
 
     def decode(self, key: Any, code: bytes, value: bytes) -> dict[str, Any]:
-        """The row of a key as Python values, in the order of the current schema.
+        """Decode the row of a key to Python values, in the order of the current schema.
 
         Args:
-            key: As :meth:`encode_key` took it.
-            code: What it made of it.
-            value: As LMDB holds it.
+            key: The key, as given to :meth:`encode_key`.
+            code: Its code, as returned.
+            value: The value as LMDB stores it.
 
         Raises:
-            CorruptData: The value is not what was written, or not under its key.
+            CorruptData: The value differs from what was written, or is under another key.
         """
         if len(value) < WORD or len(value) % WORD:
             raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=len(value))
@@ -97,7 +97,7 @@ class SingleRowCodec:
         row = [*key] if type(key) is tuple else [key]
         row += values.decode(value)
         if len(row) < self._count:
-            row += [None] * (self._count - len(row))  # it is older than the last columns
+            row += [None] * (self._count - len(row))  # the value is older than the last columns
         return dict(zip(self._schema_names, self._in_order(row), strict=True))
 
 
@@ -130,7 +130,7 @@ class _KeyPart:
 
 
 class _Values:
-    """The columns outside the key, as one schema has them."""
+    """The columns outside the key, in one schema."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self._nulls_none = bytes((len(types) + 7) // 8)
@@ -139,7 +139,7 @@ class _Values:
         self._texts = [(nth, kind == pa.string()) for nth, kind in enumerate(types) if kind in _TEXTS]
 
     def decode(self, value: bytes) -> list[Any]:
-        """Raises CorruptData: It does not have what the schema says."""
+        """Decode a value; raises CorruptData if it does not fit the schema."""
         place = self._fixed.size
         if place > len(value):
             raise CorruptData("A stored record is cut short; run `kvstore check`.")

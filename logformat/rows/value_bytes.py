@@ -1,4 +1,4 @@
-"""How many bytes rows take, whatever buffers they lie in."""
+"""Size of rows in bytes, independent of the buffers that hold them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from logformat.rows.schema import fixed_width, is_variable
 
 
 def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
-    """About how many bytes each row takes: a matter of its values, not of the buffers they are in."""
+    """Approximate bytes of each row; depends only on its values, not on their buffers."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         sizes += _bytes_of(column)

@@ -1,4 +1,4 @@
-"""Bytes that something happened to."""
+"""Damaged byte strings."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def bit_flips(data: bytes, start: int = 0) -> Iterator[bytes]:
 
 
 def cuts(data: bytes) -> Iterator[bytes]:
-    """Every beginning of ``data``, from none of it to all but its last byte."""
+    """Every proper prefix of ``data``."""
     return (data[:length] for length in range(len(data)))

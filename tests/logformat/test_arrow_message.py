@@ -30,12 +30,12 @@ def decoded(message: bytes, schema: pa.Schema, columns: list[str] | None = None)
 
 
 def body_of(message: bytes) -> int:
-    """Where the buffers of a message begin."""
+    """Position of the buffers in a message."""
     return 8 + int(struct.unpack_from("<I", message, 4)[0])
 
 
 def buffer_list_of(message: bytes) -> int:
-    """Where the places and lengths of the four buffers of NUMBERS, compressed, stand in the head of their message."""
+    """Position of the buffer list in the head of the message of NUMBERS, compressed: four positions and lengths."""
     for place in range(0, body_of(message) - 63, 4):
         buffers = struct.unpack_from("<8q", message, place)
         if buffers[:3] == (0, 0, 0) and 0 < buffers[3] <= buffers[4] == buffers[6] and buffers[5] == 0 < buffers[7]:
@@ -44,14 +44,16 @@ def buffer_list_of(message: bytes) -> int:
 
 
 @given(record_batches(), st.sampled_from(COMPRESSIONS), st.data())
-def test_the_wanted_columns_of_any_rows_come_back(rows: pa.RecordBatch, compression: Any, data: st.DataObject) -> None:
+def test_selected_columns_of_any_rows_survive_a_round_trip(
+    rows: pa.RecordBatch, compression: Any, data: st.DataObject
+) -> None:
     names = data.draw(st.none() | projections(rows.schema))
     found = decoded(encoded(rows, compression), rows.schema, names)
     assert len(found) == len(rows)
     assert contents(found) == contents(rows if names is None else rows.select(names))
 
 
-def test_columns_without_compression_are_views_of_the_message() -> None:
+def test_uncompressed_columns_are_views_of_the_message() -> None:
     message = arrow_message.encode(NUMBERS)
     rows = arrow_message.decode(memoryview(message), NUMBERS.schema)
     for column in rows.columns:
@@ -59,7 +61,7 @@ def test_columns_without_compression_are_views_of_the_message() -> None:
 
 
 @compressed
-def test_columns_nobody_asked_for_are_not_decompressed(compression: str) -> None:
+def test_columns_that_are_not_selected_are_not_decompressed(compression: str) -> None:
     message = bytearray(encoded(NUMBERS, compression))
     second = message.rindex(struct.pack("<q", 8000)) + 8
     message[second : second + 4] = b"\xff" * 4
@@ -72,7 +74,7 @@ class TestBombs:
     @compressed
     @pytest.mark.parametrize("columns", [None, ["a"], ["b"]], ids=["all", "a", "b"])
     @pytest.mark.parametrize("promised", [RAW_BYTES_MAX + 1, 2**40, 2**63 - 1])
-    def test_a_buffer_that_promises_too_much_is_refused(
+    def test_a_buffer_that_claims_too_much_is_refused(
         self, compression: str, columns: list[str] | None, promised: int
     ) -> None:
         message = bytearray(encoded(NUMBERS, compression))
@@ -82,7 +84,7 @@ class TestBombs:
         assert refused.value.where["raw_bytes"] >= promised
 
     @compressed
-    def test_buffers_that_promise_too_much_together_are_refused(self, compression: str) -> None:
+    def test_buffers_that_together_claim_too_much_are_refused(self, compression: str) -> None:
         message = encoded(NUMBERS, compression).replace(
             struct.pack("<q", 8000), struct.pack("<q", RAW_BYTES_MAX // 2 + 1)
         )
@@ -93,7 +95,7 @@ class TestBombs:
     def test_a_buffer_of_negative_length_does_not_make_room_for_another(self) -> None:
         message = bytearray(encoded(NUMBERS, "zstd"))
         body, buffers = body_of(message), buffer_list_of(message)
-        struct.pack_into("<q", message, body, -1)  # column a is not compressed, it says,
+        struct.pack_into("<q", message, body, -1)  # with this length
         struct.pack_into("<q", message, buffers + 24, -(2**40))  # and of this length
         struct.pack_into("<q", message, body + struct.unpack_from("<q", message, buffers + 48)[0], 2**36)
         allocated = pa.default_memory_pool().max_memory()
@@ -106,7 +108,7 @@ class TestDamage:
     ROWS = pa.record_batch([[1, None], ["one", None], [[1], None]], names=["n", "s", "l"])
 
     @pytest.mark.parametrize("compression", COMPRESSIONS)
-    def test_a_message_cut_anywhere_but_in_its_padding_is_refused(self, compression: Any) -> None:
+    def test_a_message_cut_before_its_padding_is_refused(self, compression: Any) -> None:
         message = encoded(self.ROWS, compression)
         for damaged in cuts(message):
             try:
@@ -131,6 +133,6 @@ class TestDamage:
             with pytest.raises(CorruptBatch):
                 decoded(head + message, self.ROWS.schema)
 
-    def test_a_schema_is_no_record_batch(self) -> None:
+    def test_a_schema_message_is_refused(self) -> None:
         with pytest.raises(CorruptBatch):
             decoded(self.ROWS.schema.serialize().to_pybytes(), self.ROWS.schema)

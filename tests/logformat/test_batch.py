@@ -32,7 +32,7 @@ from tests.support.strategies import SCALAR_TYPES, contents, projections, record
 MAGICS = [0, 1, 2, 3]
 COMPRESSIONS = [None, "lz4", "zstd"]
 
-# Of each magic; Fluss asserts those of 0 to 2 in its LogRecordBatchFormatTest.
+# By magic; Fluss asserts those of 0 to 2 in its LogRecordBatchFormatTest.
 HEADER_BYTES = [48, 52, 56, 96]
 EMPTY_BYTES = [48, 52, 56, 128]
 CRC_POSITION = [21, 21, 25, 16]
@@ -80,14 +80,14 @@ every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
 
 
 def sealed(batch: bytes, magic: int) -> bytes:
-    """The batch with the checksum its bytes ought to have."""
+    """The batch with a checksum that matches its bytes."""
     place = CRC_POSITION[magic]
     crc = crc32c(batch[place + 4 :], crc32c(batch[:place]) if magic == 3 else 0)
     return batch[:place] + struct.pack("<I", crc) + batch[place + 4 :]
 
 
 def patched(batch: bytes, magic: int, place: int, kind: str, value: int) -> bytes:
-    """The batch with one field of its header overwritten, and the checksum set right."""
+    """The batch with one field of its header overwritten, and a matching checksum."""
     damaged = bytearray(batch)
     struct.pack_into(f"<{kind}", damaged, place, value)
     return sealed(bytes(damaged), magic)
@@ -136,7 +136,7 @@ ONLY_IN_3 = ("writer_epoch", "durable_end", "table_id", "bucket_id")
 
 class TestRoundTrip:
     @given(batches(), st.sampled_from(MAGICS), st.sampled_from(COMPRESSIONS))
-    def test_a_batch_is_decoded_as_it_was_encoded_but_for_what_its_magic_lacks(
+    def test_a_batch_survives_a_round_trip_except_fields_its_magic_lacks(
         self, batch: LogBatch, magic: int, compression: Any
     ) -> None:
         decoded, default = decode_batch(encode_batch(batch, magic, compression), batch.rows.schema), BatchHeader()
@@ -146,14 +146,14 @@ class TestRoundTrip:
         assert (decoded.record_count, decoded.magic) == (len(batch.rows), magic)
         for name in IN_EVERY_MAGIC:
             assert getattr(decoded, name) == getattr(batch, name)
-        # What a magic does not have gets its default.
+        # Fields that a magic lacks get their defaults.
         assert decoded.statistics == (batch.statistics if magic > 0 else b"")
         assert decoded.leader_epoch == (batch if magic > 1 else default).leader_epoch
         for name in ONLY_IN_3:
             assert getattr(decoded, name) == getattr(batch if magic == 3 else default, name)
 
     @given(batches(), st.sampled_from(MAGICS), st.sampled_from(COMPRESSIONS), st.data())
-    def test_a_projection_holds_the_wanted_columns_in_the_wanted_order(
+    def test_a_projection_has_the_selected_columns_in_order(
         self, batch: LogBatch, magic: int, compression: Any, data: st.DataObject
     ) -> None:
         names = data.draw(projections(batch.rows.schema))
@@ -165,23 +165,23 @@ class TestRoundTrip:
 
     @settings(max_examples=settings().max_examples // 5)
     @given(record_batches(pa.schema([(f"c{i}", kind) for i, kind in enumerate(SCALAR_TYPES)])))
-    def test_every_type_without_children_comes_back(self, rows: pa.RecordBatch) -> None:
+    def test_every_type_without_children_survives_a_round_trip(self, rows: pa.RecordBatch) -> None:
         batch = LogBatch(rows=rows, attributes=APPEND_ONLY)
         assert contents(decode_batch(encode_batch(batch), rows.schema).rows) == contents(rows)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
-    def test_a_batch_is_read_from_any_buffer(self, kind: Callable[[bytes], Any]) -> None:
+    def test_a_batch_is_decoded_from_any_buffer(self, kind: Callable[[bytes], Any]) -> None:
         assert decode_batch(kind(encode_batch(BATCH)), SCHEMA).rows == ROWS
 
     @given(batches(), st.sampled_from(MAGICS), st.binary(max_size=100))
-    def test_what_follows_a_batch_is_left_alone(self, batch: LogBatch, magic: int, behind: bytes) -> None:
+    def test_bytes_after_a_batch_are_ignored(self, batch: LogBatch, magic: int, rest: bytes) -> None:
         encoded = encode_batch(batch, magic)
-        once, again = (decode_batch(data, batch.rows.schema) for data in (encoded, encoded + behind))
+        once, again = (decode_batch(data, batch.rows.schema) for data in (encoded, encoded + rest))
         assert again.size == once.size == len(encoded)
         assert contents(again.rows) == contents(once.rows)
 
     @every_magic
-    def test_the_pieces_of_a_batch_are_the_batch(self, magic: int) -> None:
+    def test_the_pieces_of_a_batch_join_to_the_batch(self, magic: int) -> None:
         assert b"".join(encode_parts(BATCH, magic)) == encode_batch(BATCH, magic)
 
     def test_batches_are_equal_if_header_changes_rows_and_statistics_are(self) -> None:
@@ -212,7 +212,7 @@ class TestOffsets:
         assert decoded.rows.schema == SCHEMA
 
     @every_magic
-    def test_the_last_offset_of_all_may_be_taken_but_not_passed(self, magic: int) -> None:
+    def test_the_last_of_all_offsets_may_be_taken_but_not_exceeded(self, magic: int) -> None:
         encoded = encode_batch(EMPTY, magic)
         last = patched(encoded, magic, 0, "q", 2**63 - 2)
         assert decode_batch(last, SCHEMA).next_offset == 2**63 - 1
@@ -233,7 +233,7 @@ class TestChangeTypes:
         assert decode_batch(appending, SCHEMA).change_types.tolist() == [ChangeType.APPEND] * 3
 
     @pytest.mark.parametrize("count", [0, 2, 4])
-    def test_there_must_be_one_change_type_a_row(self, count: int) -> None:
+    def test_each_row_needs_one_change_type(self, count: int) -> None:
         with pytest.raises(InvalidRequest):
             encode_batch(LogBatch(rows=ROWS, change_types=np.ones(count, np.uint8)))
 
@@ -246,7 +246,7 @@ class TestChangeTypes:
 
 class TestLayout:
     @every_magic
-    def test_every_field_stands_in_its_place(self, magic: int) -> None:
+    def test_every_field_is_at_its_documented_place(self, magic: int) -> None:
         values = {name: 2 * (i + 1) for i, name in enumerate(FIELDS[magic])}
         statistics = b"statistics" if magic else b""
         encoded = encode_batch(LogBatch(**values, rows=ROWS, change_types=CHANGES, statistics=statistics), magic)
@@ -295,14 +295,14 @@ class TestLayout:
 class TestDamage:
     @pytest.mark.parametrize("batch", [EMPTY, BATCH], ids=["empty", "rows"])
     @every_compression
-    def test_every_flipped_bit_of_magic_3_is_found(self, batch: LogBatch, compression: Any) -> None:
+    def test_every_flipped_bit_of_magic_3_is_detected(self, batch: LogBatch, compression: Any) -> None:
         for damaged in bit_flips(encode_batch(batch, 3, compression)):
             with pytest.raises(CorruptBatch):
                 decode_batch(damaged, SCHEMA)
 
     @pytest.mark.parametrize("batch", [EMPTY, BATCH], ids=["empty", "rows"])
     @pytest.mark.parametrize("magic", [0, 1, 2])
-    def test_every_flipped_bit_from_the_checksum_on_is_found(self, batch: LogBatch, magic: int) -> None:
+    def test_every_flipped_bit_after_the_checksum_is_detected(self, batch: LogBatch, magic: int) -> None:
         for damaged in bit_flips(encode_batch(batch, magic), CRC_POSITION[magic]):
             with pytest.raises(CorruptBatch):
                 decode_batch(damaged, SCHEMA)
@@ -316,7 +316,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("batch", [EMPTY, BATCH], ids=["empty", "rows"])
     @every_magic
-    def test_a_batch_cut_under_a_right_length_and_checksum_is_refused_or_harmless(
+    def test_a_batch_cut_under_a_correct_length_and_checksum_is_refused_or_harmless(
         self, batch: LogBatch, magic: int
     ) -> None:
         encoded = encode_batch(batch, magic)
@@ -332,7 +332,7 @@ class TestDamage:
         decodes_or_is_refused(sealed(bytes(framed), magic))
 
     @given(batches(), st.sampled_from(MAGICS), st.sampled_from(COMPRESSIONS), st.data())
-    def test_damage_under_a_right_checksum_is_refused_or_harmless(
+    def test_damage_under_a_correct_checksum_is_refused_or_harmless(
         self, batch: LogBatch, magic: int, compression: Any, data: st.DataObject
     ) -> None:
         damaged = bytearray(encode_batch(batch, magic, compression))
@@ -345,7 +345,7 @@ class TestDamage:
     @pytest.mark.parametrize("magic", [0, 3])
     @every_compression
     @pytest.mark.parametrize("columns", [None, ["s"]], ids=["all", "one"])
-    def test_a_wrong_byte_anywhere_under_a_right_checksum_is_refused_or_harmless(
+    def test_a_wrong_byte_anywhere_under_a_correct_checksum_is_refused_or_harmless(
         self, magic: int, compression: Any, columns: list[str] | None
     ) -> None:
         encoded = encode_batch(BATCH, magic, compression)
@@ -356,13 +356,13 @@ class TestDamage:
 
     @every_magic
     @pytest.mark.parametrize("other", [*MAGICS, 4, 127, 255])
-    def test_a_batch_of_one_magic_is_none_of_another(self, magic: int, other: int) -> None:
+    def test_a_batch_of_one_magic_is_not_a_batch_of_another(self, magic: int, other: int) -> None:
         encoded = encode_batch(BATCH, magic)
         if other != magic:
             with pytest.raises(CorruptBatch):
                 decode_batch(encoded[:12] + bytes([other]) + encoded[13:], SCHEMA)
 
-    def test_text_that_is_none_is_refused_unless_the_bytes_are_our_own(self) -> None:
+    def test_invalid_text_is_refused_unless_validation_is_off(self) -> None:
         encoded = encode_batch(BATCH)
         damaged = sealed(encoded.replace(b"zwei", b"z\xffei"), 3)
         with pytest.raises(CorruptBatch):
@@ -377,7 +377,7 @@ class TestDamage:
 class TestLimits:
     @every_magic
     @pytest.mark.parametrize("length", [-(2**31), -13, -12, -1, 0, 30, BATCH_BYTES_MAX - 11, 2**31 - 1])
-    def test_a_length_no_batch_has_is_refused_whatever_follows(self, magic: int, length: int) -> None:
+    def test_an_impossible_length_is_refused_whatever_follows(self, magic: int, length: int) -> None:
         damaged = bytearray(encode_batch(BATCH, magic))
         struct.pack_into("<i", damaged, 8, length)
         with pytest.raises(CorruptBatch):
@@ -385,14 +385,14 @@ class TestLimits:
 
     @every_magic
     @pytest.mark.parametrize("count", [-(2**31), -1, 0, 2, 4, RECORDS_MAX + 1, 2**31 - 1])
-    def test_a_record_count_that_is_not_the_number_of_rows_is_refused(self, magic: int, count: int) -> None:
+    def test_a_record_count_other_than_the_number_of_rows_is_refused(self, magic: int, count: int) -> None:
         encoded = encode_batch(BATCH, magic)
         delta = FIELDS[magic]["last_offset_delta"][0]
         damaged = patched(encoded, magic, delta, "i", 2**31 - 1)
         damaged = patched(damaged, magic, RECORD_COUNT_POSITION[magic], "i", count)
         if not 0 <= count <= RECORDS_MAX:
             with pytest.raises(CorruptBatch):
-                decode_header(damaged)  # before anything is allocated for so many
+                decode_header(damaged)  # before anything of that size is allocated
         elif count:
             with pytest.raises(CorruptBatch):
                 decode_batch(damaged, SCHEMA)
@@ -401,7 +401,7 @@ class TestLimits:
 
     @every_magic
     @pytest.mark.parametrize("delta", [-(2**31), -1, 0, 1])
-    def test_a_delta_less_than_the_records_need_is_refused(self, magic: int, delta: int) -> None:
+    def test_a_delta_too_small_for_the_records_is_refused(self, magic: int, delta: int) -> None:
         place = FIELDS[magic]["last_offset_delta"][0]
         with pytest.raises(CorruptBatch):
             decode_batch(patched(encode_batch(BATCH, magic), magic, place, "i", delta), SCHEMA)
@@ -421,7 +421,7 @@ class TestLimits:
                 decode_batch(patched(encode_batch(batch, magic), magic, place, "i", length), SCHEMA)
 
     @pytest.mark.parametrize("position", [0, 1, 64, 127, 129, 192, 1 << 20, 2**32 - 64])
-    def test_rows_that_begin_elsewhere_are_refused(self, position: int) -> None:
+    def test_rows_at_a_wrong_place_are_refused(self, position: int) -> None:
         with pytest.raises(CorruptBatch):
             decode_batch(patched(encode_batch(BATCH), 3, RECORDS_POSITION, "I", position), SCHEMA)
 
@@ -434,7 +434,7 @@ class TestLimits:
     @pytest.mark.parametrize("columns", [None, ["n"]], ids=["all", "one"])
     @every_magic
     @pytest.mark.parametrize("promised", [2**30 + 1, 2**40, 2**62])
-    def test_a_decompression_bomb_is_refused_before_it_goes_off(
+    def test_a_decompression_bomb_is_refused_before_decompression(
         self, columns: list[str] | None, magic: int, promised: int
     ) -> None:
         schema = pa.schema([("n", pa.int64())])

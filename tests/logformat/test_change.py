@@ -16,13 +16,13 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("code", "short", "word"), FORMS)
-def test_code_short_form_and_word_are_the_same_change(code: int, short: str, word: str) -> None:
+def test_code_short_form_and_word_name_the_same_change(code: int, short: str, word: str) -> None:
     change = ChangeType(code)
     assert ChangeType(short) is ChangeType(word) is change
     assert (int(change), change.short, change.word, str(change)) == (code, short, word, short)
 
 
-def test_there_are_no_other_changes() -> None:
+def test_other_names_are_not_changes() -> None:
     assert [int(change) for change in ChangeType] == [code for code, _, _ in FORMS]
     for unknown in (5, -1, "", "+X", "INSERT", None):
         with pytest.raises(ValueError, match="is not a valid ChangeType"):

@@ -25,7 +25,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-def test_operations_keep_their_order_and_a_delete_needs_its_key_only(operations: list[Any]) -> None:
+def test_operations_keep_their_order_and_a_delete_needs_only_its_key(operations: list[Any]) -> None:
     changes = Changes.of(operations, SCHEMA)
     assert len(changes) == len(operations)
     assert changes.is_delete.to_pylist() == [word == "delete" for word, _ in operations]
@@ -68,7 +68,7 @@ def test_every_row_is_an_upsert_or_a_delete(is_delete: list[bool | None]) -> Non
         Changes(pa.record_batch([[1, 2]], names=["k"]), pa.array(is_delete, pa.bool_()))
 
 
-class TestMadeByHand:
+class TestArguments:
     ROWS = pa.record_batch([[1, 2]], names=["k"])
 
     @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ class TestMadeByHand:
             pa.chunked_array([[True, False, True]]).slice(1),
         ],
     )
-    def test_booleans_of_any_make_become_one_array(self, given: Any) -> None:
+    def test_booleans_of_any_kind_become_one_array(self, given: Any) -> None:
         assert Changes(self.ROWS, given).is_delete.equals(pa.array([False, True]))
 
     @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ class TestMadeByHand:
             None,
         ],
     )
-    def test_whatever_else_is_refused(self, given: Any) -> None:
+    def test_other_values_of_is_delete_are_refused(self, given: Any) -> None:
         with pytest.raises(SchemaMismatch):
             Changes(self.ROWS, given)
 
     @pytest.mark.parametrize("rows", [None, [{"k": 1}], {"k": [1]}, pa.table({"k": [1]}), pa.array([1])])
-    def test_rows_are_one_record_batch(self, rows: Any) -> None:
+    def test_rows_must_be_one_record_batch(self, rows: Any) -> None:
         with pytest.raises(SchemaMismatch, match="RecordBatch"):
             Changes(rows, pa.array([False]))
 
@@ -122,12 +122,12 @@ class TestMadeByHand:
             [("insert", ROW)],
         ],
     )
-    def test_operations_are_pairs(self, operations: Any) -> None:
+    def test_operations_must_be_pairs(self, operations: Any) -> None:
         with pytest.raises(SchemaMismatch, match="pair"):
             Changes.of(operations, SCHEMA)
 
     @pytest.mark.parametrize("schema", [None, ["k"], {"k": pa.int64()}])
-    def test_a_schema_is_a_schema(self, schema: Any) -> None:
+    def test_a_schema_must_be_a_schema(self, schema: Any) -> None:
         with pytest.raises(InvalidRequest, match=r"pyarrow\.Schema"):
             Changes.of([], schema)
 
@@ -144,11 +144,11 @@ class TestConform:
             Changes.of([("upsert", ROW), (word, ROW | {"k": None})], SCHEMA).conform(SCHEMA, ["k"])
         assert refused.value.where["column"] == "k"
 
-    def test_a_null_key_is_refused_even_if_its_column_may_be_null(self) -> None:
+    def test_a_null_key_is_refused_even_in_a_nullable_column(self) -> None:
         with pytest.raises(SchemaMismatch):
             Changes.of([("delete", {"s": None})], SCHEMA).conform(SCHEMA, ["s"])
 
-    def test_a_null_matters_in_an_upsert_but_not_in_a_delete(self) -> None:
+    def test_a_null_counts_in_an_upsert_but_not_in_a_delete(self) -> None:
         fine = Changes.of([("upsert", ROW), ("delete", ROW | {"n": None})], SCHEMA)
         assert fine.conform(SCHEMA, ["k"]).rows.to_pylist()[1]["n"] is None
         with pytest.raises(SchemaMismatch) as refused:

@@ -25,12 +25,12 @@ def sums_of(keys: list[bytes]) -> list[int]:
         (bytes(range(32)), 0x46DD794E),
     ],
 )
-def test_crc32c_is_that_of_rfc_3720(data: bytes, crc: int) -> None:
+def test_crc32c_follows_rfc_3720(data: bytes, crc: int) -> None:
     assert crc32c(data) == crc
 
 
 @given(st.binary(), st.binary())
-def test_a_crc_goes_on_where_another_ended(first: bytes, second: bytes) -> None:
+def test_a_crc_continues_another(first: bytes, second: bytes) -> None:
     assert crc32c(second, crc32c(first)) == crc32c(first + second)
 
 
@@ -61,18 +61,18 @@ class TestFrozen:
 
 class TestKeys:
     @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6))
-    def test_a_sum_does_not_depend_on_the_keys_beside_it(self, keys: list[bytes]) -> None:
+    def test_a_sum_does_not_depend_on_other_keys(self, keys: list[bytes]) -> None:
         assert sums_of(keys) == [sums_of([key])[0] for key in keys]
 
     @given(st.integers(1, 40).flatmap(lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1)))
-    def test_a_column_of_one_width_has_the_sums_of_the_same_strings(self, keys: list[bytes]) -> None:
+    def test_a_column_of_known_width_has_the_sums_of_the_same_strings(self, keys: list[bytes]) -> None:
         matrix = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
         assert key_sums(Octets.from_matrix(matrix)).tolist() == sums_of(keys)
-        sliced = pa.array([b"before", *keys, b"behind"]).slice(1, len(keys))
+        sliced = pa.array([b"before", *keys, b"after"]).slice(1, len(keys))
         assert key_sums(Octets.from_arrow(sliced)).tolist() == sums_of(keys)
 
     @given(st.binary(min_size=1, max_size=40), st.integers(1, 20))
-    def test_zeros_behind_a_key_make_another(self, key: bytes, zeros: int) -> None:
+    def test_appended_zeros_change_the_sum_of_a_key(self, key: bytes, zeros: int) -> None:
         first, second = sums_of([key, key + bytes(zeros)])
         assert first != second
 
@@ -82,20 +82,20 @@ class TestKeys:
 
 class TestValues:
     @given(WORDS, st.integers(1, 4))
-    def test_a_matrix_and_the_same_words_in_a_row_have_equal_sums(self, words: list[int], rows: int) -> None:
+    def test_a_matrix_and_the_same_flat_words_have_equal_sums(self, words: list[int], rows: int) -> None:
         matrix = np.array([words] * rows, np.uint64) * np.arange(1, rows + 1, dtype=np.uint64)[:, None]
         starts = np.arange(rows) * matrix.shape[1]
         assert value_sums(matrix).tolist() == value_sums(matrix.reshape(-1), starts).tolist()
 
     @given(st.lists(WORDS, min_size=1, max_size=5))
-    def test_a_sum_does_not_depend_on_the_values_beside_it(self, values: list[list[int]]) -> None:
+    def test_a_sum_does_not_depend_on_other_values(self, values: list[list[int]]) -> None:
         flat = np.array([word for value in values for word in value], np.uint64)
         starts = np.cumsum([0, *map(len, values)])[:-1]
         alone = [value_sums(np.array([value], np.uint64))[0] for value in values]
         assert value_sums(flat, starts).tolist() == alone
 
     @given(WORDS, st.data())
-    def test_another_word_makes_another_sum(self, words: list[int], data: st.DataObject) -> None:
+    def test_a_changed_word_changes_the_sum(self, words: list[int], data: st.DataObject) -> None:
         place = data.draw(st.integers(0, len(words) - 1))
         other = data.draw(st.integers(0, 2**64 - 1).filter(lambda word: word != words[place]))
         changed = [*words[:place], other, *words[place + 1 :]]
@@ -103,11 +103,11 @@ class TestValues:
         assert first != second
 
     @given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=6, unique=True))
-    def test_words_that_change_places_make_another_sum(self, words: list[int]) -> None:
+    def test_swapped_words_change_the_sum(self, words: list[int]) -> None:
         swapped = [words[1], words[0], *words[2:]]
         first, second = value_sums(np.array([words, swapped], np.uint64))
         assert first != second
 
     @given(st.sets(st.integers(0, 2**64 - 1), max_size=20))
-    def test_mixing_keeps_different_words_apart(self, words: set[int]) -> None:
+    def test_mixing_keeps_different_words_different(self, words: set[int]) -> None:
         assert len(set(mix(np.array(list(words), np.uint64)).tolist())) == len(words)

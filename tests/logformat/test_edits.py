@@ -42,7 +42,7 @@ HEAD_BYTES = 32
 
 
 def filled(kind: type[msgspec.Struct], numbers: Iterator[int]) -> Any:
-    """A struct with another value than the default in every field, and no number twice."""
+    """A struct with a non-default value in every field, and no number twice."""
     return kind(**{field.name: another(field.type, field.default, numbers) for field in mi.type_info(kind).fields})
 
 
@@ -77,7 +77,7 @@ def sealed(op: int, payload: bytes, version: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_an_edit_with_every_field_filled_comes_back(kind: type[Payload]) -> None:
+def test_an_edit_with_every_field_set_survives_a_round_trip(kind: type[Payload]) -> None:
     payload = filled(kind, count(100))
     for field in msgspec.structs.fields(kind):
         assert getattr(payload, field.name) != field.default
@@ -88,12 +88,12 @@ def test_an_edit_with_every_field_filled_comes_back(kind: type[Payload]) -> None
 
 
 @pytest.mark.parametrize("number", [-(2**63), -1, 0, 2**63 - 1])
-def test_numbers_of_an_edit_may_be_of_any_size(number: int) -> None:
+def test_numbers_of_an_edit_may_have_any_size(number: int) -> None:
     edit = Edit(txid=number, epoch=number, time_ms=number, payload=DropTable(table_id=number))
     assert decode(encode(edit)) == edit
 
 
-def test_an_op_code_is_never_used_for_anything_else() -> None:
+def test_op_codes_are_never_reused() -> None:
     codes = {kind.op: kind for kind in KINDS}
     assert len(codes) == len(KINDS)
     assert codes.items() >= {1: CreateTable, 2: DropTable, 3: AllocateWriter, 4: AddSchema}.items()
@@ -194,23 +194,23 @@ def test_an_op_code_is_never_used_for_anything_else() -> None:
         (28, b'{"table_id":7,"job_id":9}', DropJob(table_id=7, job_id=9)),
     ],
 )
-def test_an_edit_written_once_can_be_read_for_ever(op: int, written: bytes, payload: Payload) -> None:
+def test_old_edits_stay_readable(op: int, written: bytes, payload: Payload) -> None:
     assert decode(sealed(op, written)) == Edit(txid=3, epoch=2, time_ms=1_700_000_000_000, payload=payload)
 
 
 class TestRefused:
-    def test_every_damage(self) -> None:
+    def test_every_damage_is_refused(self) -> None:
         for damaged in [*bit_flips(encode(EDIT)), *cuts(encode(EDIT)), encode(EDIT) + b" "]:
             with pytest.raises(CorruptImage):
                 decode(damaged)
 
     @pytest.mark.parametrize("op", [0, max(kind.op for kind in KINDS) + 1, 2**16 - 1])
-    def test_an_op_of_a_newer_version(self, op: int) -> None:
+    def test_an_op_code_of_a_newer_version_is_refused(self, op: int) -> None:
         with pytest.raises(UnsupportedVersion) as refused:
             decode(sealed(op, b'{"table_id":7}'))
         assert (refused.value.where["op"], refused.value.where["txid"]) == (op, 3)
 
-    def test_an_encoding_of_a_newer_version(self) -> None:
+    def test_an_encoding_of_a_newer_version_is_refused(self) -> None:
         with pytest.raises(UnsupportedVersion):
             decode(sealed(2, b'{"table_id":7}', version=2))
 
@@ -225,12 +225,12 @@ class TestRefused:
         ],
         ids=["a field", "an option", "a value", "a type", "a missing field"],
     )
-    def test_what_only_a_newer_version_knows(self, op: int, payload: bytes) -> None:
+    def test_fields_of_a_newer_version_are_refused(self, op: int, payload: bytes) -> None:
         with pytest.raises(UnsupportedVersion) as refused:
             decode(sealed(op, payload))
         assert refused.value.where["op"] == op
 
     @pytest.mark.parametrize("payload", [b"", b'{"table_id":7} 1', b'{"table_id":7,"\xff":1}'])
-    def test_a_payload_that_is_no_json(self, payload: bytes) -> None:
+    def test_a_payload_that_is_not_json_is_refused(self, payload: bytes) -> None:
         with pytest.raises((CorruptImage, UnsupportedVersion)):
             decode(sealed(2, payload))

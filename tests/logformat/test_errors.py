@@ -15,7 +15,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 
 
 def drawn_tree() -> dict[str, str]:
-    """Every error of the docstring, and which it stands under."""
+    """Every error of the docstring, with its parent."""
     parents: dict[str, str] = {}
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -27,7 +27,7 @@ def drawn_tree() -> dict[str, str]:
     return parents
 
 
-def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
+def test_the_tree_in_the_docstring_is_the_class_tree() -> None:
     assert drawn_tree() == {kind.__name__: kind.__bases__[0].__name__ for kind in KINDS}
 
 
@@ -37,7 +37,7 @@ def test_a_wrong_call_is_also_a_value_error() -> None:
 
 
 @every_kind
-def test_an_error_says_what_happened_and_shows_its_facts(kind: type[StoreError]) -> None:
+def test_an_error_has_its_message_and_its_facts(kind: type[StoreError]) -> None:
     assert str(kind("It broke.")) == "It broke."
     error = kind("It broke.", path="/a/b", offset=7)
     assert str(error) == "It broke. path=/a/b offset=7"
@@ -45,12 +45,12 @@ def test_an_error_says_what_happened_and_shows_its_facts(kind: type[StoreError])
 
 
 @every_kind
-def test_an_error_survives_the_way_to_another_process(kind: type[StoreError]) -> None:
+def test_an_error_survives_pickling(kind: type[StoreError]) -> None:
     error = kind("It broke.", path="/a/b", given=pa.list_(pa.int8()))
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.message, again.where, str(again)) == (kind, error.message, error.where, str(error))
 
 
 @every_kind
-def test_an_error_says_what_is_left_after_it(kind: type[StoreError]) -> None:
+def test_every_error_documents_what_is_left_after_it(kind: type[StoreError]) -> None:
     assert kind.__doc__

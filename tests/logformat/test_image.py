@@ -1,4 +1,4 @@
-"""Images as bytes: whatever is changed, cut off, put in or taken out is found."""
+"""Images as bytes: reading detects everything that is changed, cut off, added or removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RECORDS = list(encode_image(HEAD, ITEMS))
 DATA = b"".join(RECORDS)
 
 
-def test_an_image_from_before_there_were_epochs() -> None:
+def test_an_image_from_before_leader_epochs_is_readable() -> None:
     head = msgspec.json.decode(msgspec.json.encode(HEAD))
     assert head.pop("leader") == {"epoch": 2, "name": "us", "lost_to": 3}
     assert msgspec.json.decode(msgspec.json.encode(head), type=Head).leader == Leader()
@@ -58,11 +58,11 @@ def read(data: bytes) -> tuple[Head, list[Item]]:
     return reader.head, list(reader.items())
 
 
-def test_what_was_written_is_read() -> None:
+def test_an_image_survives_a_round_trip() -> None:
     assert read(DATA) == (HEAD, ITEMS)
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for place in range(len(DATA)):
         for bit in range(8):
             damaged = bytearray(DATA)
@@ -71,20 +71,20 @@ def test_every_flipped_bit_is_found() -> None:
                 read(bytes(damaged))
 
 
-def test_whatever_is_cut_off_is_found() -> None:
+def test_a_truncated_image_is_detected() -> None:
     for length in range(len(DATA)):
         with pytest.raises(CorruptImage):
             read(DATA[:length])
 
 
-def test_what_stands_behind_the_end_is_found() -> None:
+def test_bytes_after_the_end_are_detected() -> None:
     for more in (b"\0", DATA, RECORDS[-1]):
-        with pytest.raises(CorruptImage, match="behind its end"):
+        with pytest.raises(CorruptImage, match="bytes follow its end"):
             read(DATA + more)
 
 
-def test_records_left_out_doubled_and_put_elsewhere_are_found() -> None:
-    """Each is right by itself."""
+def test_missing_duplicated_and_moved_records_are_detected() -> None:
+    """Each record by itself is valid."""
     random = Random(1)
     made = {b"".join(RECORDS[:place] + RECORDS[place + 1 :]) for place in range(len(RECORDS))}
     made |= {b"".join(RECORDS[: place + 1] + RECORDS[place:]) for place in range(len(RECORDS))}
@@ -94,7 +94,7 @@ def test_records_left_out_doubled_and_put_elsewhere_are_found() -> None:
             read(data)
 
 
-def test_a_wrong_count_is_found() -> None:
+def test_a_wrong_count_is_detected() -> None:
     for kind in HEAD.counts:
         wrong = msgspec.structs.replace(HEAD, counts={**HEAD.counts, kind: HEAD.counts[kind] + 1})
         with pytest.raises(CorruptImage, match="records are missing"):
@@ -102,7 +102,7 @@ def test_a_wrong_count_is_found() -> None:
 
 
 def sealed(record: dict[str, object]) -> bytes:
-    """A record of a version to come."""
+    """A record of a newer version."""
     body = msgspec.json.encode(record)
     return encode_record(msgspec.Raw(body))  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ def test_newer_versions_are_refused_by_name() -> None:
         read(RECORDS[0] + sealed({**msgspec.to_builtins(ITEMS[2]), "colour": 1}) + b"".join(RECORDS[1:]))
 
 
-def test_what_is_no_image_is_refused() -> None:
+def test_other_files_are_refused() -> None:
     for data in (b"", b"PK\x03\x04 something else, and longer than a head", RECORDS[1], image.encode_record(HEAD)):
         with pytest.raises(CorruptImage):
             read(data)

@@ -33,7 +33,7 @@ TIMED = replace(STATE, uncounted_ms=3_600_001, back_offset=99)
         back_offset=st.just(0) | I64,
     )
 )
-def test_any_state_comes_back(state: IndexState) -> None:
+def test_any_state_survives_a_round_trip(state: IndexState) -> None:
     assert decode(encode(state)) == state
 
 
@@ -65,7 +65,7 @@ def test_a_newer_version_is_refused_as_such() -> None:
     assert refused.value.where == {"version": 3}
 
 
-def test_a_state_is_written_as_it_always_was() -> None:
+def test_the_encoding_of_a_state_is_frozen() -> None:
     assert encode(STATE).hex(" ", -8) == (
         "63e0b43601000000 0700000000000000 0100000000000000 6400000000000000 2800000000000000 "
         "0010000000000000 5a00000000000000 0c00000000000000 ffffffffffffffff 0068e5cf8b010000 "

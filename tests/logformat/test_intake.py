@@ -40,7 +40,7 @@ JUNK = st.one_of(
 
 
 class Stream:
-    """Speaks the Arrow PyCapsule interface and nothing else."""
+    """Has only the Arrow PyCapsule interface."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -50,7 +50,7 @@ class Stream:
 
 
 class Columns:
-    """The same, for one batch."""
+    """The same for one batch."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self._rows = rows
@@ -60,21 +60,21 @@ class Columns:
 
 
 def taken(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of Arrow data as the table's column of this type."""
+    """A column of Arrow data, converted to the table's type."""
     (found,) = intake.one_batch(pa.record_batch([column], names=["a"]), pa.schema([("a", kind)])).columns
     found.validate(full=True)
     return found
 
 
 def taken_values(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """The same, of Python values."""
+    """The same for Python values."""
     (found,) = intake.one_batch([{"a": value} for value in values], pa.schema([("a", kind)])).columns
     found.validate(full=True)
     return found
 
 
 def exactly(value: Any) -> Any:
-    """A number in a form that is equal only to the same number."""
+    """A number in a form that equals only the same number."""
     if value is None or value != value or value in (float("inf"), float("-inf")):
         return str(value)
     return Fraction(value if isinstance(value, Decimal) else value.item() if isinstance(value, np.generic) else value)
@@ -93,14 +93,14 @@ class TestForms:
         ],
         ids=lambda data: type(data).__name__,
     )
-    def test_rows_come_in_many_forms(self, data: Any) -> None:
+    def test_rows_are_accepted_in_many_forms(self, data: Any) -> None:
         found = intake.one_batch(data, ABC)
         assert (found.schema, found.to_pylist()) == (ABC, self.ROWS)
 
     def test_a_dict_is_one_row(self) -> None:
         assert intake.one_batch(self.ROWS[0], ABC).to_pylist() == self.ROWS[:1]
 
-    def test_batches_stay_apart(self) -> None:
+    def test_batches_stay_separate(self) -> None:
         batches = list(intake.record_batches(pa.Table.from_batches([self.BATCH, self.BATCH]), ABC))
         assert batches == [self.BATCH, self.BATCH]
 
@@ -120,13 +120,13 @@ class TestForms:
         ],
         ids=lambda data: type(data).__name__,
     )
-    def test_anything_else_is_refused(self, data: Any) -> None:
+    def test_other_data_is_refused(self, data: Any) -> None:
         with pytest.raises(SchemaMismatch):
             intake.one_batch(data, ABC)
 
 
 class Index:
-    """Like an index of pandas: no Arrow data, but a list on demand."""
+    """Like a pandas index: not Arrow data, but convertible to a list."""
 
     def __init__(self, values: list[Any]) -> None:
         self._values = values
@@ -157,7 +157,7 @@ class TestKeys:
             Stream(pa.table({"k": [1, 2]})),
         ],
     )
-    def test_a_key_of_one_column_in_every_form(self, keys: Any) -> None:
+    def test_a_single_column_key_is_accepted_in_every_form(self, keys: Any) -> None:
         assert intake.key_rows(keys, self.ONE).equals(pa.record_batch([pa.array([1, 2], pa.int32())], schema=self.ONE))
 
     @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ class TestKeys:
             pa.array([{"s": "a", "k": 1}]),
         ],
     )
-    def test_a_key_of_two_columns_in_every_form(self, keys: Any) -> None:
+    def test_a_two_column_key_is_accepted_in_every_form(self, keys: Any) -> None:
         assert intake.key_rows(keys, self.TWO).to_pylist() == [{"k": 1, "s": "a"}]
 
-    def test_a_value_of_numpy_is_one_key(self) -> None:
+    def test_a_numpy_value_is_one_key(self) -> None:
         times = pa.schema([pa.field("t", pa.timestamp("ns"), False)])
         assert intake.key_rows(np.datetime64(17, "ns"), times).column(0).cast(pa.int64()).to_pylist() == [17]
         data = pa.schema([pa.field("b", pa.binary(), False)])
@@ -185,25 +185,25 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("keys", "schema", "words"),
         [
-            (pa.array([1]), TWO, "One column"),
-            (Stream(pa.chunked_array([["a"]])), TWO, "One column"),
-            (pa.array(["a"]), ONE, "another type"),
-            (pa.array([None], pa.int32()), ONE, "no nulls"),
+            (pa.array([1]), TWO, "several columns"),
+            (Stream(pa.chunked_array([["a"]])), TWO, "several columns"),
+            (pa.array(["a"]), ONE, "different type"),
+            (pa.array([None], pa.int32()), ONE, "not allow nulls"),
             (pa.table({"n": [1]}), ONE, "column is missing"),
             (pa.table({"k": [1], "n": [1]}), ONE, "no such column"),
-            ([pa.scalar("a")], ONE, "another type"),
+            ([pa.scalar("a")], ONE, "different type"),
             ((1, 2), ONE, "one value for each"),
-            ({1, 2}, ONE, "another type"),
+            ({1, 2}, ONE, "different type"),
         ],
     )
-    def test_what_is_no_key_is_named(self, keys: Any, schema: pa.Schema, words: str) -> None:
+    def test_data_that_is_not_keys_is_refused(self, keys: Any, schema: pa.Schema, words: str) -> None:
         with pytest.raises(SchemaMismatch, match=words):
             intake.key_rows(keys, schema)
 
 
 class TestNames:
     @pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "d"], ["a", "b", "c", "d"], ["A", "b", "c"]])
-    def test_every_column_is_given_and_no_other(self, names: list[str]) -> None:
+    def test_exactly_the_tables_columns_must_be_given(self, names: list[str]) -> None:
         with pytest.raises(SchemaMismatch):
             intake.one_batch([{"a": 1, "b": "x", "c": 0.5}, dict.fromkeys(names)], ABC)
         with pytest.raises(SchemaMismatch):
@@ -227,7 +227,7 @@ class TestNulls:
     SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.int64())])
 
     @pytest.mark.parametrize("arrow", [False, True], ids=["python", "arrow"])
-    def test_nulls_stand_only_where_they_may(self, arrow: bool) -> None:
+    def test_nulls_are_allowed_only_in_nullable_columns(self, arrow: bool) -> None:
         def given_as(rows: list[dict[str, Any]]) -> Any:
             return (
                 pa.RecordBatch.from_pylist(rows, pa.schema([("a", pa.int64()), ("b", pa.int64())])) if arrow else rows
@@ -239,7 +239,7 @@ class TestNulls:
             intake.one_batch(given_as([*good, {"a": None, "b": 1}]), self.SCHEMA)
         assert (refused.value.where["column"], refused.value.where["nulls"]) == ("a", 1)
 
-    def test_the_caller_may_say_which_columns_hold_no_null(self) -> None:
+    def test_the_caller_may_choose_the_columns_without_nulls(self) -> None:
         rows = pa.record_batch([[None, 1], [2, None]], names=["a", "b"])
         schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
         assert intake.conform(rows, self.SCHEMA, not_null=[]).num_rows == 2
@@ -257,7 +257,7 @@ class TestNulls:
         ],
         ids=["struct", "list", "map", "key"],
     )
-    def test_nulls_within_a_value_stand_only_where_they_may(self, kind: pa.DataType, value: Any) -> None:
+    def test_nulls_inside_a_value_are_allowed_only_where_nullable(self, kind: pa.DataType, value: Any) -> None:
         with pytest.raises(SchemaMismatch) as refused:
             taken_values([None, value], kind)
         assert refused.value.where["column"] == "a"
@@ -279,12 +279,14 @@ class TestNulls:
         ],
         ids=["struct", "same struct", "same lists", "list", "map"],
     )
-    def test_nulls_within_an_arrow_value_stand_only_where_they_may(self, column: pa.Array, kind: pa.DataType) -> None:
+    def test_nulls_inside_an_arrow_value_are_allowed_only_where_nullable(
+        self, column: pa.Array, kind: pa.DataType
+    ) -> None:
         with pytest.raises(SchemaMismatch) as refused:
             taken(column, kind)
         assert refused.value.where["column"] == "a"
 
-    def test_a_key_of_a_map_is_not_null_in_its_dictionary_either(self) -> None:
+    def test_a_dictionary_of_map_keys_must_not_have_a_null(self) -> None:
         keys = pa.DictionaryArray.from_arrays(pa.array([1], pa.int8()), pa.array(["k", None]))
         column = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), keys, pa.array([1]))
         with pytest.raises(SchemaMismatch):
@@ -297,14 +299,14 @@ class TestNulls:
 
 class TestArrow:
     @given(record_batches())
-    def test_rows_of_the_tables_schema_are_taken_as_they_are(self, rows: pa.RecordBatch) -> None:
+    def test_rows_of_the_tables_schema_are_used_unchanged(self, rows: pa.RecordBatch) -> None:
         for data in (rows, Stream(rows), Columns(rows)):
             found = intake.one_batch(data, rows.schema)
             assert found.schema == rows.schema
             assert contents(found) == contents(rows)
 
     @given(record_batches(schemas(foreign_types(), columns_max=1), rows_max=3))
-    def test_rows_of_a_foreign_schema_hold_the_same_in_the_stored_one(self, rows: pa.RecordBatch) -> None:
+    def test_rows_of_a_foreign_schema_keep_their_values_in_the_stored_one(self, rows: pa.RecordBatch) -> None:
         stored = normalise(rows.schema)
         found = intake.one_batch(rows, stored)
         found.validate(full=True)
@@ -353,7 +355,7 @@ class TestArrow:
         assert values_of(found) == values_of(column)
 
     @given(st.data())
-    def test_a_number_of_another_type_is_taken_only_as_it_is(self, data: st.DataObject) -> None:
+    def test_a_number_of_another_type_must_convert_exactly(self, data: st.DataObject) -> None:
         column = data.draw(st.sampled_from(NUMBERS).flatmap(lambda kind: columns(kind, 3)))
         stored = data.draw(st.sampled_from(NUMBERS))
         with suppress(SchemaMismatch):
@@ -362,7 +364,7 @@ class TestArrow:
 
     @pytest.mark.parametrize("kind", [pa.timestamp, pa.duration])
     @given(data=st.data(), written=st.sampled_from([*UNITS]), stored=st.sampled_from([*UNITS]))
-    def test_a_time_of_another_unit_is_taken_only_as_it_is(
+    def test_a_time_of_another_unit_must_convert_exactly(
         self, kind: Any, data: st.DataObject, written: str, stored: str
     ) -> None:
         column = data.draw(columns(kind(written), 2) | st.just(pa.array([10**9, -(10**9)], kind(written))))
@@ -412,7 +414,9 @@ class TestArrow:
         ],
         ids=str,
     )
-    def test_types_of_the_same_values_are_taken(self, column: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
+    def test_types_of_the_same_values_are_accepted(
+        self, column: pa.Array, kind: pa.DataType, values: list[Any]
+    ) -> None:
         found = taken(column, kind)
         assert (found.type, found.to_pylist()) == (kind, values)
 
@@ -476,7 +480,7 @@ class TestArrow:
         assert refused.value.where["expected"] == kind
 
     @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.struct([("x", pa.int64())])], ids=str)
-    def test_what_lies_under_a_null_does_not_matter(self, kind: pa.DataType) -> None:
+    def test_values_under_a_null_are_ignored(self, kind: pa.DataType) -> None:
         offsets = [pa.py_buffer(np.array([0, 1, 2], np.int32))] if pa.types.is_list(kind) else []
         column = pa.Array.from_buffers(kind, 2, [pa.py_buffer(b"\x01"), *offsets], children=[pa.array([1, 1000])])
         narrow = pa.list_(pa.int8()) if pa.types.is_list(kind) else pa.struct([("x", pa.int8())])
@@ -510,7 +514,7 @@ PYTHON_VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 class TestPython:
     @pytest.mark.parametrize(("kind", "values"), PYTHON_VALUES, ids=[str(kind) for kind, _ in PYTHON_VALUES])
     @given(data=st.data())
-    def test_values_of_a_type_read_back_equal(
+    def test_values_of_a_type_survive_a_round_trip(
         self, kind: pa.DataType, values: st.SearchStrategy[Any], data: st.DataObject
     ) -> None:
         rows = data.draw(st.lists(st.none() | values, max_size=4))
@@ -519,7 +523,7 @@ class TestPython:
         assert found.to_pylist() == rows
 
     @given(st.data())
-    def test_integers_are_taken_only_as_they_are(self, data: st.DataObject) -> None:
+    def test_integers_must_convert_exactly(self, data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(NUMBERS))
         numpy = st.sampled_from([np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
         near = st.sampled_from([2**bits + more for bits in (7, 8, 11, 24, 53, 63, 64) for more in (-1, 0, 1)])
@@ -542,7 +546,7 @@ class TestPython:
             assert values_of(taken_values([number], kind))[0] == values_of(pa.array([nearest], kind))[0]
 
     @given(st.lists(st.lists(JUNK, min_size=2, max_size=2), min_size=1, max_size=2), st.lists(STORED, min_size=2))
-    def test_few_rows_are_taken_as_they_are_among_many(self, values: list[list[Any]], kinds: list[pa.DataType]) -> None:
+    def test_few_rows_convert_like_many(self, values: list[list[Any]], kinds: list[pa.DataType]) -> None:
         fields = [pa.field(name, kind, metadata={"of": name}) for name, kind in zip("ab", kinds, strict=False)]
         schema = pa.schema(fields, metadata={"made": "here"})
         few = [dict(zip(schema.names, row, strict=True)) for row in values]
@@ -579,7 +583,7 @@ class TestPython:
         ],
         ids=str,
     )
-    def test_values_of_like_types_are_taken(self, kind: pa.DataType, value: Any, found: Any) -> None:
+    def test_values_of_similar_types_are_accepted(self, kind: pa.DataType, value: Any, found: Any) -> None:
         assert taken_values([value, None], kind).to_pylist() == [found, None]
 
     @pytest.mark.parametrize(
@@ -667,7 +671,7 @@ class TestPython:
         ],
         ids=str,
     )
-    def test_one_value_of_another_type_among_good_ones_is_refused(self, kind: pa.DataType, values: list[Any]) -> None:
+    def test_one_value_of_a_wrong_type_among_good_ones_is_refused(self, kind: pa.DataType, values: list[Any]) -> None:
         for order in (values, values[::-1]):
             with pytest.raises(SchemaMismatch) as refused:
                 taken_values(order, kind)

@@ -29,7 +29,7 @@ def tuples_of(*parts: pa.Array) -> list[tuple[Any, ...]]:
 
 @st.composite
 def key_columns(draw: st.DrawFn, *, rows_max: int = 6) -> list[pa.Array]:
-    """Columns of keys of one to three columns, with the same few values again and again."""
+    """Columns of keys of one to three columns, with few values that repeat."""
     kinds = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=3))
     rows = draw(st.integers(0, rows_max))
     places = st.lists(st.integers(0, 2), min_size=rows, max_size=rows)
@@ -40,7 +40,7 @@ class TestOrder:
     @FEWER
     @given(st.data())
     @pytest.mark.parametrize("kind", KEY_TYPES, ids=str)
-    def test_bytes_are_ordered_as_values_are(self, kind: pa.DataType, data: st.DataObject) -> None:
+    def test_bytes_sort_as_values(self, kind: pa.DataType, data: st.DataObject) -> None:
         column = data.draw(columns(kind, 6, nullable=False))
         pairs = list(zip(values_of(column), keys_of(column), strict=True))
         for (value, key), (other_value, other_key) in product(pairs, pairs):
@@ -48,7 +48,7 @@ class TestOrder:
             assert (value == other_value) == (key == other_key)
 
     @given(key_columns())
-    def test_bytes_of_keys_of_several_columns_are_ordered_as_tuples_are(self, parts: list[pa.Array]) -> None:
+    def test_bytes_of_multi_column_keys_sort_as_tuples(self, parts: list[pa.Array]) -> None:
         pairs = list(zip(tuples_of(*parts), keys_of(*parts), strict=True))
         for (value, key), (other_value, other_key) in product(pairs, pairs):
             assert (value < other_value) == (key < other_key)
@@ -62,8 +62,8 @@ class TestOrder:
         ],
     )
     def test_zeros_and_ones_within_strings_keep_their_order(self, strings: list[bytes]) -> None:
-        behind = pa.array([0, 255] * len(strings), pa.uint8())
-        keys = keys_of(pa.array([string for string in strings for _ in range(2)]), behind)
+        after = pa.array([0, 255] * len(strings), pa.uint8())
+        keys = keys_of(pa.array([string for string in strings for _ in range(2)]), after)
         assert all(key < following for key, following in pairwise(keys))
 
 
@@ -71,7 +71,7 @@ class TestRoundTrip:
     @FEWER
     @given(st.data())
     @pytest.mark.parametrize("kind", KEY_TYPES, ids=str)
-    def test_a_key_of_any_type_is_decoded_as_it_was_encoded(self, kind: pa.DataType, data: st.DataObject) -> None:
+    def test_a_key_of_any_type_survives_a_round_trip(self, kind: pa.DataType, data: st.DataObject) -> None:
         column = data.draw(columns(kind, 4, nullable=False))
         (decoded,) = codec_of(kind).decode(Octets.from_list(keys_of(column)))
         decoded.validate(full=True)
@@ -79,7 +79,7 @@ class TestRoundTrip:
         assert values_of(decoded) == values_of(column)
 
     @given(key_columns())
-    def test_keys_of_several_columns_are_decoded_as_they_were_encoded(self, parts: list[pa.Array]) -> None:
+    def test_multi_column_keys_survive_a_round_trip(self, parts: list[pa.Array]) -> None:
         codec = codec_of(*(part.type for part in parts))
         encoded = codec.encode(parts)
         for keys in (encoded, Octets.from_list(encoded.to_list())):
@@ -87,7 +87,7 @@ class TestRoundTrip:
             assert [column.type for column in decoded] == [part.type for part in parts]
             assert list(map(values_of, decoded)) == list(map(values_of, parts))
 
-    def test_no_keys_are_decoded_as_no_values(self) -> None:
+    def test_no_keys_decode_to_no_values(self) -> None:
         none = [pa.array([], kind) for kind in KEY_TYPES]
         assert codec_of(*KEY_TYPES).decode(Octets.from_list([])) == none
 
@@ -101,7 +101,7 @@ class TestRoundTrip:
 
 class TestPrefix:
     @given(key_columns(), st.data())
-    def test_exactly_the_keys_of_the_first_values_begin_with_their_code(
+    def test_exactly_the_keys_with_these_first_values_have_the_prefix(
         self, parts: list[pa.Array], data: st.DataObject
     ) -> None:
         first = data.draw(st.integers(1, len(parts)))
@@ -131,7 +131,7 @@ class TestLength:
             keys_of(too_long)
         assert refused.value.where["bytes"] == 512
 
-    def test_all_columns_count(self) -> None:
+    def test_all_columns_count_towards_the_limit(self) -> None:
         text, number = pa.array(["x" * 501]), pa.array([1], pa.int64())
         assert list(map(len, keys_of(text, number))) == [511]
         with pytest.raises(KeyTooLarge):
@@ -140,7 +140,7 @@ class TestLength:
 
 class TestDamage:
     @given(key_columns(rows_max=2))
-    def test_a_key_that_is_cut_or_goes_on_is_refused(self, parts: list[pa.Array]) -> None:
+    def test_a_key_that_is_too_short_or_too_long_is_refused(self, parts: list[pa.Array]) -> None:
         codec = codec_of(*(part.type for part in parts))
         keys = keys_of(*parts)
         for key in keys:
@@ -175,5 +175,5 @@ class TestDamage:
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_keys_are_written_as_they_always_were(column: pa.Array, key: str) -> None:
+def test_the_encoding_of_keys_is_frozen(column: pa.Array, key: str) -> None:
     assert keys_of(column) == [bytes.fromhex(key)]

@@ -24,7 +24,7 @@ def padded(string: bytes) -> bytes:
 
 
 @given(STRINGS)
-def test_a_list_comes_back(strings: list[bytes]) -> None:
+def test_a_list_survives_a_round_trip(strings: list[bytes]) -> None:
     column = Octets.from_list(strings)
     assert (len(column), column.to_list()) == (len(strings), strings)
     assert column.lengths.tolist() == list(map(len, strings))
@@ -32,7 +32,9 @@ def test_a_list_comes_back(strings: list[bytes]) -> None:
 
 
 @given(st.lists(BYTES) | st.lists(TEXTS), st.integers(0, 3), st.integers(0, 3))
-def test_a_slice_of_an_arrow_column_comes_back(strings: list[bytes] | list[str], first: int, count: int) -> None:
+def test_a_slice_of_an_arrow_column_survives_a_round_trip(
+    strings: list[bytes] | list[str], first: int, count: int
+) -> None:
     kind = pa.string() if strings and isinstance(strings[0], str) else pa.binary()
     column = pa.array(strings, kind).slice(first, count)
     assert Octets.from_arrow(column).to_arrow().to_pylist() == column.cast(pa.binary()).to_pylist()
@@ -40,7 +42,7 @@ def test_a_slice_of_an_arrow_column_comes_back(strings: list[bytes] | list[str],
 
 
 @given(SAME_WIDTH)
-def test_a_matrix_is_a_column_that_knows_its_width(strings: list[bytes]) -> None:
+def test_a_matrix_is_a_column_of_known_width(strings: list[bytes]) -> None:
     width = len(strings[0]) if strings else 7
     column = Octets.from_matrix(matrix_of(strings, width))
     assert (column.width, column.to_list(), column.to_arrow().to_pylist()) == (width, strings, strings)
@@ -48,7 +50,7 @@ def test_a_matrix_is_a_column_that_knows_its_width(strings: list[bytes]) -> None
 
 
 @given(st.lists(BYTES, min_size=1, max_size=6), st.lists(st.integers(0, 5), max_size=8))
-def test_strings_are_taken_in_the_order_asked_for(strings: list[bytes], places: list[int]) -> None:
+def test_take_returns_strings_in_the_requested_order(strings: list[bytes], places: list[int]) -> None:
     places = [place % len(strings) for place in places]
     wanted = [strings[place] for place in places]
     assert Octets.from_list(strings).take(np.array(places, np.int64)).to_list() == wanted
@@ -58,7 +60,7 @@ def test_strings_are_taken_in_the_order_asked_for(strings: list[bytes], places: 
 
 
 @given(STRINGS)
-def test_words_are_the_strings_with_zeros_behind(strings: list[bytes]) -> None:
+def test_words_are_the_strings_padded_with_zeros(strings: list[bytes]) -> None:
     words, starts = Octets.from_list(strings).words()
     assert starts is not None
     assert words.astype("<u8").tobytes() == b"".join(map(padded, strings))
@@ -75,7 +77,7 @@ def test_words_of_strings_of_one_width_are_a_matrix(strings: list[bytes]) -> Non
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=8))
-def test_slices_are_those_of_bytes(data: bytes, cuts: list[int]) -> None:
+def test_slices_equal_slices_of_bytes(data: bytes, cuts: list[int]) -> None:
     bounds = sorted(min(cut, len(data)) for cut in cuts)
     starts, ends = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
     found = octets.slices(np.frombuffer(data, np.uint8), np.array(starts, np.int64), np.array(ends, np.int64))
@@ -98,7 +100,7 @@ def test_padding_fills_the_last_word(length: int) -> None:
 
 @st.composite
 def strings_anywhere(draw: st.DrawFn, words: bool = False) -> tuple[list[np.ndarray], list[tuple[int, int, int]]]:
-    """Two buffers with room behind, and of some strings the buffer, begin and length."""
+    """Two buffers with spare bytes at the end; for some strings the buffer, start and length."""
     buffers = [np.frombuffer(draw(st.binary(min_size=60, max_size=60)) + bytes(40), np.uint8) for _ in range(2)]
     lengths = st.integers(0, 3).map(lambda count: 8 * count) if words else st.integers(0, 20)
     string = st.tuples(st.integers(0, 1), st.integers(0, 40), lengths)
@@ -106,7 +108,7 @@ def strings_anywhere(draw: st.DrawFn, words: bool = False) -> tuple[list[np.ndar
 
 
 @given(strings_anywhere())
-def test_strings_are_gathered_from_anywhere(given: tuple[list[np.ndarray], list[tuple[int, int, int]]]) -> None:
+def test_gather_copies_strings_from_any_place(given: tuple[list[np.ndarray], list[tuple[int, int, int]]]) -> None:
     buffers, places = given
     which, starts, lengths = np.array(places, np.int64).reshape(-1, 3).T
     for nth in (which, None):
@@ -121,7 +123,7 @@ def test_strings_are_gathered_from_anywhere(given: tuple[list[np.ndarray], list[
 
 
 @given(strings_anywhere(words=True))
-def test_strings_that_are_padded_have_zeros_behind_them(
+def test_padded_strings_end_with_zeros(
     given: tuple[list[np.ndarray], list[tuple[int, int, int]]],
 ) -> None:
     buffers, places = given
@@ -135,5 +137,5 @@ def test_strings_that_are_padded_have_zeros_behind_them(
         assert found.to_list() == [string.ljust(longest, b"\0") for string in strings]
 
 
-def test_strings_that_are_not_of_whole_words_are_not_padded() -> None:
+def test_strings_that_are_not_whole_words_are_not_padded() -> None:
     assert octets.gather_padded(np.zeros(40, np.uint8), np.array([0, 1]), np.array([8, 9])) is None

@@ -19,19 +19,19 @@ LONG = st.binary(max_size=3) | st.binary(min_size=30, max_size=50)
 
 def check(keys: list[bytes], as_given: Octets | None = None) -> None:
     order, differs = in_order(as_given or Octets.from_list(keys))
-    expected = sorted(range(len(keys)), key=keys.__getitem__)  # which keeps the order of equal ones, too
+    expected = sorted(range(len(keys)), key=keys.__getitem__)  # stable for equal keys, too
     assert order.tolist() == expected
     assert differs.tolist() == [keys[one] != keys[other] for one, other in pairwise(expected)]
 
 
 @given(PREFIX, st.lists(st.lists(st.sampled_from(b"ab\xff"), max_size=8).map(bytes) | LONG, min_size=2, max_size=12))
-def test_keys_stand_as_bytes_do_and_equal_ones_as_they_came(prefix: bytes, strings: list[bytes]) -> None:
-    """None is the beginning of another, for each ends with a byte that no other has inside."""
+def test_keys_sort_as_bytes_and_equal_keys_keep_their_order(prefix: bytes, strings: list[bytes]) -> None:
+    """No key is a proper prefix of another, since each ends with a byte that none has inside."""
     check([ROW + prefix + string.replace(b"\x00", b"\x01") + b"\x00" for string in strings])
 
 
 @given(st.data(), st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=3), st.integers(2, 6))
-def test_keys_of_any_types_stand_as_their_bytes_do(data: st.DataObject, kinds: list[pa.DataType], count: int) -> None:
+def test_keys_of_any_types_sort_as_their_bytes(data: st.DataObject, kinds: list[pa.DataType], count: int) -> None:
     parts = [data.draw(columns(kind, count, nullable=False)) for kind in kinds]
     keys = KeyCodec([pa.field(str(nth), kind, False) for nth, kind in enumerate(kinds)]).encode_prefix(parts)
     check(keys.to_list(), keys)
@@ -39,8 +39,8 @@ def test_keys_of_any_types_stand_as_their_bytes_do(data: st.DataObject, kinds: l
 
 @pytest.mark.parametrize("length", [1, 8, 9, 13, 14, 18, 23, 28, 29, 40])
 @pytest.mark.parametrize("distinct", [True, False])
-def test_keys_that_differ_late(length: int, distinct: bool, random: np.random.Generator) -> None:
-    """So late that the bytes before make several numbers, or too many."""
+def test_keys_that_differ_late_sort_as_bytes(length: int, distinct: bool, random: np.random.Generator) -> None:
+    """So late that the bytes before form several numbers, or too many."""
     columns = random.integers(0, 2, (300, length)).astype(np.uint8)
     keys = [ROW + bytes(row) for row in columns]
     keys = list(dict.fromkeys(keys)) if distinct else keys
@@ -48,7 +48,7 @@ def test_keys_that_differ_late(length: int, distinct: bool, random: np.random.Ge
         check(keys)
 
 
-def test_too_many_keys_for_a_number_are_sorted_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_keys_for_numbers_are_sorted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "_KEYS_MAX", 2)
     check([ROW + byte for byte in (b"b", b"a", b"b", b"c")])
 

@@ -13,13 +13,13 @@ OFFSETS = st.integers(0, 2**63 - 1).map(Offset)
 
 
 @given(OFFSETS)
-def test_a_segment_is_found_by_the_name_it_got(base: Offset) -> None:
+def test_a_segments_name_gives_its_base_offset(base: Offset) -> None:
     assert paths.segment_base(paths.segment_file(Path("log"), base).name) == base
     assert paths.writers_base(paths.writers_file(Path("log"), base).name) == base
 
 
 @given(st.sets(OFFSETS))
-def test_names_of_segments_are_ordered_as_their_offsets(bases: set[Offset]) -> None:
+def test_names_of_segments_sort_by_offset(bases: set[Offset]) -> None:
     names = sorted(paths.segment_file(Path("log"), base).name for base in bases)
     assert [paths.segment_base(name) for name in names] == sorted(bases)
 
@@ -37,16 +37,16 @@ def test_names_of_segments_are_ordered_as_their_offsets(bases: set[Offset]) -> N
         f"-{7:019d}.log",
     ],
 )
-def test_other_names_are_no_segments(name: str) -> None:
+def test_other_names_are_not_segments(name: str) -> None:
     assert paths.segment_base(name) is None
 
 
 @pytest.mark.parametrize("name", ["7.writers", f"{7:020d}.log", f"{7:020d}.writers.tmp", f"{7:021d}.writers"])
-def test_other_names_tell_nothing_of_writers(name: str) -> None:
+def test_other_names_are_not_files_of_writers(name: str) -> None:
     assert paths.writers_base(name) is None
 
 
-def test_files_lie_where_they_always_did() -> None:
+def test_paths_are_frozen() -> None:
     bucket = paths.bucket_directory(Path("store"), TableId(12), BucketId(3))
     assert bucket == Path("store/tables/12/3")
     assert paths.segment_file(bucket, Offset(7)) == bucket / "00000000000000000007.log"
@@ -55,14 +55,14 @@ def test_files_lie_where_they_always_did() -> None:
 
 
 @pytest.mark.parametrize("name", ["٠" * 20 + ".log", "0" * 19 + "٣.log"])
-def test_digits_of_other_scripts_name_no_segment(name: str) -> None:
-    """Else a file would be taken for another one, which is not there."""
+def test_digits_of_other_scripts_do_not_name_segments(name: str) -> None:
+    """Otherwise a file would be taken for another one, which does not exist."""
     assert paths.segment_base(name) is None
 
 
 @pytest.mark.parametrize("commit_id", ["", "7", "../../x", f"7-{'a' * 31}", f"7-{'a' * 32}/..", f"7-{'a' * 32}\n"])
-def test_what_is_no_id_of_a_commit_becomes_no_path(commit_id: str) -> None:
-    """The catalog of a replica that somebody made to harm may say anything."""
+def test_an_invalid_commit_id_does_not_become_a_path(commit_id: str) -> None:
+    """The catalog of a malicious replica may contain anything."""
     with pytest.raises(CorruptImage):
         paths.staged_file(Path("store"), commit_id)
     assert paths.staged_file(Path("store"), f"7-{'a' * 32}").parent == Path("store") / paths.STAGING

@@ -25,7 +25,7 @@ def decoded(records: list[bytes], types: list[pa.DataType]) -> list[pa.Array]:
 
 
 @given(record_batches())
-def test_rows_of_any_schema_come_back(rows: pa.RecordBatch) -> None:
+def test_rows_of_any_schema_survive_a_round_trip(rows: pa.RecordBatch) -> None:
     found = pa.RecordBatch.from_arrays(decoded(records_of(rows), rows.schema.types), schema=rows.schema)
     found.validate(full=True)
     assert contents(found) == contents(rows)
@@ -33,12 +33,12 @@ def test_rows_of_any_schema_come_back(rows: pa.RecordBatch) -> None:
 
 @settings(max_examples=settings().max_examples // 5)
 @given(record_batches(pa.schema([(f"c{i}", kind) for i, kind in enumerate(SCALAR_TYPES)])))
-def test_every_type_without_children_comes_back(rows: pa.RecordBatch) -> None:
+def test_every_type_without_children_survives_a_round_trip(rows: pa.RecordBatch) -> None:
     assert list(map(values_of, decoded(records_of(rows), SCALAR_TYPES))) == contents(rows)
 
 
 @given(record_batches())
-def test_a_record_does_not_depend_on_the_rows_beside_it(rows: pa.RecordBatch) -> None:
+def test_a_record_does_not_depend_on_other_rows(rows: pa.RecordBatch) -> None:
     alone = [records_of(rows.slice(row, 1))[0] for row in range(len(rows))]
     assert records_of(rows) == alone
 
@@ -86,7 +86,7 @@ def decodes_or_is_refused(records: list[bytes]) -> None:
 
 
 class TestDamage:
-    """Checksums find damage before; these bytes never reach the codec unless one lies."""
+    """Checksums detect damage first; such bytes reach the codec only under a false checksum."""
 
     @pytest.mark.parametrize("row", [0, 1])
     def test_a_record_with_any_bit_flipped_is_decoded_or_refused(self, row: int) -> None:
@@ -94,7 +94,7 @@ class TestDamage:
         for damaged in bit_flips(records[row]):
             decodes_or_is_refused([records[0], damaged, records[1]])
 
-    def test_a_record_that_is_cut_is_refused(self) -> None:
+    def test_a_truncated_record_is_refused(self) -> None:
         records = records_of(NESTED_ROWS)
         for damaged in cuts(records[0]):
             with pytest.raises(CorruptData):
@@ -103,7 +103,7 @@ class TestDamage:
                 decoded([*records, damaged], NESTED.types)
 
     def test_a_null_key_of_a_map_is_refused(self) -> None:
-        # In a process of its own: pyarrow ends the one in which a map gets a null key.
+        # In another process: pyarrow crashes the process in which a map gets a null key.
         program = """if True:
             import pyarrow as pa
             from logformat.errors import CorruptData
@@ -127,7 +127,7 @@ class TestDamage:
         decodes_or_is_refused(records)
 
 
-def test_records_are_written_as_they_always_were() -> None:
+def test_the_encoding_of_records_is_frozen() -> None:
     rows = pa.record_batch([pa.array([1, None], pa.int16()), ["one", None], [["a", None], None]], names=["n", "s", "l"])
     assert [record.hex(" ", -4) for record in records_of(rows)] == [
         "00010003 00000017 0000006f 6e650200 00000600 00000b00 00000001 00000061 01000000 00",
@@ -135,7 +135,7 @@ def test_records_are_written_as_they_always_were() -> None:
     ]
 
 
-def test_the_fixed_part_is_padded_if_nothing_is_variable() -> None:
+def test_the_fixed_part_is_padded_if_no_column_is_variable() -> None:
     head = [("checksum", "<u4"), ("schema_id", "<u2")]
     assert RecordCodec([pa.int16()], head, aligned=True).dtype.itemsize == 16
     assert RecordCodec([pa.bool_()], head, aligned=True).dtype.itemsize == 8

@@ -20,7 +20,7 @@ KEY_ONLY = pa.schema([])
 
 
 def sums_of(rows: int) -> np.ndarray:
-    """Sums of as many different keys."""
+    """Key sums of this many different keys."""
     return key_sums(Octets.from_list([b"key %d" % row for row in range(rows)]))
 
 
@@ -30,10 +30,10 @@ def values_as_stored(rows: pa.RecordBatch, schema_id: SchemaId = FIRST) -> list[
 
 class TestRoundTrip:
     @given(record_batches())
-    def test_rows_of_any_schema_come_back(self, rows: pa.RecordBatch) -> None:
+    def test_rows_of_any_schema_survive_a_round_trip(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values, hashes = codec.encode(rows.columns, sums, FIRST)
-        for form in (values, Octets.from_list(values.to_list())):  # as they were made, and as LMDB gives them
+        for form in (values, Octets.from_list(values.to_list())):  # as encoded, and as LMDB returns them
             found, found_hashes = codec.decode(form, sums, FIRST)
             decoded = pa.RecordBatch.from_arrays(found, schema=rows.schema)
             decoded.validate(full=True)
@@ -41,7 +41,7 @@ class TestRoundTrip:
             assert found_hashes.tolist() == hashes.tolist()
 
     @given(record_batches(), st.integers(1, 2**16 - 1))
-    def test_a_value_is_whole_words_and_names_checksum_and_schema(self, rows: pa.RecordBatch, schema: SchemaId) -> None:
+    def test_a_value_is_whole_words_with_checksum_and_schema(self, rows: pa.RecordBatch, schema: SchemaId) -> None:
         values, hashes = RowCodec({schema: rows.schema}).encode(rows.columns, sums_of(len(rows)), schema)
         for value, hash in zip(values.to_list(), hashes.tolist(), strict=True):
             assert len(value) % 8 == 0
@@ -49,16 +49,14 @@ class TestRoundTrip:
             assert int.from_bytes(value[4:6], "little") == schema
 
     @given(record_batches(), st.data())
-    def test_a_projection_holds_the_wanted_columns_in_the_wanted_order(
-        self, rows: pa.RecordBatch, data: st.DataObject
-    ) -> None:
+    def test_a_projection_has_the_selected_columns_in_order(self, rows: pa.RecordBatch, data: st.DataObject) -> None:
         names = data.draw(projections(rows.schema))
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         found, _ = codec.decode(codec.encode(rows.columns, sums, FIRST)[0], sums, FIRST, names)
         assert list(map(values_of, found)) == contents(rows.select(names))
 
     @given(record_batches(), st.data())
-    def test_equal_rows_give_equal_bytes_whatever_lies_under_their_nulls(
+    def test_equal_rows_have_equal_bytes_whatever_is_under_their_nulls(
         self, rows: pa.RecordBatch, data: st.DataObject
     ) -> None:
         twins = []
@@ -71,7 +69,7 @@ class TestRoundTrip:
         twin = pa.RecordBatch.from_arrays(twins, schema=rows.schema)
         assert values_as_stored(twin) == values_as_stored(rows)
 
-    def test_values_are_written_as_they_always_were(self) -> None:
+    def test_the_encoding_of_values_is_frozen(self) -> None:
         assert [value.hex(" ", 4) for value in values_as_stored(FIXED)] == [
             "f0352dc7 01000001 00010000 00000000",
             "f881c436 01000300 00000000 00000000",
@@ -98,7 +96,7 @@ class TestAllColumnsInTheKey:
         assert [column.type for column in found] == VARIABLE.schema.types
         assert [column.to_pylist() for column in found] == [[None, None]] * 3
 
-    def test_damage_is_found(self) -> None:
+    def test_damage_is_detected(self) -> None:
         codec, sums = RowCodec({FIRST: KEY_ONLY}), sums_of(1)
         (value,) = codec.encode([], sums, FIRST)[0].to_list()
         for damaged in bit_flips(value):
@@ -127,7 +125,7 @@ class TestSchemas:
                 for place, column in enumerate(contents(rows)[:width])
             ]
 
-    def test_a_projection_may_name_only_columns_a_row_does_not_have(self) -> None:
+    def test_a_projection_may_select_only_columns_that_a_row_lacks(self) -> None:
         codec, sums = (
             RowCodec({FIRST: FIXED.schema, SECOND: pa.schema([*FIXED.schema, ("s", pa.string())])}),
             sums_of(2),
@@ -145,7 +143,7 @@ class TestSchemas:
 
 @pytest.mark.parametrize("rows", [FIXED, VARIABLE], ids=["fixed", "variable"])
 class TestDamage:
-    def test_every_flipped_bit_is_found(self, rows: pa.RecordBatch) -> None:
+    def test_every_flipped_bit_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values = values_as_stored(rows)
         for row, value in enumerate(values):
@@ -153,7 +151,7 @@ class TestDamage:
                 with pytest.raises(CorruptData):
                     codec.decode(Octets.from_list([*values[:row], damaged, *values[row + 1 :]]), sums, FIRST)
 
-    def test_a_value_under_another_key_is_found(self, rows: pa.RecordBatch) -> None:
+    def test_a_value_under_another_key_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values = values_as_stored(rows)
         with pytest.raises(CorruptData):
@@ -161,7 +159,7 @@ class TestDamage:
         with pytest.raises(CorruptData):
             codec.decode(Octets.from_list(values), sums[::-1], FIRST)
 
-    def test_a_value_that_is_cut_or_goes_on_is_found(self, rows: pa.RecordBatch) -> None:
+    def test_a_value_that_is_too_short_or_too_long_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values = values_as_stored(rows)
         for damaged in [*(values[0][:length] for length in range(len(values[0]))), values[0] + b"\x01" * 8]:
@@ -170,14 +168,14 @@ class TestDamage:
             with pytest.raises(CorruptData):
                 codec.decode(Octets.from_list([damaged]), sums[:1], FIRST)
 
-    def test_damage_is_found_in_columns_nobody_asked_for(self, rows: pa.RecordBatch) -> None:
+    def test_damage_in_unselected_columns_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         first, second = values_as_stored(rows)
         damaged = first[:-1] + bytes([first[-1] ^ 1])
         with pytest.raises(CorruptData):
             codec.decode(Octets.from_list([damaged, second]), sums, FIRST, [])
 
-    def test_the_error_counts_the_rows_and_names_the_first(self, rows: pa.RecordBatch) -> None:
+    def test_the_error_has_the_number_of_rows_and_the_first_one(self, rows: pa.RecordBatch) -> None:
         first, second = values_as_stored(rows)
         damaged = second[:6] + bytes([second[6] ^ 1]) + second[7:]
         with pytest.raises(CorruptData) as refused:

@@ -30,13 +30,13 @@ def nested(depth: int) -> pa.DataType:
 
 
 @given(schemas())
-def test_a_stored_schema_is_written_as_json_and_comes_back(schema: pa.Schema) -> None:
+def test_a_stored_schema_survives_a_round_trip_through_json(schema: pa.Schema) -> None:
     again = from_json(json.loads(json.dumps(to_json(schema))))
     assert again.equals(schema, check_metadata=True)
-    assert str(again) == str(schema)  # with the names of inner fields, which equality does not look at
+    assert str(again) == str(schema)  # equality ignores the names of inner fields, so compare these too
 
 
-def test_a_schema_is_written_as_it_always_was() -> None:
+def test_the_json_of_a_schema_is_frozen() -> None:
     schema = pa.schema(
         [
             pa.field("a", pa.timestamp("us", "UTC"), nullable=False),
@@ -73,7 +73,7 @@ def nested_json(depth: int) -> dict[str, Any]:
     return column
 
 
-def test_a_type_that_nests_as_deep_as_it_may_is_read() -> None:
+def test_a_type_at_the_nesting_limit_is_read() -> None:
     assert to_json(from_json([nested_json(NESTING_MAX)])) == [nested_json(NESTING_MAX)]
 
 
@@ -95,18 +95,18 @@ def test_a_type_that_nests_as_deep_as_it_may_is_read() -> None:
     ],
     ids=lambda column: str(column)[:80],
 )
-def test_json_that_is_no_schema_is_refused(column: dict[str, Any]) -> None:
+def test_json_that_is_not_a_schema_is_refused(column: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedVersion):
         from_json([column])
 
 
 class TestNormalise:
     @given(schemas())
-    def test_a_stored_schema_stays_as_it_is(self, schema: pa.Schema) -> None:
+    def test_a_stored_schema_is_unchanged(self, schema: pa.Schema) -> None:
         assert normalise(schema).equals(schema, check_metadata=True)
 
     @given(schemas(foreign_types()))
-    def test_any_other_becomes_a_stored_one(self, schema: pa.Schema) -> None:
+    def test_any_other_schema_becomes_a_stored_one(self, schema: pa.Schema) -> None:
         stored = normalise(schema)
         assert (stored.names, [field.nullable for field in stored]) == (
             schema.names,
@@ -137,7 +137,9 @@ class TestNormalise:
         ],
         ids=str,
     )
-    def test_a_foreign_type_becomes_the_one_with_the_same_values(self, given: pa.DataType, stored: pa.DataType) -> None:
+    def test_a_foreign_type_becomes_the_type_with_the_same_values(
+        self, given: pa.DataType, stored: pa.DataType
+    ) -> None:
         assert normalise_type(given) == stored
 
     def test_inner_fields_stay_not_null(self) -> None:
@@ -177,12 +179,12 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_types_no_table_stores(self, kind: pa.DataType) -> None:
+    def test_types_that_can_not_be_stored_are_refused(self, kind: pa.DataType) -> None:
         with pytest.raises(InvalidRequest) as refused:
             normalise(pa.schema([("good", pa.int8()), ("bad", kind)]))
         assert refused.value.where["column"] == "bad"
 
-    def test_types_that_nest_too_deep(self) -> None:
+    def test_types_that_nest_too_deep_are_refused(self) -> None:
         assert normalise_type(nested(NESTING_MAX)) == nested(NESTING_MAX)
         with pytest.raises(InvalidRequest) as refused:
             normalise(pa.schema([("deep", nested(NESTING_MAX + 1))]))
@@ -197,29 +199,29 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_keys_without_an_order(self, kind: pa.DataType) -> None:
+    def test_keys_without_an_order_are_refused(self, kind: pa.DataType) -> None:
         schema = pa.schema([("a", pa.int8()), ("k", kind)])
         assert len(normalise(schema)) == 2
         with pytest.raises(InvalidRequest) as refused:
             normalise(schema, ["a", "k"])
         assert refused.value.where["column"] == "k"
 
-    def test_keys_of_other_columns(self) -> None:
+    def test_keys_of_missing_columns_are_refused(self) -> None:
         with pytest.raises(InvalidRequest) as refused:
             normalise(pa.schema([("a", pa.int8())]), ["a", "b"])
         assert refused.value.where["column"] == "b"
 
-    def test_a_column_twice_in_the_key(self) -> None:
+    def test_a_column_twice_in_the_key_is_refused(self) -> None:
         with pytest.raises(InvalidRequest):
             normalise(pa.schema([("a", pa.int8())]), ["a", "a"])
 
-    def test_two_columns_of_one_name(self) -> None:
+    def test_two_columns_of_one_name_are_refused(self) -> None:
         with pytest.raises(InvalidRequest) as refused:
             normalise(pa.schema([("a", pa.int8()), ("b", pa.int8()), ("a", pa.int8())]))
         assert refused.value.where["column"] == "a"
 
     @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), "", "a\nb", "\x00", "x" * 256, "é" * 128, "\u202e"])
-    def test_names_that_are_reserved_too_long_or_unprintable(self, name: str) -> None:
+    def test_reserved_too_long_and_unprintable_names_are_refused(self, name: str) -> None:
         with pytest.raises(InvalidRequest):
             normalise(pa.schema([(name, pa.int8())]))
 
@@ -228,13 +230,13 @@ class TestRefused:
         assert changelog <= RESERVED_NAMES
 
     @pytest.mark.parametrize("name", ["a\nb", "x" * 256])
-    def test_names_of_inner_fields_that_are_too_long_or_unprintable(self, name: str) -> None:
+    def test_too_long_and_unprintable_names_of_inner_fields_are_refused(self, name: str) -> None:
         with pytest.raises(InvalidRequest):
             normalise(pa.schema([("a", pa.struct([(name, pa.int8())]))]))
         assert normalise_type(pa.struct([("_bucket", pa.int8())])).names == ["_bucket"]
 
     @pytest.mark.parametrize("count", [0, COLUMNS_MAX + 1])
-    def test_no_columns_or_too_many(self, count: int) -> None:
+    def test_no_columns_or_too_many_are_refused(self, count: int) -> None:
         with pytest.raises(InvalidRequest):
             normalise(pa.schema([(f"c{i}", pa.int8()) for i in range(count)]))
         assert len(normalise(pa.schema([(f"c{i}", pa.int8()) for i in range(COLUMNS_MAX)]))) == COLUMNS_MAX

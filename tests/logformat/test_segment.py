@@ -27,23 +27,23 @@ HEAD = SegmentHead(UUID(int=0x0123456789ABCDEF0123456789ABCDEF), 7, 1, 100, 40, 
     ),
     st.binary(max_size=10),
 )
-def test_any_head_comes_back_whatever_follows_it(head: SegmentHead, behind: bytes) -> None:
+def test_any_head_survives_a_round_trip_whatever_follows_it(head: SegmentHead, rest: bytes) -> None:
     assert len(encode_head(head)) == HEAD_BYTES == 64
-    assert decode_head(encode_head(head) + behind) == decode_head(memoryview(encode_head(head))) == head
+    assert decode_head(encode_head(head) + rest) == decode_head(memoryview(encode_head(head))) == head
 
 
-def test_the_first_segment_has_none_before_it() -> None:
+def test_the_first_segment_has_no_predecessor() -> None:
     first = decode_head(encode_head(SegmentHead(HEAD.store_id, 7, 1, 0)))
     assert (first.previous_base, first.previous_end) == (NO_OFFSET, START) == (-1, 0)
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for damaged in bit_flips(encode_head(HEAD)):
         with pytest.raises(CorruptBatch):
             decode_head(damaged)
 
 
-def test_a_head_that_is_cut_is_refused() -> None:
+def test_a_truncated_head_is_refused() -> None:
     for damaged in cuts(encode_head(HEAD)):
         with pytest.raises(CorruptBatch):
             decode_head(damaged)
@@ -56,7 +56,7 @@ def test_a_newer_version_is_refused_as_such() -> None:
     assert refused.value.where == {"version": 2}
 
 
-def test_a_head_is_written_as_it_always_was() -> None:
+def test_the_encoding_of_a_head_is_frozen() -> None:
     assert encode_head(HEAD).hex(" ", -8) == (
         "4b564c4701000000 0700000000000000 0123456789abcdef 0123456789abcdef "
         "0100000000000000 6400000000000000 2800000000000000 00100000d613377a"

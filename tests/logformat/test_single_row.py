@@ -1,4 +1,4 @@
-"""One row by itself is the row that the codecs of columns know."""
+"""The codec of single rows agrees with the codecs of columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = pa.record_batch([[-1, None], [7, 8], ["é", None], [True, None]], schema=
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str]]:
-    """Rows, and the names of their key's columns."""
+    """Rows, and the names of their key columns."""
     kinds = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
     others = draw(st.lists(st.sampled_from(TYPES), max_size=10))
     size = draw(st.integers(1, 3))
@@ -39,7 +39,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str]]:
 
 
 def stored(rows: pa.RecordBatch, key: list[str], schema_id: SchemaId = FIRST) -> list[tuple[bytes, bytes]]:
-    """Keys and values as the codecs of columns make them."""
+    """Keys and values, encoded by the codecs of columns."""
     keys = KeyCodec([rows.schema.field(name) for name in key]).encode([rows.column(name) for name in key])
     others = [name for name in rows.schema.names if name not in key]
     schema = pa.schema([rows.schema.field(name) for name in others])
@@ -49,7 +49,7 @@ def stored(rows: pa.RecordBatch, key: list[str], schema_id: SchemaId = FIRST) ->
 
 
 @given(tables())
-def test_a_row_is_read_as_arrow_reads_it(table: tuple[pa.RecordBatch, list[str]]) -> None:
+def test_a_row_decodes_as_with_arrow(table: tuple[pa.RecordBatch, list[str]]) -> None:
     rows, key = table
     try:
         found = stored(rows, key)
@@ -65,14 +65,14 @@ def test_a_row_is_read_as_arrow_reads_it(table: tuple[pa.RecordBatch, list[str]]
             assert repr(codec.decode(*values, code, value)) == repr(row)
 
 
-def test_columns_that_are_newer_than_a_row_are_null() -> None:
+def test_columns_newer_than_a_row_are_null() -> None:
     code, value = stored(ROWS, ["k"])[0]
     wider = pa.schema([*SCHEMA, ("new", pa.int8()), ("newer", pa.string())])
     codec = SingleRowCodec({FIRST: SCHEMA, SECOND: wider}, ["k"])
     assert codec.decode(7, code, value) == {"v": -1, "k": 7, "s": "é", "flag": True, "new": None, "newer": None}
 
 
-def test_a_row_of_a_schema_that_is_not_known_here_is_told_from_others() -> None:
+def test_a_row_of_an_unknown_schema_is_recognized() -> None:
     codec = SingleRowCodec({FIRST: SCHEMA}, ["k"])
     for schema_id, is_known in ((FIRST, True), (SECOND, False)):
         code, value = stored(ROWS, ["k"], schema_id)[0]
@@ -82,16 +82,16 @@ def test_a_row_of_a_schema_that_is_not_known_here_is_told_from_others() -> None:
 
 
 @pytest.mark.parametrize("key", [True, 1.0, "7", 2**63, -(2**63) - 1, None, (7, 7), (), {"k": 7}, dt.date(2026, 1, 1)])
-def test_a_key_that_needs_a_closer_look_has_no_code(key: Any) -> None:
+def test_a_key_that_needs_the_general_codec_has_no_code(key: Any) -> None:
     assert SingleRowCodec({FIRST: SCHEMA}, ["k"]).encode_key(key) is None
 
 
 @pytest.mark.parametrize("key", ["\ud800", b"a", 1, "x" * 600])
-def test_a_text_that_does_not_fit_has_no_code(key: Any) -> None:
+def test_an_invalid_text_has_no_code(key: Any) -> None:
     assert SingleRowCodec({FIRST: SCHEMA}, ["s"]).encode_key(key) is None
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     codec = SingleRowCodec({FIRST: SCHEMA}, ["k"])
     for code, value in stored(ROWS, ["k"]):
         for damaged in bit_flips(value):
@@ -99,7 +99,7 @@ def test_every_flipped_bit_is_found() -> None:
                 codec.decode(7, code, damaged)
 
 
-def test_a_row_under_another_key_or_cut_short_is_found() -> None:
+def test_a_row_under_another_key_or_cut_short_is_detected() -> None:
     codec = SingleRowCodec({FIRST: SCHEMA}, ["k"])
     (code, value), (other, _) = stored(ROWS, ["k"])
     assert codec.decode(7, code, value)["v"] == -1
@@ -108,8 +108,8 @@ def test_a_row_under_another_key_or_cut_short_is_found() -> None:
             codec.decode(7, its_code, its_value)
 
 
-def test_lengths_that_do_not_add_up_are_found_though_the_checksum_is_right() -> None:
-    """Such as a row that was written with other columns under the same schema."""
+def test_lengths_that_do_not_add_up_are_detected_under_a_correct_checksum() -> None:
+    """For example a row that was written with other columns under the same schema id."""
     lengths = pa.record_batch([[7], [2**20]], schema=pa.schema([("k", pa.int64()), ("n", pa.int64())]))
     code, value = stored(lengths, ["k"])[0]
     for types in ([pa.string(), pa.int32()], [pa.int64()] * 3):
@@ -119,6 +119,6 @@ def test_lengths_that_do_not_add_up_are_found_though_the_checksum_is_right() -> 
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.list_(pa.int8()), pa.float16(), pa.binary(4)])
-def test_tables_with_other_types_are_left_to_the_codecs_of_columns(kind: pa.DataType) -> None:
+def test_tables_with_other_types_are_not_supported(kind: pa.DataType) -> None:
     assert not SingleRowCodec.supports({FIRST: pa.schema([("k", pa.int64()), ("v", kind)])}, ["k"])
     assert not SingleRowCodec.supports({FIRST: pa.schema([("k", kind), ("v", pa.int64())])}, ["k"])

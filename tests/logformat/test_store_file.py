@@ -13,24 +13,24 @@ STORE = StoreFile(store_id=UUID(int=0x0123456789ABCDEF0123456789ABCDEF), created
 
 
 @given(st.builds(StoreFile, store_id=st.uuids(), created_ms=st.integers(-(2**63), 2**63 - 1)))
-def test_any_store_comes_back(store: StoreFile) -> None:
+def test_any_store_survives_a_round_trip(store: StoreFile) -> None:
     assert decode(encode(store)) == store
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     for damaged in bit_flips(encode(STORE)):
         with pytest.raises(StoreError):
             decode(damaged)
 
 
-def test_a_file_that_is_cut_or_goes_on_is_refused() -> None:
+def test_a_file_that_is_too_short_or_too_long_is_refused() -> None:
     for damaged in [*cuts(encode(STORE)), encode(STORE) + b"\n", b" " + encode(STORE), encode(STORE) * 2]:
         with pytest.raises(CorruptImage):
             decode(damaged)
 
 
 @pytest.mark.parametrize("format", [b"2", b"10", b"99999999999999999999"])
-def test_a_newer_format_is_refused_as_such_whatever_else_it_says(format: bytes) -> None:
+def test_a_newer_format_is_refused_as_such_whatever_else_it_contains(format: bytes) -> None:
     newer = encode(STORE).replace(b'"format":1', b'"format":' + format)
     for data in (newer, b'{"format":' + format + b"}", b'{"new":[],"format":' + format + b',"store_id":7}'):
         with pytest.raises(UnsupportedVersion) as refused:
@@ -50,7 +50,7 @@ def test_a_file_that_nests_without_end_is_refused() -> None:
         decode(b'{"x":' + b"[" * 100_000)
 
 
-def test_a_store_is_written_as_it_always_was() -> None:
+def test_the_encoding_of_a_store_is_frozen() -> None:
     uuid = b"01234567-89ab-cdef-0123-456789abcdef"
     written = b'{"format":1,"store_id":"%s","created_ms":1700000000000,"crc32c":686661245}\n' % uuid
     assert encode(STORE) == written

@@ -28,21 +28,21 @@ ENTRY = WriterEntry(2, True, (RememberedBatch(2**31 - 1, 0, 40, 1000), Remembere
 
 
 @given(I64, ENTRIES)
-def test_any_entry_comes_back(writer_id: int, entry: WriterEntry) -> None:
+def test_any_entry_survives_a_round_trip(writer_id: int, entry: WriterEntry) -> None:
     encoded = encode_entry(writer_id, entry)
     assert len(encoded) == 12 + 24 * len(entry.batches) + (8 if entry.uncounted_ms else 0)
     assert decode_entry(writer_id, encoded) == entry
 
 
 @given(I64, ENTRIES, I64)
-def test_an_entry_is_its_writers_alone(writer_id: int, entry: WriterEntry, other: int) -> None:
+def test_an_entry_belongs_to_its_writer_only(writer_id: int, entry: WriterEntry, other: int) -> None:
     if other != writer_id:
         with pytest.raises(CorruptData):
             decode_entry(other, encode_entry(writer_id, entry))
 
 
 @given(I64, st.dictionaries(I64, ENTRIES, max_size=4))
-def test_any_snapshot_comes_back(next_offset: int, writers: dict[int, WriterEntry]) -> None:
+def test_any_snapshot_survives_a_round_trip(next_offset: int, writers: dict[int, WriterEntry]) -> None:
     assert decode_snapshot(encode_snapshot(next_offset, writers)) == (next_offset, writers)
     backwards = dict(reversed(writers.items()))
     assert encode_snapshot(next_offset, backwards) == encode_snapshot(next_offset, writers)
@@ -64,14 +64,14 @@ def test_an_empty_batch_takes_the_offset_it_is_at() -> None:
     assert [batch.last_offset for batch in ENTRY.batches] == [40, 50]
 
 
-def test_every_damage_of_an_entry_is_found() -> None:
+def test_every_damage_of_an_entry_is_detected() -> None:
     encoded = encode_entry(5, ENTRY)
     for damaged in [*bit_flips(encoded), *cuts(encoded), encoded + b"\x00", encoded + bytes(24)]:
         with pytest.raises(CorruptData):
             decode_entry(5, damaged)
 
 
-def test_every_damage_of_a_snapshot_is_found() -> None:
+def test_every_damage_of_a_snapshot_is_detected() -> None:
     encoded = encode_snapshot(51, {5: ENTRY, 6: ENTRY})
     for damaged in [*bit_flips(encoded), *cuts(encoded), encoded + b"\x00"]:
         with pytest.raises(CorruptData):
@@ -88,12 +88,12 @@ def test_every_damage_of_a_snapshot_is_found() -> None:
     ],
     ids=["another file", "another version", "a writer is missing", "an entry is cut"],
 )
-def test_a_snapshot_that_is_none_is_refused_under_a_right_checksum(body: bytes) -> None:
+def test_another_file_under_a_correct_checksum_is_refused(body: bytes) -> None:
     with pytest.raises(CorruptData):
         decode_snapshot(body + struct.pack("<I", crc32c(body)))
 
 
-def test_an_entry_is_written_as_it_always_was() -> None:
+def test_the_encoding_of_an_entry_is_frozen() -> None:
     assert encode_entry(5, ENTRY).hex(" ", -4) == (
         "ceaa8d7f 02000000 01020000 ffffff7f 00000000 28000000 00000000 e8030000 "
         "00000000 00000000 09000000 29000000 00000000 e9030000 00000000"

@@ -117,7 +117,7 @@ def test_a_job_that_fails_leaves_nothing(frame: DataFrame, store: kvstore.Store)
     with pytest.raises(Exception, match="planted"):
         save(broken, store, "t")
     unfit = frame.selectExpr("IF(k = 4999, null, k) AS k", "s", "v")
-    with pytest.raises(PythonException, match="This column takes no nulls"):
+    with pytest.raises(PythonException, match="This column does not allow nulls"):
         save(unfit, store, "t")
     assert table.offsets() == {0: (0, 0), 1: (0, 0)}
     save(frame, store, "t")
@@ -214,7 +214,7 @@ def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Sto
     [
         ("t", ["k", "s"], {}, r"A column is missing.*missing=\['v'\]"),
         ("t", ["k", "s", "v", "1 AS z"], {}, r"no such column.*unknown=\['z'\]"),
-        ("t", ["s AS k", "s", "v"], {}, "another type"),
+        ("t", ["s AS k", "s", "v"], {}, "different type"),
         ("t", ["k", "s", "v", "k AS _log_offset"], {}, "written with their column _change_type"),
         ("t", ["k", "s", "v", "1 AS _change_type"], {}, "kind of a change is a string"),
         ("t", ["k", "s", "v", "'insert' AS _change_type", "s AS _log_offset"], {}, "type it has in a changelog"),

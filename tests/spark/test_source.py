@@ -249,7 +249,7 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
         ("t$changelog", {"failOnDataLoss": "maybe"}, "true or false"),
         ("t$changelog", {"maxOffsetsPerTrigger": "0"}, "a number above 0"),
         ("t$changelog", {"maxOffsetsPerTrigger": "1"}, "for streams"),
-        ("t$changelog", {"startingOffsets": '{"0": 1}', "endingOffsets": '{"0": 0}'}, "does not come before its start"),
+        ("t$changelog", {"startingOffsets": '{"0": 1}', "endingOffsets": '{"0": 0}'}, "before its start"),
         ("t$changelog", {"startingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"endingOffsets": '{"0": 99}'}, "does not hold this offset"),
         ("t$changelog", {"startingOffsets": '{"1": 0}'}, "an offset for each bucket"),

@@ -201,13 +201,16 @@ def test_bad_call(what: str, table: kvstore.Table) -> None:
 
 
 def test_errors_say_which_end_is_wrong(table: kvstore.Table) -> None:
-    for start, end, words in [("newest", "latest", "changelog starts at"), (0, "newest", "changelog ends at")]:
+    for start, end, words in [
+        ("newest", "latest", "start of a changelog must be"),
+        (0, "newest", "end of a changelog must be"),
+    ]:
         with pytest.raises(InvalidRequest, match=words):
             table.changelog(start, end)
     with pytest.raises(SchemaMismatch) as missing:
         table.delete({"n": 1})
     assert "partial update" not in str(missing.value)
-    with pytest.raises(OffsetOutOfRange, match="as of offset 0 to the log's end"):
+    with pytest.raises(OffsetOutOfRange, match="an offset from 0 to the log's end"):
         table.scan(as_of=-1)
 
 
