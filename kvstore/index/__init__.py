@@ -1,1 +1,1 @@
-"""Index: LMDB environments, and the rows and writers of one bucket in them."""
+"""Index of a bucket: its rows and writers in an LMDB environment."""

@@ -1,10 +1,10 @@
-"""Index of one bucket: key → row, writers, and how far it is, all moved in one transaction.
+"""Index of one bucket: rows by key, writers, and the state, all changed in one transaction.
 
-Space of keys in the environment's one database (docs/format.md, Index): ``00`` the state, ``01`` writers, ``02`` rows.
+Keys of the environment's one database (docs/format.md, Index): ``00`` the state, ``01`` writers, ``02`` rows.
 
-* Rows, writers and state are changed in one transaction, so they can't diverge.
-* The write transaction is a buffer: it stays open over many batches. Begin, commit and abort belong to the committer's
-  thread; others may read through it under the bucket's lock.
+* Rows, writers and state change in one transaction, so they can't diverge.
+* The write transaction is a buffer: it stays open over many batches. Only the committer's thread begins, commits and
+  aborts it; other threads may read through it under the bucket's lock.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _STEP_ROWS = 256
 
 
 class View:
-    """One moment of an index, read through one transaction.
+    """A consistent view of an index, read through one transaction.
 
     Args:
-        leaves: The pages that hold its rows, if they can be read by themselves.
+        leaves: Reader of the pages that hold the rows, if it can be used.
     """
 
     def __init__(self, transaction: Transaction, leaves: Leaves | None = None) -> None:
@@ -46,39 +46,39 @@ class View:
         self._leaves = leaves
 
     def state(self) -> IndexState:
-        """How far the index is.
+        """State of the index.
 
         Raises:
-            CorruptData: It was never finished, or is damaged.
+            CorruptData: The index was never finished, or is damaged.
         """
         record = self._transaction.get(_STATE)
         if record is None:
-            raise CorruptData("An index holds no state; run `kvstore check`.")
+            raise CorruptData("An index has no state; run `kvstore check`.")
         return index_state.decode(record)
 
     def writers(self) -> dict[WriterId, WriterEntry]:
-        """Every writer the index remembers.
+        """All writers in the index.
 
         Raises:
-            CorruptData: An entry is damaged, or its key.
+            CorruptData: An entry or its key is damaged.
         """
         writers = {}
         for key, value in self._between(_AFTER_STATE, ROW):
             if len(key) != _WRITER_KEY.size or key[:1] != _WRITER:
-                raise CorruptData("An index holds an unknown key; run `kvstore check`.", key=key.hex())
+                raise CorruptData("An index has an unknown key; run `kvstore check`.", key=key.hex())
             writer_id = WriterId(_WRITER_KEY.unpack(key)[1])
             writers[writer_id] = writer_entry.decode_entry(writer_id, value)
         return writers
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values of keys, in order; empty where a key is not there, for no value is empty."""
+        """Values of keys, in order; empty where a key is missing. No stored value is empty."""
         return list(map(self._transaction.get, keys, repeat(b"")))
 
     def rows(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[tuple[Octets, Octets]]:
         """Keys and values of the rows from ``start`` to ``stop`` (exclusive), in key order.
 
-        Some at a time: ``chunk`` of them, or fewer. Words of zeros may stand behind a value: they change neither its
-        checksum nor what it says, and so all can have one width.
+        In chunks of at most ``chunk`` rows. Zero words may follow a value: they change neither its checksum nor its
+        content, and give all values one width.
 
         Raises:
             CorruptData: A page is damaged.
@@ -86,7 +86,7 @@ class View:
         if self._leaves is None:
             yield from self._rows_by_cursor(chunk, start, stop)
             return
-        # A few rows cost the cursor less than their pages do.
+        # For a few rows, the cursor is cheaper than reading whole pages.
         for keys, values in islice(self._rows_by_cursor(min(chunk, _STEP_ROWS), start, stop), 1):
             yield keys, values
             following = self.first_from(keys[-1] + b"\0")
@@ -119,12 +119,12 @@ class View:
             return first, cursor.key()
 
     def first_from(self, key: bytes) -> bytes | None:
-        """The first key from ``key`` on, itself included."""
+        """The first key at or after ``key``; None if there is none."""
         with self._transaction.cursor() as cursor:
             return cursor.key() if cursor.set_range(key) else None
 
     def leaf_bytes(self) -> int:
-        """About how many bytes rows take."""
+        """Approximate size in bytes of the pages that hold rows."""
         return PAGE_BYTES * int(self._transaction.stat()["leaf_pages"])
 
     def _between(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -138,10 +138,10 @@ class View:
 
 
 class Index:
-    """One bucket's index.
+    """The index of one bucket.
 
     Args:
-        environment: Given up on :meth:`close`.
+        environment: :meth:`close` releases it.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -152,7 +152,7 @@ class Index:
         self._committed: tuple[int, IndexState] | None = None
 
     def committed_state(self) -> IndexState:
-        """How far what is committed is; it costs next to nothing if nothing was committed since it was asked last."""
+        """State of the last commit; cheap if nothing was committed since the last call."""
         known = self._committed
         if known is None or known[0] != self._environment.last_committed():
             with self._environment.read() as transaction:
@@ -161,13 +161,13 @@ class Index:
 
     @contextmanager
     def view(self) -> Iterator[View]:
-        """What is committed, at this moment."""
+        """A view of the last commit."""
         with self._environment.read() as transaction:
             yield View(transaction)
 
     @contextmanager
     def scan_view(self) -> Iterator[View]:
-        """The same, for who reads many rows: they are taken from their pages."""
+        """A view of the last commit for large scans: it reads rows from their pages."""
         with self._environment.read() as transaction, self._environment.file() as descriptor:
             found = None if descriptor is None else tree_of(descriptor, transaction.id())
             if descriptor is None or found is None:
@@ -178,51 +178,51 @@ class Index:
 
     @property
     def writing(self) -> bool:
-        """Whether there is something that is not committed."""
+        """Whether there are uncommitted changes."""
         return self._transaction is not None
 
     @contextmanager
     def written_view(self) -> Iterator[View]:
-        """What is committed and what is not; under the committer's lock."""
+        """A view that includes uncommitted changes; the caller holds the committer's lock."""
         with self._environment.reading():
             yield View(self._writable())
 
     def value(self, key: bytes) -> bytes | None:
-        """Value of a key, also if it is not committed; under the committer's lock if there is one."""
+        """Value of a key, committed or not; the caller holds the committer's lock if there is one."""
         if self._transaction is None:
             return self._environment.get(key)
         with self._environment.reading():
             return self._transaction.get(key)
 
     def begin(self) -> None:
-        """Begin the transaction, if there is none: from now on there is something to commit."""
+        """Begin the write transaction if none is open; from then on there is something to commit."""
         self._writable()
 
     def replace(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
-        """Store rows and take out those they replace; empty where there was none. Keys are in order, each once."""
+        """Store rows and return the values they replace, empty if none. Keys are sorted and unique."""
         with self._writable().cursor() as cursor:
             replaced = [old or b"" for old in map(cursor.replace, keys, values)]
         self._touched += len(keys)
         return replaced
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values of keys, also those that are not committed; empty where there is none."""
+        """Values of keys, committed or not; empty where there is none."""
         return View(self._writable()).get(keys)
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Store rows. Keys are in order, each once."""
+        """Store rows. Keys are sorted and unique."""
         with self._writable().cursor() as cursor:
             cursor.putmulti(zip(keys, values, strict=True))
         self._touched += len(keys)
 
     def remove(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Take out rows; empty where there is none. Keys are in order, each once."""
+        """Remove rows and return their values, empty if there is none. Keys are sorted and unique."""
         transaction = self._writable()
         self._touched += len(keys)
         return [old or b"" for old in map(transaction.pop, keys)]
 
     def put_writer(self, writer_id: WriterId, entry: WriterEntry | None) -> None:
-        """Remember a writer; None forgets it."""
+        """Store a writer's entry; None removes it."""
         key = _WRITER_KEY.pack(_WRITER, writer_id)
         if entry is None:
             self._writable().delete(key)
@@ -230,16 +230,16 @@ class Index:
             self._writable().put(key, writer_entry.encode_entry(writer_id, entry))
 
     def dirty_bytes(self) -> int:
-        """About how many bytes of pages wait to be committed."""
+        """Approximate bytes of pages that wait for a commit."""
         pages = max(self._leaf_pages, 1)
-        # Of P pages, r random rows touch P(1 - e^(-r/P)); below, the first terms of it are enough.
+        # r random rows touch P(1 - e^(-r/P)) of P pages; this approximates it.
         return int(PAGE_BYTES * pages * self._touched / (pages + self._touched))
 
     def commit(self, state: IndexState) -> None:
-        """Make everything durable, together with how far it is.
+        """Make all changes durable, together with the state.
 
         Raises:
-            lmdb.Error: The transaction can't be used any more; abort it.
+            lmdb.Error: The transaction is no longer usable; abort it.
         """
         transaction = self._writable()
         transaction.put(_STATE, index_state.encode(state))
@@ -249,33 +249,33 @@ class Index:
         self._transaction = None
 
     def abort(self) -> None:
-        """Forget what is not committed."""
+        """Discard uncommitted changes."""
         if self._transaction is not None:
             self._transaction.abort()
             self._transaction = None
 
     def verify(self) -> None:
-        """Verify the pages of what is committed; see :meth:`Environment.verify`."""
+        """Verify the pages of the last commit; see :meth:`Environment.verify`."""
         self._environment.verify()
 
     def show_last_commit(self) -> None:
-        """Have readers get everything committed; nobody else may write. See :meth:`Environment.show_last_commit`."""
+        """Make the last commit visible to readers; no other process may write. See the environment's method."""
         self._environment.show_last_commit()
 
     def is_stale(self) -> bool:
-        """Whether another index has taken this one's place."""
+        """Whether another index has replaced this one."""
         return self._environment.is_stale()
 
     def grow(self) -> None:
-        """Make room for more; nothing may be uncommitted. See :meth:`Environment.grow`."""
+        """Double the map; nothing may be uncommitted. See :meth:`Environment.grow`."""
         self._environment.grow()
 
     def release_dead_readers(self) -> None:
-        """Free what killed readers held; see :meth:`Environment.release_dead_readers`."""
+        """Release the slots of killed readers; see :meth:`Environment.release_dead_readers`."""
         self._environment.release_dead_readers()
 
     def close(self) -> None:
-        """Give the environment up; what is not committed is forgotten."""
+        """Discard uncommitted changes and release the environment."""
         self.abort()
         self._environment.close()
 

@@ -1,9 +1,9 @@
-"""Rows read from their pages as a whole; LMDB's cursor makes two Python objects of each row.
+"""Bulk reads of rows from LMDB's pages; LMDB's cursor would create two Python objects for each row.
 
-* A commit changes no page of the one before it, and none is used again while a reader of that commit has its slot: what
-  is read while a read transaction is held is of its moment.
-* Pages are read with ``pread``, and nothing in them is believed: every place is held against its page before it is
-  used, nodes fill their page, and keys rise; else it is ``CorruptData``. Rows have checksums of their own.
+* A commit changes no page of the commit before it, and no page is reused while a reader of its commit has a slot: reads
+  within a read transaction see one consistent state.
+* Pages are read with ``pread`` and never trusted: every position is checked against its page before use, nodes must
+  fill their page, and keys must ascend; otherwise ``CorruptData`` is raised. Rows have their own checksums.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from kvstore.pages import BIG, BRANCH, DEPTH_MAX, HEAD, LEAF, NODE, NOWHERE, OVE
 from logformat.binary_column import Octets, gather, gather_padded, windows
 
 CHUNK_BYTES = 8 << 20
-"""Bytes of the values of one chunk; or one value, if it is larger. Of more, memory would be faulted in for each."""
+"""Limit in bytes of a chunk's values, or one larger value. Larger chunks would page-fault new memory each time."""
 _PAGES_BYTES = 16 << 20
 _VALUE_BYTES_MAX = 2**31 - 1
-_FULL = 0.9  # of a chunk: how full leaves are differs, and a chunk too many costs more than smaller ones
+_FULL = 0.9  # of a chunk: leaves differ in fill, and one extra chunk costs more than smaller chunks
 _HEAD = np.dtype([("number", "<u8"), ("unused", "<u2"), ("kind", "<u2"), ("lower", "<u2"), ("upper", "<u2")])
 _BRANCHES = 64
-"""Branches read at once."""
+"""Number of branches read at once."""
 _NUMBER_BYTES = 8
-"""Of the number of a page, where a value has pages of its own."""
+"""Size of a page number, stored in place of a value that has its own pages."""
 assert _HEAD.itemsize == HEAD.size
 
 
 class Leaves:
-    """A tree, as a read transaction found it.
+    """The tree of an index, as of a read transaction.
 
     Args:
-        descriptor: LMDB's file.
-        page_bytes: Bytes of a page.
-        check_held: Called after pages were read; raises if the transaction is not held any more.
+        descriptor: Descriptor of LMDB's file.
+        page_bytes: Size of a page.
+        check_held: Called after each read of pages; raises if the transaction is no longer open.
     """
 
     def __init__(self, descriptor: int, page_bytes: int, tree: Tree, check_held: Callable[[], object]) -> None:
@@ -53,11 +53,11 @@ class Leaves:
         """Keys and values from ``start`` to ``stop`` (exclusive), in key order.
 
         Args:
-            chunk: Rows at a time; or fewer.
+            chunk: Maximum number of rows at a time.
 
         Raises:
             CorruptData: A page is damaged.
-            OSError: The disk refused.
+            OSError: The disk failed.
         """
         last = b""  # no key is empty
         for numbers in self._leaves(chunk, start, stop):
@@ -75,12 +75,12 @@ class Leaves:
                 low = until
 
     def _leaves(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[np.ndarray]:
-        """Numbers of the leaves between two keys, as many at a time as hold about ``chunk`` rows."""
+        """Numbers of the leaves between two keys, in groups of about ``chunk`` rows."""
         tree = self._tree
         if tree.root == NOWHERE:
             return
         if not 1 <= tree.depth <= DEPTH_MAX or tree.root >= self._file_pages:
-            raise _damaged("a tree can't be so", depth=tree.depth, root=tree.root)
+            raise _damaged("a tree has an impossible depth or root", depth=tree.depth, root=tree.root)
         _, leaves, _, entries = tree.counts
         enough = int(_FULL * chunk * leaves / max(entries, 1))
         enough = max(1, min(enough, _PAGES_BYTES // self._page_bytes))
@@ -94,7 +94,7 @@ class Leaves:
             yield waiting
 
     def _below(self, numbers: np.ndarray, depth: int, start: bytes, stop: bytes | None) -> Iterator[np.ndarray]:
-        """Numbers of the leaves under pages of one level, those of a few branches at a time."""
+        """Numbers of the leaves below pages of one level, those of a few branches at a time."""
         if depth == self._tree.depth:
             yield numbers
             return
@@ -103,10 +103,10 @@ class Leaves:
             yield from self._below(below, depth + 1, start, stop)
 
     def _children(self, numbers: np.ndarray, start: bytes, stop: bytes | None) -> np.ndarray:
-        """Numbers of the pages under branches, which follow each other, that may hold keys between two."""
+        """Numbers of the pages below consecutive branches that may hold keys of the range."""
         flat, places = self._read(numbers, np.ones_like(numbers))
         nodes = self._nodes(flat, places, numbers, BRANCH)
-        # What the first key of a page says LMDB does not look at.
+        # LMDB ignores the first key of a branch page.
         looked_at = np.ones(len(nodes.keys), bool)
         looked_at[nodes.firsts] = False
         keys = gather((flat,), nodes.keys[looked_at], nodes.key_bytes[looked_at])
@@ -117,15 +117,15 @@ class Leaves:
         if stop is not None:
             before_last = int(nodes.firsts[-1]) - (len(numbers) - 1)
             high = int(nodes.firsts[-1]) + 1 + bisect_left(keys, stop, before_last) - before_last
-        # One more on either side: these keys have no checksum, but as they rise, one that is wrong is so by one page.
+        # One more page on either side: these keys have no checksum, but they ascend, so a wrong key is off by one page.
         return nodes.children[max(0, low - 1) : high + 1]
 
     def _nodes(self, flat: np.ndarray, places: np.ndarray, numbers: np.ndarray, kind: int) -> _Nodes:
-        """Nodes of pages, page by page in the order given: at least one of each.
+        """Nodes of pages, page by page in the given order; each page has at least one.
 
         Args:
-            flat, places: Bytes, and where in them each page begins.
-            numbers: Of the pages.
+            flat, places: The bytes, and where in them each page begins.
+            numbers: Numbers of the pages.
         """
         size = self._page_bytes
         heads = windows(flat, HEAD.size)[places].view(_HEAD)
@@ -133,7 +133,7 @@ class Leaves:
         right = (heads["number"] == numbers) & (heads["kind"] == kind) & (lower & 1 == 0)
         right &= (HEAD.size < lower) & (lower <= upper) & (upper <= size)
         if not right.all():
-            raise _damaged("it is another one", page=int(numbers[np.argmin(right)]))
+            raise _damaged("it has another number or kind", page=int(numbers[np.argmin(right)]))
         counts = (lower - HEAD.size) >> 1
         firsts = counts.cumsum() - counts
         pointers = np.arange(counts.sum()) + ((places + HEAD.size >> 1) - firsts).repeat(counts)
@@ -152,25 +152,25 @@ class Leaves:
         if kind == LEAF:
             flags = heads_of_nodes >> 32 & 0xFFFF
             if int(flags.max()) > BIG:
-                raise _damaged("a node is of another kind", pages=f"{numbers.min()}..{numbers.max()}")
+                raise _damaged("a node has an unknown kind", pages=f"{numbers.min()}..{numbers.max()}")
             big = flags == BIG
             ends = values + value_bytes
             ends[big] = values[big] + _NUMBER_BYTES
-        # Together they fill what they are said to, and as keys rise no two are one.
+        # Nodes exactly fill their part of the page; as keys ascend, no two nodes are the same.
         filled = ends - nodes
         filled += filled & 1
         if int((in_page + filled).max()) > size or (np.add.reduceat(filled, firsts) != size - upper).any():
-            raise _damaged("nodes are not one behind the other", pages=f"{numbers.min()}..{numbers.max()}")
+            raise _damaged("nodes overlap or leave gaps", pages=f"{numbers.min()}..{numbers.max()}")
         return _Nodes(firsts, keys, key_bytes, values, value_bytes, big, heads_of_nodes & 0xFFFFFFFFFFFF)
 
     def _values(self, flat: np.ndarray, nodes: _Nodes, some: slice) -> Octets:
-        """Values of some nodes of leaves, those in pages of their own among them."""
+        """Values of some nodes of leaves, including values that have their own pages."""
         starts, lengths, big = nodes.values[some], nodes.value_bytes[some], nodes.big[some]
         if not big.any():
             padded = gather_padded(flat, starts, lengths)
             return gather((flat,), starts, lengths) if padded is None else padded
         if lengths.max() > _VALUE_BYTES_MAX:
-            raise _damaged("a value is larger than any", bytes=int(lengths.max()))
+            raise _damaged("a value is larger than the limit", bytes=int(lengths.max()))
         firsts = windows(flat, _NUMBER_BYTES)[starts[big]].view("<u8")
         counts = -(-(HEAD.size + lengths[big]) // self._page_bytes)
         apart, places = self._read(firsts, counts)
@@ -184,13 +184,13 @@ class Leaves:
         return gather((flat, apart), starts, lengths, big)
 
     def _read(self, firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Runs of pages, in the order of the file: those that follow each other there are read at once.
+        """Read runs of pages in file order; adjacent runs are read at once.
 
         Args:
-            firsts, counts: Number of each run's first page, and how many they are.
+            firsts, counts: First page and number of pages of each run.
 
         Returns:
-            Their bytes, behind them as many as a page has, and where in them each run begins.
+            The bytes, followed by as many as one page has, and where in them each run begins.
         """
         if (firsts >= self._file_pages).any() or (firsts.astype(np.int64) + counts > self._file_pages).any():
             raise _damaged("it is beyond the end of the file", page=int(firsts.max()))
@@ -216,12 +216,12 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Nodes of pages; all arrays int64 ``(n,)`` but ``big``, which is bool; places are bytes from the first page's.
+    """Nodes of pages: arrays int64 ``(n,)``, ``big`` is bool; positions are bytes from the start of the first page.
 
     Attributes:
-        firsts: Which node is the first of each page.
-        values: Where each value begins; of one that has pages of its own, where the number of the first one stands.
-        children: Of branches, the pages below.
+        firsts: The first node of each page.
+        values: Start of each value; for a value with its own pages, of the number of the first page.
+        children: For branches, the pages below.
     """
 
     firsts: np.ndarray
@@ -237,7 +237,7 @@ def _check_order(last: bytes, keys: Octets) -> None:
     column = keys.to_arrow()
     rise = pc.less(column.slice(0, max(0, len(column) - 1)), column.slice(1))
     if len(keys) and (keys[0] <= last or rise.false_count):
-        raise _damaged("keys do not rise", key=keys[0].hex())
+        raise _damaged("keys do not ascend", key=keys[0].hex())
 
 
 def _damaged(reason: str, **where: object) -> CorruptData:

@@ -1,8 +1,8 @@
-"""Commits of many pages wait less for the disk: it begins with them while LMDB still hands them over.
+"""Early write-back: lets the disk start on a large commit while LMDB is still writing it.
 
-LMDB writes the pages of a commit one by one and then syncs. Where they are spread over a large file, the first takes
-the kernel half as long as the second takes the disk; at once, both take little over half of their sum
-(docs/performance.md). The sync that counts stays LMDB's: Linux tells what went wrong to every descriptor of a file.
+LMDB writes the pages of a commit one by one and then syncs. When they are spread over a large file, the writes take the
+kernel half as long as the sync takes the disk; overlapped, both take little more than half of their sum
+(docs/performance.md). Only LMDB's own sync counts: Linux reports a write error to every descriptor of a file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 BYTES_MIN = 16 << 20
-"""Of a commit that is worth a thread."""
+"""Size of a commit from which a thread pays off."""
 _PAUSE_SECONDS = 0.005
 
 
 @contextmanager
 def writing_back(path: Path) -> Iterator[None]:
-    """Have the disk write what is written meanwhile to a file; if that can't be, nothing is lost but time."""
+    """Sync a file repeatedly inside the context; if that fails, only time is lost."""
     done = threading.Event()
 
     def write_back() -> None:
@@ -28,14 +28,14 @@ def writing_back(path: Path) -> Iterator[None]:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 while True:
-                    os.fdatasync(descriptor)  # noqa: TID251 - it promises nothing
+                    os.fdatasync(descriptor)  # noqa: TID251 - nothing relies on it
                     if done.wait(_PAUSE_SECONDS):
                         break
             finally:
                 os.close(descriptor)
 
     thread = threading.Thread(target=write_back, name="kvstore-writeback", daemon=True)
-    with suppress(RuntimeError):  # there are too many threads
+    with suppress(RuntimeError):  # no more threads can start
         thread.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""LMDB under threads, and on a disk that refuses what is made when something is opened."""
+"""LMDB with threads, and on a disk that fails when something is opened."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ def open_while_another_thread_writes(pipe: Pipe, path: Path) -> None:
     transaction = environment.begin_write()
     opener = threading.Thread(target=environment.database, args=("a",))
     opener.start()
-    time.sleep(0.2)  # it waits for this transaction by now; if not, nothing is shown, and nothing is red
+    time.sleep(0.2)  # by now it waits for this transaction; if not, the test shows nothing, but does not fail
     transaction.abort()
     opener.join()
     pipe.send("both went on")
 
 
-def test_who_writes_goes_on_while_another_thread_opens_a_database(tmp_path: Path) -> None:
-    """Else neither would, ever: open_db() of py-lmdb waits for LMDB's lock with that of the interpreter held."""
+def test_a_writer_continues_while_another_thread_opens_a_database(tmp_path: Path) -> None:
+    """Otherwise both hang forever: open_db() of py-lmdb waits for LMDB's lock while it holds the interpreter's."""
     with Child(open_while_another_thread_writes, tmp_path / "e") as child:
         assert child.hear(30) == "both went on"
 
 
-def test_the_lock_file_has_its_blocks(tmp_path: Path) -> None:
-    """Those it lacks are made when its map is written, and a full disk ends the process then; see tests/proof."""
+def test_the_lock_file_has_all_its_blocks(tmp_path: Path) -> None:
+    """Missing blocks are allocated when its map is written, and a full disk then kills the process; see tests/proof."""
     open_environment(tmp_path / "e", Files(), map_bytes=MAP_BYTES, create=True).close()
     status = (tmp_path / "e" / "lock.mdb").stat()
     assert status.st_blocks * 512 >= status.st_size == 1 << 16
 
 
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, StoreFull), (errno.EIO, LogFailed)])
-def test_a_lock_that_the_disk_refuses(
+def test_a_refused_lock_file_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
 ) -> None:
-    """What it means is said, and it can be had once the disk is mended."""
+    """The error is named, and opening succeeds once the disk is repaired."""
     lock = ProcessLock(tmp_path / "LOCK")
 
     def refuse(*_: Any) -> int:
@@ -67,7 +67,7 @@ def test_a_lock_that_the_disk_refuses(
 
 
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, StoreFull), (errno.EIO, LogFailed)])
-def test_an_environment_that_the_disk_refuses(
+def test_a_refused_environment_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:

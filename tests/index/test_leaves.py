@@ -1,4 +1,4 @@
-"""Rows read from their pages are those that LMDB's cursor gives: of the same moment, between the same keys."""
+"""Rows read from pages equal those of LMDB's cursor: of the same moment, between the same keys."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pairs(found: Iterator[tuple[Octets, Octets]], *, chunk: int = 1 << 30) -> Pa
 
 
 def assert_same(found: Pairs, expected: Pairs) -> None:
-    """Behind a value there may be words of zeros."""
+    """Zero words may follow a value."""
     assert [key for key, _ in found] == [key for key, _ in expected]
     for (_, value), (_, stored) in zip(found, expected, strict=True):
         assert value.startswith(stored)
@@ -83,7 +83,7 @@ def between(rows: dict[bytes, bytes], start: bytes, stop: bytes | None) -> Pairs
 
 @FEWER
 @given(st.data())
-def test_pages_give_what_a_dict_holds_between_any_keys(data: st.DataObject) -> None:
+def test_pages_agree_with_a_dict_between_any_keys(data: st.DataObject) -> None:
     random = Random(data.draw(st.integers(0, 1 << 30)))
     key_bytes = KEY_BYTES[data.draw(st.sampled_from(list(KEY_BYTES)))]
     value_bytes = VALUE_BYTES[data.draw(st.sampled_from(list(VALUE_BYTES)))]
@@ -113,7 +113,7 @@ def test_pages_give_what_a_dict_holds_between_any_keys(data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
-def test_a_few_rows_and_those_behind_them_are_all_the_rows(count: int) -> None:
+def test_the_first_rows_and_the_rest_are_all_rows(count: int) -> None:
     rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(count)}
     with an_index() as index:
         put(index, rows)
@@ -123,7 +123,7 @@ def test_a_few_rows_and_those_behind_them_are_all_the_rows(count: int) -> None:
                 assert_same(pairs(view.rows(1 << 15, ROW, stop)), between(rows, ROW, stop))
 
 
-def test_what_is_not_committed_is_read_too() -> None:
+def test_uncommitted_rows_are_read_too() -> None:
     rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
     with an_index() as index:
         put(index, rows)
@@ -131,7 +131,7 @@ def test_what_is_not_committed_is_read_too() -> None:
             assert_same(pairs(view.rows(300)), sorted(rows.items()))
 
 
-def test_a_scan_stays_at_its_moment_while_others_commit() -> None:
+def test_a_scan_sees_one_moment_while_others_commit() -> None:
     random = Random(1)
     rows = {ROW + number.to_bytes(4, "big"): random.randbytes(random.choice((40, 48, 6000))) for number in range(2000)}
     with an_index() as index:
@@ -162,7 +162,7 @@ def test_a_tree_is_known_until_the_next_commit() -> None:
                     assert tree_of(descriptor, transaction.id()) is None
 
 
-def test_who_does_not_know_the_tree_reads_by_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_tree_is_read_by_the_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
     with an_index() as index:
         put(index, rows)
@@ -172,7 +172,7 @@ def test_who_does_not_know_the_tree_reads_by_the_cursor(monkeypatch: pytest.Monk
             assert_same(pairs(view.rows(300), chunk=300), sorted(rows.items()))
 
 
-def test_who_finds_another_file_reads_by_the_cursor(tmp_path: Path) -> None:
+def test_a_replaced_file_is_read_by_the_cursor(tmp_path: Path) -> None:
     rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
     place = tmp_path / "index"
     with an_index(place) as index:
@@ -199,7 +199,7 @@ def test_large_values_come_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> N
             assert_same(pairs(iter(chunks)), sorted(rows.items()))
 
 
-def test_a_scan_of_a_closed_store_says_so(open_store: OpenStore) -> None:
+def test_a_scan_of_a_closed_store_raises_store_closed(open_store: OpenStore) -> None:
     store = open_store()
     table = store.create_table("t", SCHEMA, "k")
     table.upsert(rows_to(100_000))
@@ -210,7 +210,7 @@ def test_a_scan_of_a_closed_store_says_so(open_store: OpenStore) -> None:
         reader.read_all()
 
 
-def test_pages_are_not_believed_once_nobody_holds_them() -> None:
+def test_pages_are_not_trusted_after_the_transaction_ends() -> None:
     with an_index() as index:
         put(index, {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)})
         index.commit(STATE)
@@ -233,7 +233,7 @@ def rows_to(count: int) -> pa.RecordBatch:
 
 
 class Damaged:
-    """A copy of an index's file, some of it changed, and its rows as a scan makes them."""
+    """A copy of an index's file with some changes, and its rows as a scan returns them."""
 
     def __init__(self, store: kvstore.Store, table: kvstore.Table, work: Path) -> None:
         source = store.path / "tables/1/0/index/data.mdb"
@@ -251,7 +251,7 @@ class Damaged:
         self.ranges = [self.range(30, 31), self.range(100, 380)]
 
     def range(self, first: int, last: int) -> tuple[bytes, bytes, pa.Table]:
-        """Keys of rows by their place, and the rows from one to the other."""
+        """Keys of rows by index, and the rows from one to the other."""
         return self._keys[first], self._keys[last], self.true.slice(first, last - first)
 
     def read(self, start: bytes = ROW, stop: bytes | None = None) -> pa.Table:
@@ -267,14 +267,14 @@ class Damaged:
                 right &= self.read(start, stop).equals(rows)
             return "harmless" if right else "silent"
         except CorruptData:
-            return "told"
+            return "detected"
         finally:
             os.pwrite(self._descriptor, self.data[place : place + len(changed)], place)
 
 
 @pytest.fixture
 def damaged(open_store: OpenStore, tmp_path: Path) -> Damaged:
-    """Of a tree with branches, leaves and values in pages of their own."""
+    """A file of a tree with branches, leaves and values with their own pages."""
     store = open_store()
     table = store.create_table("t", SCHEMA, "k")
     wide = [{"k": 1000 + n, "a": n, "s": "x" * (5000 * n)} for n in range(1, 4)]
@@ -285,7 +285,7 @@ def damaged(open_store: OpenStore, tmp_path: Path) -> Damaged:
 
 
 def used_pages(data: bytes, root: int) -> tuple[dict[int, list[int]], list[int]]:
-    """Numbers of the pages of a tree, by their kind; and where those of values in pages of their own stand."""
+    """Numbers of the tree's pages by kind; and the positions of the page numbers of values with their own pages."""
     found: dict[int, list[int]] = {pages.BRANCH: [], pages.LEAF: [], pages.OVERFLOW: []}
     large = []
     waiting = [root]
@@ -304,9 +304,9 @@ def used_pages(data: bytes, root: int) -> tuple[dict[int, list[int]], list[int]]
     return found, large
 
 
-def test_every_bit_of_what_pages_are_made_of_is_told_or_harmless(damaged: Damaged) -> None:
-    """Heads, pointers, heads of nodes and keys: all that says where rows are, and which."""
-    verdicts = {"told": 0, "harmless": 0, "silent": 0}
+def test_every_structural_bit_of_pages_is_detected_or_harmless(damaged: Damaged) -> None:
+    """Heads, pointers, heads of nodes and keys: everything that locates and identifies rows."""
+    verdicts = {"detected": 0, "harmless": 0, "silent": 0}
     random = Random(3)
     for kind, numbers in damaged.used.items():
         assert numbers
@@ -319,25 +319,25 @@ def test_every_bit_of_what_pages_are_made_of_is_told_or_harmless(damaged: Damage
                 changed = bytes([damaged.data[place] ^ 1 << random.randrange(8)])
                 verdicts[damaged.verdict(place, changed)] += 1
     assert not verdicts["silent"]
-    assert verdicts["told"] > verdicts["harmless"]
+    assert verdicts["detected"] > verdicts["harmless"]
 
 
-def test_every_bit_of_a_pages_head_is_told(damaged: Damaged) -> None:
-    """Its number, kind, and where pointers end and nodes begin; without that a page could be another, or rows fewer."""
+def test_every_bit_of_a_pages_head_is_detected(damaged: Damaged) -> None:
+    """Its number, kind, and where pointers end and nodes begin; else a page could be another, or have fewer rows."""
     for number in (numbers[-1] for numbers in damaged.used.values()):
         for bit in (*range(64), *range(80, 128)):
             place = number * PAGE + bit // 8
-            assert damaged.verdict(place, bytes([damaged.data[place] ^ 1 << bit % 8])) == "told"
+            assert damaged.verdict(place, bytes([damaged.data[place] ^ 1 << bit % 8])) == "detected"
 
 
-def test_every_bit_of_where_a_large_value_stands_is_told(damaged: Damaged) -> None:
+def test_every_bit_of_a_large_values_position_is_detected(damaged: Damaged) -> None:
     place = damaged.large[-1]
     for bit in range(64):
         changed = int.from_bytes(damaged.data[place : place + 8], "little") ^ 1 << bit
-        assert damaged.verdict(place, changed.to_bytes(8, "little")) == "told"
+        assert damaged.verdict(place, changed.to_bytes(8, "little")) == "detected"
 
 
-def test_any_bytes_in_place_of_a_page_are_told_or_harmless(damaged: Damaged) -> None:
+def test_any_bytes_in_place_of_a_page_are_detected_or_harmless(damaged: Damaged) -> None:
     random = Random(4)
     makers: list[Callable[[int], bytes]] = [
         lambda _: bytes(PAGE),
@@ -353,11 +353,11 @@ def test_any_bytes_in_place_of_a_page_are_told_or_harmless(damaged: Damaged) -> 
         for number in numbers
         for make in makers
     }
-    assert "told" in verdicts
+    assert "detected" in verdicts
     assert "silent" not in verdicts
 
 
-def test_every_bit_of_what_parts_pages_is_told_or_harmless(damaged: Damaged) -> None:
+def test_every_bit_of_branch_keys_is_detected_or_harmless(damaged: Damaged) -> None:
     """Keys of branches have no checksum; ranges begin and end right next to them."""
     number = damaged.used[pages.BRANCH][0]
     lower = pages.HEAD.unpack_from(damaged.data, number * PAGE)[3]
@@ -370,24 +370,24 @@ def test_every_bit_of_what_parts_pages_is_told_or_harmless(damaged: Damaged) -> 
             assert damaged.verdict(key + bit // 8, changed) != "silent"
 
 
-def test_a_row_that_stands_twice_is_told(damaged: Damaged) -> None:
-    """As LMDB's cursor would give it: nothing else tells, for it is whole, and so is the page."""
+def test_a_duplicated_row_is_detected(damaged: Damaged) -> None:
+    """LMDB's cursor would return it: only the order reveals it, since row and page are valid."""
     number = damaged.used[pages.LEAF][-1]
     start = number * PAGE
     first, second = damaged.data[start + 16 : start + 18], damaged.data[start + 18 : start + 20]
-    assert damaged.verdict(start + 16, second + first) == "told"
-    assert damaged.verdict(start + 16, second) == "told"
+    assert damaged.verdict(start + 16, second + first) == "detected"
+    assert damaged.verdict(start + 16, second) == "detected"
 
 
-def test_a_file_cut_off_is_told(damaged: Damaged) -> None:
+def test_a_truncated_file_is_detected(damaged: Damaged) -> None:
     last = max(number for numbers in damaged.used.values() for number in numbers)
     os.truncate(damaged._descriptor, (last + 1) * PAGE - 1)
     with pytest.raises(CorruptData):
         damaged.read()
 
 
-def test_pages_in_each_others_place_are_told(damaged: Damaged) -> None:
-    """Numbers and all, so that each page by itself is right."""
+def test_swapped_pages_are_detected(damaged: Damaged) -> None:
+    """With their numbers, so that each page by itself is valid."""
     one, other = sorted(damaged.used[pages.LEAF])[:2]
     branch = damaged.used[pages.BRANCH][0] * PAGE
     changed = bytearray(damaged.data[branch : branch + PAGE])
@@ -395,4 +395,4 @@ def test_pages_in_each_others_place_are_told(damaged: Damaged) -> None:
         node = int.from_bytes(changed[at : at + 2], "little")
         child = int.from_bytes(changed[node : node + 4], "little")
         changed[node : node + 4] = {one: other, other: one}.get(child, child).to_bytes(4, "little")
-    assert damaged.verdict(branch, bytes(changed)) == "told"
+    assert damaged.verdict(branch, bytes(changed)) == "detected"

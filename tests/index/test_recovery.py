@@ -1,4 +1,4 @@
-"""The index is derived: lost, damaged or ahead of the log, it is built from the log, to the byte."""
+"""The index is derived: if it is lost, damaged or ahead of the log, it is rebuilt from the log, byte for byte."""
 
 from __future__ import annotations
 
@@ -122,19 +122,19 @@ def change_state(index: Path, change: Callable[[bytes], bytes | None]) -> None:
     ],
     ids=lambda f: f.__name__,
 )
-def test_an_index_that_can_not_be_used_is_built_from_the_log(filled: Path, harm: Callable[[Path], None]) -> None:
-    before, told = contents(filled), everything(filled)
+def test_an_unusable_index_is_rebuilt_from_the_log(filled: Path, harm: Callable[[Path], None]) -> None:
+    before, expected = contents(filled), everything(filled)
     harm(filled / BUCKET / "index")
-    assert everything(filled) == told
+    assert everything(filled) == expected
     assert contents(filled) == before
 
 
 @pytest.mark.parametrize("together", [apply._REPLAY_TOGETHER_BYTES_MAX, 500])
 @pytest.mark.parametrize("image", ["full", "wal"])
-def test_batches_of_several_schemas_are_replayed_to_the_byte(
+def test_batches_of_several_schemas_are_replayed_byte_for_byte(
     store_path: Path, image: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many at once, keys in several of them: stored, removed and stored again, before and after columns were added."""
+    """Many batches at once, with keys that are stored, removed and stored again, before and after columns are added."""
     with kvstore.open(store_path) as store:
         table = store.create_table("t", SCHEMA, primary_key="k", changelog_image=image)
         for number in range(30):
@@ -151,7 +151,7 @@ def test_batches_of_several_schemas_are_replayed_to_the_byte(
     assert contents(store_path) == before
 
 
-def test_ids_go_on_after_many_batches_are_replayed_at_once(store_path: Path) -> None:
+def test_ids_continue_after_many_batches_are_replayed_at_once(store_path: Path) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("id", pa.int64(), False)])
     with kvstore.open(store_path) as store:
         table = store.create_table("t", schema, primary_key="k", auto_increment="id")
@@ -164,7 +164,7 @@ def test_ids_go_on_after_many_batches_are_replayed_at_once(store_path: Path) -> 
         assert store.table("t").get(4) == {"k": 4, "id": 4}
 
 
-def test_writers_that_expired_leave_the_index_and_do_not_come_back(store_path: Path) -> None:
+def test_expired_writers_leave_the_index_and_do_not_reappear(store_path: Path) -> None:
     clock = SetClock()
     with Store(store_path, StoreOptions(), clock=clock) as store:
         bucket = store.create_table("t", SCHEMA, primary_key="k").bucket(0)
@@ -173,43 +173,43 @@ def test_writers_that_expired_leave_the_index_and_do_not_come_back(store_path: P
             clock.now += EXPIRY_MS // 2
     before = contents(store_path)
     assert [key for key in before if key[:1] == b"\1"] == [b"\1" + writer.to_bytes(8, "big") for writer in (1, 2)]
-    told = everything(store_path)
-    assert told[-1] == []
+    expected = everything(store_path)
+    assert expected[-1] == []
     lose(store_path / BUCKET / "index")
-    assert everything(store_path) == told
+    assert everything(store_path) == expected
     assert contents(store_path) == before
 
 
-def test_an_index_ahead_of_a_log_that_was_never_durable_is_built_anew(filled: Path) -> None:
-    """Both were written, only the index reached the disk: what it has more was never promised to be durable."""
-    told, before = everything(filled), contents(filled)
+def test_an_index_ahead_of_a_log_that_was_never_durable_is_rebuilt(filled: Path) -> None:
+    """Both were written, only the index reached the disk: its additional rows were never promised to be durable."""
+    expected, before = everything(filled), contents(filled)
 
     def ahead(record: bytes) -> bytes:
         state = index_state.decode(record)
         return index_state.encode(type(state)(**{**fields_of(state), "applied_offset": state.applied_offset + 5}))
 
     change_state(filled / BUCKET / "index", ahead)
-    assert everything(filled) == told
+    assert everything(filled) == expected
     assert contents(filled) == before
 
 
-def test_a_log_that_lost_what_was_durable_is_refused(filled: Path) -> None:
+def test_a_log_that_lost_durable_data_is_refused(filled: Path) -> None:
     last = max((filled / BUCKET / "log").glob("*.log"))
     last.write_bytes(last.read_bytes()[:-64])
     with kvstore.open(filled) as store, pytest.raises(CorruptBatch, match=last.name):
         store.table("t").upsert({"k": 1, "s": None, "v": None})
-    # Put back, so that the store passes its check at the end.
+    # Restored, so that the store passes its check at the end.
     lose(filled / BUCKET / "index")
 
 
-def test_a_read_only_store_names_a_lost_index_and_builds_nothing(filled: Path) -> None:
+def test_a_read_only_store_reports_a_lost_index_and_rebuilds_nothing(filled: Path) -> None:
     lose(filled / BUCKET / "index")
     with kvstore.open(filled, read_only=True) as store, pytest.raises(CorruptData, match="open the store for writing"):
         store.table("t").count()
     assert not (filled / BUCKET / "index").exists()
 
 
-def test_an_index_of_a_newer_version_is_not_thrown_away(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_a_newer_version_is_not_removed(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(filled)
     monkeypatch.setattr(index_state, "VERSION", 0)
     with kvstore.open(filled) as store, pytest.raises(UnsupportedVersion):
@@ -217,17 +217,17 @@ def test_an_index_of_a_newer_version_is_not_thrown_away(filled: Path, monkeypatc
     assert contents(filled) == before
 
 
-def test_a_crash_while_an_index_is_built_leaves_nothing_in_the_way(filled: Path) -> None:
-    told = everything(filled)
+def test_a_crash_during_a_rebuild_leaves_no_obstacle(filled: Path) -> None:
+    expected = everything(filled)
     index = filled / BUCKET / "index"
     index.rename(filled / BUCKET / "index.rebuilt")
     (filled / BUCKET / "index.rebuilt" / "data.mdb").write_bytes(b"half")
-    assert everything(filled) == told
+    assert everything(filled) == expected
     assert not (filled / BUCKET / "index.rebuilt").exists()
 
 
 def test_a_full_map_grows(store_path: Path) -> None:
-    """Batches that do not fit are applied all the same, once the map has grown; nothing is lost or doubled."""
+    """Batches that do not fit are applied once the map has grown; nothing is lost or duplicated."""
     options = StoreOptions(map_bytes=1 << 20)
     with Store(store_path, options) as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
@@ -240,7 +240,7 @@ def test_a_full_map_grows(store_path: Path) -> None:
         assert store.table("t").offsets() == {0: (0, 40_000)}
 
 
-def test_readers_follow_a_map_that_grew(store_path: Path) -> None:
+def test_readers_follow_a_grown_map(store_path: Path) -> None:
     from tests.store.helpers import Program
 
     with Store(store_path, StoreOptions(map_bytes=1 << 20)) as store:
@@ -265,7 +265,7 @@ def slow_commits(store_path: Path) -> Iterator[kvstore.Store]:
         yield store
 
 
-def test_rows_are_read_before_they_are_committed(slow_commits: kvstore.Store) -> None:
+def test_rows_are_readable_before_they_are_committed(slow_commits: kvstore.Store) -> None:
     table = slow_commits.create_table("t", SCHEMA, primary_key="k")
     table.upsert({"k": 1, "s": "a", "v": 0.5})
     assert table.get(1) == {"k": 1, "s": "a", "v": 0.5}

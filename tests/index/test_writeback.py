@@ -1,4 +1,4 @@
-"""Large commits, whose pages a disk is asked to write before LMDB asks: right whatever becomes of that."""
+"""Early write-back of large commits: the commit is correct whatever becomes of the early syncs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BYTES = 1_000
 
 
 def large(letter: str) -> pa.RecordBatch:
-    """Rows of more bytes than a commit needs to be large."""
+    """Rows large enough to make a commit large."""
     count = 2 * writeback.BYTES_MIN // BYTES
     return pa.record_batch([range(count), [letter * BYTES] * count], schema=SCHEMA)
 
 
 def written(path: Path) -> int:
-    """Write a small commit and a large one of rows that are there; how many they are then, opened again."""
+    """Write a small commit and a large one of existing rows; returns the number of rows after a reopen."""
     with kvstore.open(path) as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert(large("w"))
@@ -40,7 +40,7 @@ def written(path: Path) -> int:
 ROWS = large("v").num_rows + 1
 
 
-def test_the_disk_begins_while_a_large_commit_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_starts_while_a_large_commit_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = set()
     sync = os.fdatasync
 
@@ -55,10 +55,8 @@ def test_the_disk_begins_while_a_large_commit_is_written(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["fdatasync", "open"])
-def test_what_the_disk_refuses_too_early_is_no_error(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the commit is durable is for LMDB's own sync to say."""
+def test_a_failed_early_sync_is_no_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMDB's own sync decides whether the commit is durable."""
     call = getattr(os, name)
 
     def refuse(*arguments: object, **others: object) -> object:
@@ -70,7 +68,9 @@ def test_what_the_disk_refuses_too_early_is_no_error(
     assert written(tmp_path / "s") == ROWS
 
 
-def test_a_process_with_too_many_threads_commits_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_free_threads_commits_without_early_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
