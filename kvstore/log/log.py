@@ -1,11 +1,13 @@
-"""Appending to a log: the one writer's side.
+"""Appending to a log, for its one writer.
 
-* Batches lie one behind the other, offsets without a gap; nothing behind the durable end was promised to be durable.
-* A file whose fsync failed is never written or trusted again: it is sealed, and before anything else a new segment is
-  begun at the durable end with what came after. The kernel may have dropped the pages and called them clean. The log
-  stays sealed for as long as the new segment can't be begun.
-* The end is the durable end and what waits for a sync, which is kept in memory. What was refused is in neither.
-* A write that fell short is cut off again, so that nothing is ever appended behind half a batch.
+* Batches follow each other without gaps, in bytes and in offsets; nothing after the durable end is promised to be
+  durable.
+* A file whose fsync failed is sealed: it is never written or trusted again. Before anything else, a new segment begins
+  at the durable end with the batches after it. The kernel may have dropped the pages and marked them clean. The log
+  stays sealed until the new segment exists.
+* The end is the durable end plus the batches that wait for a sync, which are kept in memory. Refused batches are in
+  neither.
+* A short write is truncated, so that no batch ever follows half a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from logformat.log import segment, sparse_index
 from logformat.log.sparse_index import Entry
 
 UNSYNCED_BYTES_MAX = 64 << 20
-"""Bytes that may wait for a sync; they are kept in memory, to be written again should it fail."""
+"""Limit of the bytes that wait for a sync; they are kept in memory, to be rewritten if the sync fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,13 @@ class EncodedBatch:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return sum(map(len, self.pieces))
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """A place in a log: in the segment of this base, at this position, before this offset."""
+    """A position in a log: segment by base offset, byte in it, and the offset of the batch that begins there."""
 
     base: Offset
     position: Position
@@ -53,12 +55,12 @@ class LogEnd:
 
 
 class Log:
-    """The log of one bucket, open for appending.
+    """The log of one bucket, opened for appending.
 
     Args:
-        directory: Where its files are.
-        identity: Whose log it is.
-        end: Where it ends, and the segment's file too; all before it is durable.
+        directory: Directory of its files.
+        identity: The store, table and bucket that the log belongs to.
+        end: End of the log and of the last segment's file; everything before it is durable.
         files: The disk.
         segment_bytes_max: See :class:`kvstore.options.StoreOptions`.
     """
@@ -85,37 +87,37 @@ class Log:
 
     @property
     def end(self) -> LogEnd:
-        """Where the next batch goes."""
+        """Position of the next batch."""
         return self._end
 
     @property
     def durable(self) -> LogEnd:
-        """Where what is known to be durable ends."""
+        """End of what is known to be durable."""
         return self._durable
 
     @property
     def trusted_end(self) -> Offset:
-        """Offset up to which the log can be brought back: its end, or once the disk has failed its durable end."""
+        """Offset up to which the log can be restored: its end, or its durable end once the disk has failed."""
         return self._durable.offset if self._failed else self._end.offset
 
     @property
     def has_lost(self) -> bool:
-        """Whether the disk has failed for good with batches that were appended and are not durable."""
+        """Whether the disk has failed permanently while appended batches were not durable."""
         return self._failed and bool(self._unsynced)
 
     @property
     def is_full(self) -> bool:
-        """Whether the segment has its size and :meth:`roll` is due."""
+        """Whether the segment has reached its size limit, so that :meth:`roll` is due."""
         return self._end.position >= self._segment_bytes_max
 
     def unsynced(self, start: Offset) -> Iterator[memoryview]:
-        """Batches from an offset on, up to the trusted end, that are not durable; also those no file holds."""
+        """Batches from an offset to the trusted end that are not durable, including those that no file holds."""
         for batch in self._unsynced:
             if start <= batch.base_offset < self.trusted_end:
                 yield memoryview(b"".join(batch.pieces))
 
     def append(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:
-        """Write batches behind the end; they are durable after the next :meth:`sync`.
+        """Write batches at the end; the next :meth:`sync` makes them durable.
 
         Args:
             durable: Whether to sync at once.
@@ -127,7 +129,7 @@ class Log:
         """
         self._check()
         if self._sealed:
-            self._begin_again()
+            self._leave_sealed_segment()
         count = len(self._unsynced)
         self._write(batches)
         self._unsynced.extend(batches)
@@ -143,33 +145,34 @@ class Log:
         """Make everything appended durable.
 
         Raises:
-            StoreFull: No space to write anew what a failed fsync left behind. It is kept, and tried again next time.
-            LogFailed: The disk refused, twice; the log can't be appended to until it is opened again.
+            StoreFull: The disk is full, so the batches of a failed fsync can't be rewritten. They are kept; the next
+            call tries again.
+            LogFailed: The disk failed twice; the log takes no appends until it is reopened.
         """
         self._check()
         if not self._unsynced:
             return
         if self._sealed:
-            self._begin_again()
+            self._leave_sealed_segment()
         try:
             self._files.sync(self._descriptor)
         except OSError:
             self._sealed = True
-            self._begin_again()
+            self._leave_sealed_segment()
             self._sync_again()
         self._index.note(self._unsynced, self._durable.position)
         self._durable = self._end
         self._unsynced = []
 
     def roll(self, writers: bytes) -> None:
-        """Go on in a new segment, unless this one holds nothing yet.
+        """Continue in a new segment, unless this one is still empty.
 
         Args:
-            writers: What is known of writers at the end of the log, encoded.
+            writers: The writers known at the end of the log, encoded.
 
         Raises:
-            StoreFull: No space. The log has what it had.
-            LogFailed: The disk refused; the log can't be appended to until it is opened again.
+            StoreFull: The disk is full. The log is unchanged.
+            LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
         self.sync()
         if self._end.offset == self._end.base:
@@ -194,16 +197,16 @@ class Log:
         try:
             self._files.write(self._descriptor, [piece for batch in batches for piece in batch.pieces], start)
         except OSError as error:
-            self._cut(start)  # or half a batch would stay where the next one goes
+            self._cut(start)  # half a batch must not stay where the next one goes
             raise self._refused(error) from error
-        self._end = _behind(self._end, batches)
+        self._end = _end_after(self._end, batches)
 
     def _take_back(self, count: int) -> None:
-        """Forget what waits for a sync but for the first ``count`` batches, after the sync failed: it was refused."""
+        """After a failed sync, drop all but the first ``count`` unsynced batches: their append is refused."""
         self._unsynced = self._unsynced[:count]
-        self._end = _behind(self._durable, self._unsynced)
+        self._end = _end_after(self._durable, self._unsynced)
         if os.fstat(self._descriptor).st_size > self._end.position:
-            # Until there is a next segment, recovery reads on behind the durable end.
+            # Until the next segment exists, recovery reads past the durable end.
             self._cut(self._end.position)
             with suppress(OSError):
                 self._files.sync(self._descriptor)
@@ -214,17 +217,17 @@ class Log:
         except OSError as error:
             self._failed = True
             raise LogFailed(
-                "The log can't be cut where it ends; mend the disk and reopen the store.",
+                "The log can't be truncated at its end; repair the disk and reopen the store.",
                 path=self._directory,
                 reason=error.strerror,
             ) from error
 
-    def _begin_again(self) -> None:
-        """Leave a sealed file for a new segment, and write there what waits for a sync.
+    def _leave_sealed_segment(self) -> None:
+        """Continue in a new segment after a failed sync, and rewrite there the batches that wait for a sync.
 
         Raises:
-            StoreFull: No space. The log is sealed as before, and has what it had.
-            LogFailed: The disk refused; the log can't be appended to until it is opened again.
+            StoreFull: The disk is full. The log stays sealed, and is otherwise unchanged.
+            LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
         if self._durable.offset != self._durable.base:
             # One that a roll left stands for a segment without bytes behind its end.
@@ -240,8 +243,8 @@ class Log:
         try:
             self._write(self._unsynced)
         except StoreError:
-            self._sealed = True  # the new one has not what the old one had
-            self._end = _behind(self._durable, self._unsynced)
+            self._sealed = True  # the new segment lacks what the old one had
+            self._end = _end_after(self._durable, self._unsynced)
             raise
 
     def _sync_again(self) -> None:
@@ -252,12 +255,12 @@ class Log:
             raise self._refused(error) from error
 
     def _begin_segment(self) -> None:
-        """Go on in a new segment, begun at the durable end."""
+        """Begin a new segment at the durable end."""
         base, last = self._durable.offset, self._durable
         path = paths.segment_file(self._directory, base)
         identity = self._identity
         if base == last.base:
-            # Nothing durable is in the segment that failed: the new one takes its name, and its predecessor.
+            # The failed segment has nothing durable: the new one takes its name and its predecessor.
             head = self._head
         else:
             head = segment.SegmentHead(
@@ -267,7 +270,7 @@ class Log:
         try:
             descriptor = self._files.create(path, segment.encode_head(head))
         except OSError as error:
-            # It may have its name already, and then batches behind the end of the old segment would be lost.
+            # The file may already have its name; then appends to the old segment after that point would be lost.
             self._sealed = True
             raise self._refused(error) from error
         self._files.close(self._descriptor)
@@ -275,12 +278,12 @@ class Log:
         self._index.close()
         self._index = _SparseIndexFile(paths.sparse_index_file(self._directory, base), self._files)
         self._durable = LogEnd(base, Position(segment.HEAD_BYTES), base)
-        self._end = _behind(self._durable, self._unsynced)
+        self._end = _end_after(self._durable, self._unsynced)
         self._sealed = False
 
     def _check(self) -> None:
         if self._failed:
-            raise LogFailed("The log failed before; mend the disk and reopen the store.", path=self._directory)
+            raise LogFailed("The log has failed; repair the disk and reopen the store.", path=self._directory)
 
     def _refused(self, error: OSError) -> StoreFull | LogFailed:
         self._files.verify()
@@ -289,15 +292,15 @@ class Log:
         return refused
 
 
-def _behind(place: LogEnd, batches: Sequence[EncodedBatch]) -> LogEnd:
-    """Where batches written from a place on end."""
+def _end_after(place: LogEnd, batches: Sequence[EncodedBatch]) -> LogEnd:
+    """End of batches that were written from a position on."""
     if not batches:
         return place
     return LogEnd(place.base, Position(place.position + sum(batch.size for batch in batches)), batches[-1].next_offset)
 
 
 class _SparseIndexFile:
-    """The sparse index of the segment being written. It is a hint, so a disk that refuses it is no failure."""
+    """The sparse index of the segment being written. It is only a hint, so disk errors are ignored."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self._files = files
@@ -313,7 +316,7 @@ class _SparseIndexFile:
             self.close()
 
     def note(self, batches: Sequence[EncodedBatch], position: Position) -> None:
-        """Batches became durable, the first at ``position``."""
+        """Add entries for batches that became durable, the first at ``position``."""
         entries = []
         for batch in batches:
             if not self._last or position - self._last >= sparse_index.INTERVAL_BYTES:
@@ -330,13 +333,13 @@ class _SparseIndexFile:
                 self.close()
 
     def sync(self) -> None:
-        """Make all entries durable: once there is a next segment, recovery looks into this file no more."""
+        """Make all entries durable: once a next segment exists, recovery no longer reads this file."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 self._files.sync(self._descriptor)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file; later notes are ignored."""
         if self._descriptor >= 0:
             self._files.close(self._descriptor)
             self._descriptor = -1

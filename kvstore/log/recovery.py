@@ -1,10 +1,10 @@
-"""Finding the end of a log after its writer is gone (docs/format.md, Recovery).
+"""Finding the end of a log whose writer is gone (docs/format.md, Recovery).
 
-Three zones, told apart by what was known to be durable:
+The log has three zones, by what is known to be durable:
 
-* Up to the synced end that the index remembers, everything must be there: else it is damage, and nothing is cut.
-* Behind it, a bad batch is damage too if a later batch says that the log was durable beyond it.
-* Otherwise it is where a crash tore the log: it is cut off there, with what lies behind. None of that was promised.
+* Up to the synced end that the index remembers, everything must exist: a bad batch is damage, and nothing is truncated.
+* After it, a bad batch is also damage if a later batch shows that the log was durable beyond it.
+* Otherwise a crash tore the log there: recovery truncates the log at the bad batch. Nothing after it was promised.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
         files: Of the store, if that is open.
 
     Raises:
-        CorruptBatch: Something that was durable is damaged or missing; the message names file, position and offset.
+        CorruptBatch: Durable data is damaged or missing; the error names file, position and offset.
     """
     log = LogFiles(directory, identity, files)
     start, bases = log.start(), log.bases()
@@ -50,7 +50,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
     if place.base not in bases:
         raise _missing(directory, place.base, place.offset)
     for following in bases[bases.index(place.base) + 1 :]:
-        # A sealed segment was durable as a whole before the next one was begun.
+        # A sealed segment was durable as a whole before the next one began.
         stop = log.segment(following).head.previous_end
         while place.position != stop:
             place = _step(log, place)
@@ -60,7 +60,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
     last = log.segment(place.base)
     if place.position > last.size:
         raise CorruptBatch(
-            "The log is shorter than what was durable; run `kvstore check`.",
+            "The log is shorter than its durable part; run `kvstore check`.",
             path=last.path,
             position=last.size,
             offset=place.offset,
@@ -76,20 +76,20 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
 
 
 def create(directory: Path, identity: LogIdentity, files: Files) -> None:
-    """Make the first segment of a log that is not there yet; its directory's parent is."""
+    """Create the first segment of a log; the parent of its directory exists."""
     files.make_directory(directory)
     head = segment.SegmentHead(identity.store_id, identity.table_id, identity.bucket_id, Offset(0))
     files.publish(paths.segment_file(directory, Offset(0)), segment.encode_head(head))
 
 
 def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files: Files) -> LogEnd:
-    """Make a log ready to be appended to: cut it at its end.
+    """Prepare a log for appending: truncate it at its end.
 
-    Afterwards everything up to the end is durable, snapshots of writers stand only at the beginning of a segment and at
-    the end, sparse indexes beside segments only, and they agree with the log.
+    Afterwards everything up to the end is durable, writer snapshots exist only at the start of a segment and at the
+    end, and sparse indexes exist only for segments and agree with the log.
 
     Raises:
-        CorruptBatch: Something that was durable is damaged or missing. Nothing was cut.
+        CorruptBatch: Durable data is damaged or missing. Nothing was truncated.
     """
     for leftover in directory.glob(f"*{paths.TEMPORARY}"):
         files.remove(leftover)
@@ -99,8 +99,9 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     try:
         if os.fstat(descriptor).st_size > end.position:
             files.truncate(descriptor, end.position)
-        # Read back is not durable: a sync may have failed before, and the kernel called the pages clean. Written once
-        # more, they are synced once more. The name too: whoever created the segment may have died before that.
+        # Readable data is not necessarily durable: an earlier sync may have failed and the kernel marked the pages
+        # clean. So write and sync the tail again. Sync the directory too: the process that created the segment may have
+        # died before it did.
         start = synced.position if synced is not None and synced.base == end.base else segment.HEAD_BYTES
         tail = LogFiles(directory, identity, files).segment(end.base).bytes_from(Position(start))
         for place in range(0, len(tail), _PIECE_BYTES):
@@ -111,7 +112,7 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
         files.close(descriptor)
     log = LogFiles(directory, identity, files)
     _remove_strays(directory, log.bases(), end.offset, files)
-    _mend_sparse_indexes(directory, log, end, files)
+    _repair_sparse_indexes(directory, log, end, files)
     return end
 
 
@@ -129,8 +130,8 @@ def _missing(directory: Path, base: Offset, offset: Offset) -> CorruptBatch:
 
 
 def _was_durable_beyond(rest: memoryview, identity: LogIdentity, offset: Offset) -> bool:
-    """Whether a whole batch lies in ``rest`` that was written when the log was durable beyond ``offset``."""
-    # Batches of magic 3 begin at multiples of their alignment; most such places are ruled out without a checksum.
+    """Whether ``rest`` contains a whole batch that was written when the log was durable beyond ``offset``."""
+    # Batches of magic 3 are aligned; the magic rules out most positions without a checksum.
     lines = np.frombuffer(rest, np.uint8, len(rest) // ALIGNMENT * ALIGNMENT).reshape(-1, ALIGNMENT)
     for line in np.flatnonzero(lines[:, 12] == MAGIC):
         data = rest[int(line) * ALIGNMENT :]
@@ -147,9 +148,9 @@ def _was_durable_beyond(rest: memoryview, identity: LogIdentity, offset: Offset)
 
 
 def _remove_strays(directory: Path, bases: Collection[Offset], end: Offset, files: Files) -> None:
-    """Remove what is told of segments that are not there, but for writers at the end, where the next one begins.
+    """Remove files of segments that do not exist, except the writers at the end, where the next segment begins.
 
-    A roll went no further, what it told of was cut off, or the segment was removed.
+    They are left by a roll that was interrupted, a truncation, or a removed segment.
     """
     for path in directory.iterdir():
         writers, sparse = paths.writers_base(path.name), paths.sparse_index_base(path.name)
@@ -157,15 +158,15 @@ def _remove_strays(directory: Path, bases: Collection[Offset], end: Offset, file
             files.remove(path)
 
 
-def _mend_sparse_indexes(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
+def _repair_sparse_indexes(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
     for base, following in pairwise(log.bases()):
-        # They were synced before the next segment was begun, so only those that look wrong from outside are read.
+        # They were synced before the next segment began, so check only those whose size looks wrong.
         if not _looks_whole(paths.sparse_index_file(directory, base)):
-            # Damage before the synced end is for whoever reads there.
+            # Damage before the synced end is reported by a read of that part.
             with suppress(CorruptBatch):
                 stop = log.segment(following).head.previous_end
-                _mend_sparse_index(directory, log, LogEnd(base, stop, following), files)
-    _mend_sparse_index(directory, log, end, files)
+                _repair_sparse_index(directory, log, LogEnd(base, stop, following), files)
+    _repair_sparse_index(directory, log, end, files)
 
 
 def _looks_whole(path: Path) -> bool:
@@ -173,8 +174,8 @@ def _looks_whole(path: Path) -> bool:
     return size > 0 and size % sparse_index.ENTRY_BYTES == 0
 
 
-def _mend_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
-    """Make the sparse index of the segment that ends at ``end`` what its writer would have, as far as it can."""
+def _repair_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
+    """Rebuild the sparse index of the segment that ends at ``end``, as far as its batches are readable."""
     entries = [entry for entry in log.segment(end.base).sparse_index() if entry.position < end.position]
     start = entries[-1].offset if entries else end.base
     with suppress(CorruptBatch):

@@ -1,9 +1,9 @@
-"""Which segments of a log are of no use any more, and how they go.
+"""Retention: which segments of a log are no longer needed, and their removal.
 
-* Whole segments, the oldest first, never the last one; each is gone for good before the next goes, so that after any
-  crash the log has no hole.
-* Nothing goes that a recovery would read (:func:`needed_from`), or that somebody has yet to read. Who does is asked
-  anew for each segment, and nobody else may say so until it is gone: whoever finds an offset then, keeps it.
+* Whole segments are removed, oldest first, never the last one; each removal is durable before the next, so that after
+  any crash the log has no hole.
+* Segments that a recovery (:func:`needed_from`) or a registered reader needs are kept. The reader positions are read
+  again for each segment and locked until it is removed, so an offset that a new reader finds stays.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from logformat import paths
 from logformat.ids import OFFSET_MAX, Offset
 
 UNLIMITED = OFFSET_MAX
-"""Bytes that no log has."""
+"""No size limit: more bytes than any log has."""
 
 Standing = Callable[[], AbstractContextManager[Iterable[Offset]]]
-"""Where those stand who have yet to read a log; while it is held they stay there, and no others come."""
+"""Positions of registered readers. While the context is open, no position moves and no reader registers."""
 
 
 def nobody() -> AbstractContextManager[Iterable[Offset]]:
-    """The :data:`Standing` of a log that nobody reads."""
+    """Reader positions of a log without readers."""
     return nullcontext(())
 
 
@@ -40,11 +40,11 @@ def expired_before(
     its age, for a clock was wrong: it expires with the next one.
 
     Args:
-        older_than_ms: A segment has expired if its last commit timestamp is before this; None if age does not count,
-        bytes_max: or if those behind it still have this many bytes.
+        older_than_ms: A segment has expired if its last commit timestamp is before this; None ignores age,
+        bytes_max: or if the segments after it still have this many bytes.
 
     Raises:
-        CorruptBatch: A segment is damaged where its last commit timestamp stands.
+        CorruptBatch: A segment is damaged at its last commit timestamp.
     """
     bases = log.bases()
     left = sum(log.segment(base).size for base in bases) if bytes_max < UNLIMITED else 0
@@ -65,25 +65,25 @@ def expired_before(
 
 
 def needed_from(snapshot: LogEnd, index: LogEnd) -> Offset:
-    """The first offset that a recovery reads; the segment it is in stays as a whole.
+    """The first offset that a recovery reads; the segment that contains it is kept whole.
 
     Args:
-        snapshot: Where the log had the offset of the newest snapshot that is right: an index that is lost is made of
-            it and of what comes after.
-        index: The synced end that the index remembers: recovery begins there.
+        snapshot: Position of the newest valid snapshot's offset in the log: a lost index is rebuilt from the snapshot
+        and the log after it.
+        index: The synced end that the index remembers; recovery begins there.
     """
     return min(snapshot.base, index.base)
 
 
 def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files, standing: Standing = nobody) -> Offset:
-    """Remove every segment that holds nothing from ``offset`` on; returns where the log begins now.
+    """Remove every segment that has nothing from ``offset`` on; returns the new start of the log.
 
     Args:
-        standing: Who has yet to read the log; nothing goes from where they stand on.
+        standing: Positions of the log's readers; everything from there on is kept.
 
     Raises:
-        OSError: The disk refused; what is left has no hole.
-        StoreError: It can't be said who reads the log; nothing more went.
+        OSError: The disk failed; the remaining log has no hole.
+        StoreError: The reader positions are not known; nothing more was removed.
     """
     bases = log.bases()
     for base, following in pairwise(bases):
@@ -91,7 +91,7 @@ def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files, 
             if following > min((offset, *offsets)):
                 return base
             files.remove(paths.segment_file(directory, base))
-        # Or a power cut might bring this one back and not the next.
+        # Otherwise a power cut might restore this segment and not the next.
         files.sync_directory(directory)
         for path in (paths.sparse_index_file(directory, base), paths.writers_file(directory, base)):
             with suppress(FileNotFoundError):

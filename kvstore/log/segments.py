@@ -1,7 +1,7 @@
-"""Reading a log's files: which segments there are, where each ends, and the batches in them.
+"""Reading a log's files: its segments, their ends, and the batches in them.
 
-Any process may read, while another appends: a reader stops at an end it was given, which is never beyond what the
-writer has finished. Nothing read here is trusted before its checksum was found right.
+Any process may read while another appends: a reader stops at a given end, which is never beyond what the writer has
+finished. Nothing is trusted before its checksum is verified.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from logformat.log.batch import BatchHeader, decode_header, verify
 from logformat.log.segment import HEAD_BYTES, decode_head
 
 _OPEN_MAX = 2
-"""Segments kept open: the one being read, and the one before or behind it."""
+"""Segments kept open: the current one and a neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Whose log it is; every segment and batch says so too, so that a misplaced one is found."""
+    """The store, table and bucket of a log; every segment and batch repeats them, so a misplaced file is detected."""
 
     store_id: UUID
     table_id: TableId
@@ -40,7 +40,7 @@ class LogIdentity:
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """A batch and where it stands.
+    """A batch and its position.
 
     Attributes:
         data: The whole batch, verified; a view of the mapped file.
@@ -53,12 +53,12 @@ class FoundBatch:
 
     @property
     def end(self) -> Position:
-        """Where the next one stands."""
+        """Position of the next batch."""
         return Position(self.position + self.header.size)
 
 
 class Mark(NamedTuple):
-    """Where a sparse index says that a batch stands."""
+    """Position of a batch according to a sparse index."""
 
     base: Offset
     offset: Offset
@@ -66,11 +66,11 @@ class Mark(NamedTuple):
 
 
 class Segment:
-    """One segment's file, mapped into memory.
+    """The file of one segment, mapped into memory.
 
     Raises:
-        CorruptBatch: Its head is damaged, or another log's.
-        NotAStore: It is a link, or no file at all.
+        CorruptBatch: The head is damaged, or belongs to another log.
+        NotAStore: The path is a link or not a file.
     """
 
     def __init__(self, log: Path, base: Offset, identity: LogIdentity, files: Files | None = None) -> None:
@@ -86,11 +86,11 @@ class Segment:
             raise CorruptBatch(error.message, path=self.path, position=0) from error
         head = self.head
         if head.base_offset != base or LogIdentity(head.store_id, head.table_id, head.bucket_id) != identity:
-            raise CorruptBatch("A log segment belongs elsewhere; run `kvstore check`.", path=self.path)
+            raise CorruptBatch("A log segment belongs to another log; run `kvstore check`.", path=self.path)
 
     @property
     def size(self) -> int:
-        """Bytes of the file as it is mapped."""
+        """Size in bytes of the mapped file."""
         return len(self._map)
 
     def batch_at(self, position: Position, expected: Offset) -> FoundBatch:
@@ -100,7 +100,7 @@ class Segment:
             expected: The offset it must begin with.
 
         Raises:
-            CorruptBatch: None stands there, or it is damaged.
+            CorruptBatch: There is no batch at the position, or it is damaged.
         """
         if position + sparse_index.INTERVAL_BYTES > len(self._map):
             self._extend()
@@ -127,7 +127,7 @@ class Segment:
         return self._map[position:]
 
     def sparse_index(self) -> list[sparse_index.Entry]:
-        """What the sparse index says; it may be wrong."""
+        """Entries of the sparse index; they may be wrong."""
         try:
             return sparse_index.decode(self._files.read(self.path.with_suffix(".index")))
         except FileNotFoundError:
@@ -139,13 +139,13 @@ class Segment:
         except FileNotFoundError:
             if not self._map:
                 raise
-            return  # removed meanwhile; what is mapped stays, and a segment that can be removed is whole
+            return  # removed meanwhile; the map stays valid, and only complete segments are removed
         except OSError as error:
             raise no_file(error, self.path) or error from error
         try:
             size = os.fstat(descriptor).st_size
             if size != len(self._map):
-                # The old map lives on for as long as rows are views of it.
+                # The old map stays alive as long as rows are views of it.
                 self._map = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
         finally:
             os.close(descriptor)
@@ -178,11 +178,11 @@ class LogFiles:
         self._open: dict[Offset, Segment] = {}  # the last used is the last
 
     def bases(self) -> list[Offset]:
-        """Base offsets of all segments, in order, as the directory lists them now; a log has at least one.
+        """Base offsets of all segments in order, as the directory lists them now; a log has at least one.
 
         Raises:
-            CorruptBatch: There is none.
-            NotAStore: It is no directory.
+            CorruptBatch: There are no segments.
+            NotAStore: The path is not a directory.
         """
         found = map(paths.segment_base, self._files.names_in(self._directory))
         self._bases = sorted(base for base in found if base is not None)
@@ -192,20 +192,20 @@ class LogFiles:
         return self._bases
 
     def start(self) -> Offset:
-        """The first offset the log holds."""
+        """The first offset of the log."""
         return self.bases()[0]
 
     def segment(self, base: Offset) -> Segment:
         """A segment by its base offset.
 
         Raises:
-            OffsetOutOfRange: It was removed.
-            CorruptBatch: It is missing, or its head is damaged.
+            OffsetOutOfRange: The segment was removed.
+            CorruptBatch: The segment is missing, or its head is damaged.
         """
         found = self._open.pop(base, None) or self._opened(base)
         self._open[base] = found
         if len(self._open) > _OPEN_MAX:
-            # A map has a descriptor; it goes with the last batch that is a view of it.
+            # Each map holds a descriptor until the last batch that is a view of it is gone.
             del self._open[next(iter(self._open))]
         return found
 
@@ -223,11 +223,11 @@ class LogFiles:
             ) from error
 
     def batches(self, start: Offset, end: Offset) -> Iterator[FoundBatch]:
-        """Batches that hold offsets from ``start`` to ``end`` (exclusive), in order; the first may begin before it.
+        """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier.
 
         Raises:
-            OffsetOutOfRange: The log begins after ``start``, or does by the time it is read on.
-            CorruptBatch: A batch, or the chain of segments, is damaged.
+            OffsetOutOfRange: The log begins after ``start``, possibly only once the iterator continues.
+            CorruptBatch: A batch or the chain of segments is damaged.
         """
         if start >= end:
             return
@@ -286,10 +286,10 @@ class LogFiles:
         return end
 
     def commit_end(self, start: Offset, end: Offset, records: int) -> Offset:
-        """Where a reader who takes whole batches stops: after ``records`` at most, but after the first batch at least.
+        """The end of a read of whole batches: at most ``records`` records, but at least one batch.
 
         Args:
-            start, end: Ends of batches: from here on, and no further than this.
+            start, end: Batch boundaries: the start of the read, and its upper limit.
         """
         if end - start <= records:
             return end
@@ -297,16 +297,16 @@ class LogFiles:
         return header.base_offset if header.base_offset > start else header.next_offset
 
     def bytes_between(self, start: Offset, end: Offset) -> int:
-        """About how many bytes hold a range of offsets: to an entry of the sparse index on either side."""
+        """Approximate bytes of a range of offsets, rounded to entries of the sparse index."""
         _, first, last = self._places(start, end)
         return last - first
 
     def split(self, start: Offset, end: Offset, parts: int, bytes_min: int) -> list[tuple[Offset, Offset]]:
-        """A range of offsets cut between batches where the sparse indexes know one.
+        """Split a range of offsets at batches that the sparse indexes list.
 
         Args:
-            parts: At most so many, of about the same number of bytes.
-            bytes_min: And none much smaller than this.
+            parts: Maximum number of parts, of about equal size in bytes.
+            bytes_min: Approximate minimum size of a part.
         """
         inner, first, last = self._places(start, end)
         parts = max(1, min(parts, (last - first) // max(bytes_min, 1)))
@@ -316,7 +316,7 @@ class LogFiles:
         return list(pairwise([start, *cuts, end]))
 
     def marks(self, start: Offset, end: Offset) -> list[Mark]:
-        """Batches between two offsets (exclusive) that the sparse indexes know, in order; they may be wrong."""
+        """Batches between two offsets (exclusive) that the sparse indexes list, in order; they may be wrong."""
         return [
             Mark(base, entry.offset, entry.position)
             for base in self._bases_between(start, end)
@@ -332,7 +332,7 @@ class LogFiles:
             return None
 
     def _places(self, start: Offset, end: Offset) -> tuple[list[tuple[int, Offset]], int, int]:
-        """Places in the log, in bytes from somewhere, of batches between two offsets, of the first and of the end."""
+        """Relative byte positions of the listed batches between two offsets, and of the start and the end."""
         known: list[tuple[int, Offset]] = []
         size = 0
         for base in self._bases_between(start, end):
@@ -345,7 +345,7 @@ class LogFiles:
         return inner, first, last
 
     def _bases_between(self, start: Offset, end: Offset) -> list[Offset]:
-        """Segments that may hold something of a range."""
+        """Segments that may overlap a range."""
         bases = self.bases()
         return bases[max(bisect_right(bases, start) - 1, 0) : bisect_right(bases, end - 1)]
 
@@ -366,8 +366,8 @@ class LogFiles:
 
     def _following(self, base: Offset, position: Position) -> Offset | None:
         place = bisect_right(self._bases, base)
-        # Segments that hold an offset were there before anyone was told of it; only a reader that was told too much
-        # comes to the end of the last one, and then it may not be the last any more.
+        # Segments exist before any reader learns of their offsets. Only a reader with an end that is too far reaches
+        # the end of the last known segment, and by then there may be another one.
         if place == len(self._bases) and position >= self.segment(base).size:
             place = bisect_right(self.bases(), base)
         return self._bases[place] if place < len(self._bases) else None
@@ -384,7 +384,7 @@ class LogFiles:
         )
 
     def _near(self, base: Offset, offset: Offset) -> tuple[Offset, Position]:
-        """A batch at or before an offset, as near as the sparse index knows."""
+        """The nearest batch at or before an offset that the sparse index lists."""
         segment = self.segment(base)
         entry = sparse_index.at_offset(segment.sparse_index(), offset)
         if entry is not None and self._is_there(segment, entry):
@@ -396,5 +396,5 @@ class LogFiles:
         try:
             segment.batch_at(entry.position, entry.offset)
         except CorruptBatch:
-            return False  # the entry is only a hint; whether the log is damaged shows on the way from its start
+            return False  # the entry is only a hint; reading from the segment's start shows whether the log is damaged
         return True

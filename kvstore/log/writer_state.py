@@ -1,4 +1,4 @@
-"""The table's memory of writers: the last five batches of each.
+"""Writer state of a bucket: the last five batches of each writer.
 
 * It is asked before any merge: a batch seen before is answered, never applied again.
 * A writer's sequences go 0, 1, … 2^31-1, 0 …; anything else than the next one, or one of the last five, is refused.
@@ -36,10 +36,10 @@ def uncounted_after(last_timestamp: int, uncounted_ms: int, timestamp: int) -> i
 
 
 class WriterStates:
-    """Writers of one bucket.
+    """State of a bucket's writers.
 
     Args:
-        writers: Those known.
+        writers: The known writers.
     """
 
     def __init__(self, writers: Mapping[WriterId, WriterEntry]) -> None:
@@ -51,17 +51,17 @@ class WriterStates:
     def check(
         self, writer_id: WriterId, sequence: Sequence, epoch: Epoch, *, now_ms: int, last_offset: Offset
     ) -> RememberedBatch | None:
-        """Whether a batch may be applied.
+        """Check whether a batch may be applied.
 
         Args:
             now_ms: Counted time the batch would get.
             last_offset: Offset its last change would get; for the message only.
 
         Returns:
-            The batch as it was appended before, if it was; None if it is to be applied.
+            The batch as appended before, if it was; None if it is to be applied.
 
         Raises:
-            OutOfOrderSequence: It is neither the next one nor one of the last five.
+            OutOfOrderSequence: The batch is neither the next one nor one of the last five.
             WriterFenced: A newer incarnation of the writer has written.
         """
         if writer_id == NO_WRITER:
@@ -72,7 +72,7 @@ class WriterStates:
         else:
             if epoch < entry.epoch:
                 raise WriterFenced(
-                    "A newer incarnation of this writer has written; this one is over.",
+                    "A newer incarnation of this writer has written; stop using this one.",
                     writer_id=writer_id,
                     epoch=epoch,
                     current_epoch=entry.epoch,
@@ -92,7 +92,7 @@ class WriterStates:
         return None
 
     def has(self, writer_id: WriterId, sequence: Sequence) -> bool:
-        """Whether a batch is one of its writer's last five, expired or not."""
+        """Whether a batch is one of its writer's last five, even if the writer has expired."""
         entry = self._writers.get(writer_id)
         return entry is not None and any(batch.sequence == sequence for batch in entry.batches)
 
@@ -102,10 +102,10 @@ class WriterStates:
         return None if entry is None else entry.batches[-1].sequence
 
     def remember(self, header: BatchHeader) -> dict[WriterId, WriterEntry | None]:
-        """Note a batch that is in the log, whatever its sequence.
+        """Record a batch of the log, whatever its sequence.
 
         Returns:
-            Entries that changed: the writer's, if there is one, and None for each writer that has expired by now.
+            Changed entries: the writer's, if it has one, and None for each writer that has expired.
         """
         changed: dict[WriterId, WriterEntry | None] = dict.fromkeys(self._forget_expired(header.counted_ms))
         writer_id = header.writer_id
@@ -125,11 +125,11 @@ class WriterStates:
         return changed
 
     def all(self) -> dict[WriterId, WriterEntry]:
-        """Every writer remembered."""
+        """All remembered writers."""
         return dict(self._writers)
 
     def snapshot(self, next_offset: Offset) -> bytes:
-        """All of it, encoded, as it is when the log ends at ``next_offset``."""
+        """All writers, encoded, as of a log that ends at ``next_offset``."""
         return encode_snapshot(next_offset, self._writers)
 
     def _live(self, writer_id: WriterId, now_ms: int) -> WriterEntry | None:

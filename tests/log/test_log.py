@@ -1,4 +1,4 @@
-"""Appending, rolling, reading by offset and by time, and disks that refuse."""
+"""Appending, rolling, reading by offset and by time, and failing disks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.disks import FailingDisk, failing
 from tests.support.logs import IDENTITY, append, batch, offsets, open_log, read
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_appended_batches_are_read(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.append([batch(0, 3), batch(3, 0), batch(4, 2)])
     log.sync()
@@ -32,7 +32,7 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     assert log.end.offset == log.durable.offset == 6
 
 
-def test_batches_of_several_segments_are_one_log(tmp_path: Path) -> None:
+def test_batches_of_several_segments_form_one_log(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes_max=1500)
     append(log, 20)
     assert len(LogFiles(tmp_path, IDENTITY).bases()) > 3
@@ -42,7 +42,7 @@ def test_batches_of_several_segments_are_one_log(tmp_path: Path) -> None:
 
 @settings(max_examples=25)
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=30), data=st.data())
-def test_reading_from_any_offset_begins_with_the_batch_that_holds_it(
+def test_a_read_from_any_offset_begins_with_the_batch_that_contains_it(
     sizes: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("log")
@@ -69,7 +69,7 @@ def test_reading_uses_the_sparse_index_and_does_not_need_it(tmp_path: Path) -> N
     assert offsets(tmp_path, 2000)[0] == 2000
 
 
-def test_an_entry_that_points_elsewhere_is_only_a_detour(tmp_path: Path) -> None:
+def test_a_wrong_sparse_index_entry_costs_only_time(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append(log, 10)
     wrong = sparse_index.Entry(Offset(4), 4, read(tmp_path)[7].position)
@@ -77,7 +77,7 @@ def test_an_entry_that_points_elsewhere_is_only_a_detour(tmp_path: Path) -> None
     assert offsets(tmp_path, 5)[0] == 5
 
 
-def test_reading_by_time_begins_with_the_first_batch_not_older(tmp_path: Path) -> None:
+def test_a_read_by_time_begins_with_the_first_batch_not_older(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes_max=20_000)
     append(log, 200, 2)  # timestamps are base offsets: 0, 2, 4 …
     files = LogFiles(tmp_path, IDENTITY)
@@ -87,7 +87,7 @@ def test_reading_by_time_begins_with_the_first_batch_not_older(tmp_path: Path) -
         assert files.first_at_or_after(timestamp, Offset(400)) == expected
 
 
-def test_a_segment_that_holds_nothing_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_empty_segment_is_not_rolled(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.roll(b"")
     assert LogFiles(tmp_path, IDENTITY).bases() == [0]
@@ -100,7 +100,7 @@ def test_a_segment_that_holds_nothing_is_gone_on_with(tmp_path: Path) -> None:
     assert offsets(tmp_path) == [0, 1, 2, 3]
 
 
-def test_offsets_the_log_does_not_hold(tmp_path: Path) -> None:
+def test_offsets_outside_of_the_log_are_refused(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes_max=1500)
     append(log, 10)
     paths.segment_file(tmp_path, Offset(0)).unlink()
@@ -129,7 +129,7 @@ def test_a_small_range_is_not_split(tmp_path: Path) -> None:
 
 class TestRefusingDisk:
     @pytest.mark.parametrize("short", [0, 1, 100, 128, 200])
-    def test_a_short_write_is_cut_off_and_the_log_goes_on(self, tmp_path: Path, short: int) -> None:
+    def test_a_short_write_is_truncated_and_the_log_continues(self, tmp_path: Path, short: int) -> None:
         disk = FailingDisk()
         log = open_log(tmp_path, disk)
         append(log, 3)
@@ -141,7 +141,7 @@ class TestRefusingDisk:
         append(log, 3)
         assert offsets(tmp_path) == list(range(6))
 
-    def test_a_short_write_that_can_not_be_cut_off_ends_the_log(self, tmp_path: Path) -> None:
+    def test_a_short_write_that_can_not_be_truncated_ends_the_log(self, tmp_path: Path) -> None:
         disk = FailingDisk()
         log = open_log(tmp_path, disk)
         append(log, 3)
@@ -167,7 +167,7 @@ class TestRefusingDisk:
         disk.fail = failing("sync")
         log.sync()
         first = paths.segment_file(tmp_path, Offset(0))
-        # The kernel may have dropped what it could not write: nothing behind the seal may be relied on.
+        # The kernel may have dropped pages that it could not write: nothing after the seal is reliable.
         first.write_bytes(first.read_bytes()[:sealed_at] + b"\xff" * 300)
         assert log.durable.offset == 5
         append(log, 2)
@@ -178,8 +178,10 @@ class TestRefusingDisk:
 
     @pytest.mark.parametrize("call", ["write", "rename", "sync_directory"])
     @pytest.mark.parametrize("passing", range(2))
-    def test_a_failed_sync_on_a_full_disk_keeps_what_waits(self, tmp_path: Path, call: str, passing: int) -> None:
-        """A new segment has no room for its head, or for what the sync left behind; once there is, all is there."""
+    def test_a_failed_sync_on_a_full_disk_keeps_the_unsynced_batches(
+        self, tmp_path: Path, call: str, passing: int
+    ) -> None:
+        """A new segment has no room for its head, or for the unsynced batches; once there is room, all are there."""
         disk = FailingDisk()
         log = open_log(tmp_path, disk)
         append(log, 3)

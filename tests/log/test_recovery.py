@@ -1,4 +1,4 @@
-"""The end of a log whose writer is gone: what was durable is there or is named as lost, what was torn is cut off."""
+"""The end of a log whose writer is gone: durable data is there or reported as lost, a torn tail is truncated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST = "00000000000000000000.log"
 
 
 def write_log(directory: Path, count: int = 6, segment_bytes_max: int = 1 << 20) -> LogEnd:
-    """A log of one-record batches, each synced; returns its end."""
+    """Write a log of one-record batches, each synced; returns its end."""
     log = open_log(directory, segment_bytes_max=segment_bytes_max)
     append(log, count)
     log.close()
@@ -29,7 +29,7 @@ def write_log(directory: Path, count: int = 6, segment_bytes_max: int = 1 << 20)
 
 
 def place(found_number: int, directory: Path) -> LogEnd:
-    """The end of the log before its n-th batch."""
+    """Position of the n-th batch."""
     found = read(directory)[found_number]
     return LogEnd(Offset(0), found.position, found.header.base_offset)
 
@@ -40,7 +40,7 @@ def damage(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
+def test_an_undamaged_log_is_unchanged(tmp_path: Path) -> None:
     end = write_log(tmp_path)
     before = (tmp_path / FIRST).read_bytes()
     assert recovery.prepare(tmp_path, IDENTITY, end, Files()) == end
@@ -49,7 +49,7 @@ def test_a_whole_log_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 40, b"\0" * 4096, b"\xff" * 64, bytes(range(256))])
-def test_a_tail_that_was_never_durable_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+def test_a_tail_that_was_never_durable_is_truncated(tmp_path: Path, tail: bytes) -> None:
     end = write_log(tmp_path)
     with (tmp_path / FIRST).open("ab") as file:
         file.write(tail)
@@ -57,7 +57,7 @@ def test_a_tail_that_was_never_durable_is_cut_off(tmp_path: Path, tail: bytes) -
     assert (tmp_path / FIRST).stat().st_size == end.position
 
 
-def test_a_torn_last_batch_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
+def test_a_torn_last_batch_is_truncated_wherever_it_is_torn(tmp_path: Path) -> None:
     write_log(tmp_path)
     synced = place(5, tmp_path)
     whole = (tmp_path / FIRST).read_bytes()
@@ -66,7 +66,7 @@ def test_a_torn_last_batch_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> Non
         assert recovery.find_end(tmp_path, IDENTITY, synced) == synced
 
 
-def test_a_log_shorter_than_what_was_durable_is_refused(tmp_path: Path) -> None:
+def test_a_log_shorter_than_its_durable_part_is_refused(tmp_path: Path) -> None:
     end = write_log(tmp_path)
     whole = (tmp_path / FIRST).read_bytes()
     for length in (0, 1, segment.HEAD_BYTES, place(3, tmp_path).position, len(whole) - 1):
@@ -76,8 +76,8 @@ def test_a_log_shorter_than_what_was_durable_is_refused(tmp_path: Path) -> None:
         assert (tmp_path / FIRST).stat().st_size == length
 
 
-def test_damage_behind_the_synced_end_that_later_batches_know_to_be_durable_is_refused(tmp_path: Path) -> None:
-    """Batch 5 says that the log was durable up to 5 when it was written, so batch 3 was not torn: it was damaged."""
+def test_damage_after_the_synced_end_is_refused_if_later_batches_prove_it_durable(tmp_path: Path) -> None:
+    """Batch 5 says that the log was durable up to 5 when it was written, so batch 3 was not torn but damaged."""
     write_log(tmp_path)
     synced = place(2, tmp_path)
     broken = read(tmp_path)[3]
@@ -90,7 +90,7 @@ def test_damage_behind_the_synced_end_that_later_batches_know_to_be_durable_is_r
     assert (tmp_path / FIRST).read_bytes() == before
 
 
-def test_a_whole_batch_behind_a_hole_is_cut_off_if_nothing_there_was_durable(tmp_path: Path) -> None:
+def test_a_whole_batch_after_a_hole_is_truncated_if_nothing_there_was_durable(tmp_path: Path) -> None:
     """A power cut may keep a later page and lose an earlier one; none of it was acknowledged."""
     log = open_log(tmp_path)
     append(log, 2)
@@ -102,7 +102,7 @@ def test_a_whole_batch_behind_a_hole_is_cut_off_if_nothing_there_was_durable(tmp
     assert offsets(tmp_path) == [0, 1]
 
 
-def test_damage_before_the_synced_end_is_found_by_readers(tmp_path: Path) -> None:
+def test_damage_before_the_synced_end_is_detected_by_readers(tmp_path: Path) -> None:
     end = write_log(tmp_path)
     damage(tmp_path / FIRST, read(tmp_path)[1].position + 100)
     assert recovery.prepare(tmp_path, IDENTITY, end, Files()) == end
@@ -141,7 +141,7 @@ class TestSegments:
         other = segment.SegmentHead(head.store_id, type(head.table_id)(99), head.bucket_id, head.base_offset)
         data = (tmp_path / FIRST).read_bytes()
         (tmp_path / FIRST).write_bytes(segment.encode_head(other) + data[segment.HEAD_BYTES :])
-        with pytest.raises(CorruptBatch, match="belongs elsewhere"):
+        with pytest.raises(CorruptBatch, match="belongs to another log"):
             recovery.prepare(tmp_path, IDENTITY, None, Files())
 
     @given(position=st.integers(0, segment.HEAD_BYTES - 1), bit=st.integers(0, 7))
@@ -161,7 +161,7 @@ class TestSegments:
         assert recovery.prepare(tmp_path, IDENTITY, end, Files()) == end
         assert not leftover.exists()
 
-    def test_what_is_told_of_writers_elsewhere_than_at_segments_and_the_end_is_removed(self, tmp_path: Path) -> None:
+    def test_files_of_writers_outside_segment_starts_and_the_end_are_removed(self, tmp_path: Path) -> None:
         log = open_log(tmp_path)
         append(log, 2)
         log.roll(b"kept")
@@ -184,7 +184,7 @@ class TestSegments:
         assert offsets(tmp_path) == list(range(6))
 
 
-def test_the_sparse_index_is_mended(tmp_path: Path) -> None:
+def test_the_sparse_index_is_repaired(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append(log, 600, 8, together=10)
     log.close()

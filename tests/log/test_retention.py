@@ -1,4 +1,4 @@
-"""Segments go as a whole, the oldest first, and leave no hole; who still reads them is told."""
+"""Segments are removed whole, oldest first, without leaving a hole; readers of removed segments get an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASES = [0, 3, 6, 9]
 
 @pytest.fixture
 def log(tmp_path: Path) -> LogFiles:
-    """Segments of three batches each, the last with one; a batch's timestamp is its offset."""
+    """A log of segments of three batches each, the last with one; a batch's timestamp is its offset."""
     opened = open_log(tmp_path, segment_bytes_max=3 * 400)
     while len(bases(tmp_path)) < len(BASES):
         append(opened, 1)
@@ -46,7 +46,7 @@ def test_a_segment_expires_with_its_last_change(log: LogFiles, older_than: int, 
 
 
 @pytest.mark.parametrize("harm", ["gone", "empty", "wrong"])
-def test_a_sparse_index_decides_nothing(log: LogFiles, tmp_path: Path, harm: str) -> None:
+def test_a_wrong_sparse_index_does_not_affect_expiry(log: LogFiles, tmp_path: Path, harm: str) -> None:
     for path in tmp_path.glob("*.index"):
         data = path.read_bytes()
         path.unlink()
@@ -55,12 +55,12 @@ def test_a_sparse_index_decides_nothing(log: LogFiles, tmp_path: Path, harm: str
     assert [expired_before(log, older_than_ms=time) for time in (2, 3, 8)] == [0, 3, 6]
 
 
-def test_a_segment_expires_when_those_behind_it_are_enough(log: LogFiles) -> None:
+def test_a_segment_expires_when_later_ones_reach_the_size_limit(log: LogFiles) -> None:
     sizes = [log.segment(Offset(base)).size for base in BASES]
     for count in range(len(BASES)):
-        behind = sum(sizes[count:])
-        assert expired_before(log, older_than_ms=None, bytes_max=behind) == BASES[count]
-        assert expired_before(log, older_than_ms=None, bytes_max=behind + 1) == BASES[max(count - 1, 0)]
+        left = sum(sizes[count:])
+        assert expired_before(log, older_than_ms=None, bytes_max=left) == BASES[count]
+        assert expired_before(log, older_than_ms=None, bytes_max=left + 1) == BASES[max(count - 1, 0)]
     assert expired_before(log, older_than_ms=None, bytes_max=1) == BASES[-1]
     assert expired_before(log, older_than_ms=None) == 0
     assert expired_before(log, older_than_ms=3, bytes_max=sum(sizes[2:])) == BASES[2]
@@ -75,7 +75,7 @@ def test_a_damaged_segment_does_not_expire(log: LogFiles, tmp_path: Path) -> Non
         expired_before(log, older_than_ms=99)
 
 
-def test_what_a_recovery_needs_stays() -> None:
+def test_segments_needed_by_a_recovery_are_kept() -> None:
     def end(base: int) -> LogEnd:
         return LogEnd(Offset(base), Position(500), Offset(base + 50))
 
@@ -84,7 +84,7 @@ def test_what_a_recovery_needs_stays() -> None:
 
 
 @pytest.mark.parametrize("offset", range(12))
-def test_segments_before_an_offset_go_with_all_that_belongs_to_them(log: LogFiles, tmp_path: Path, offset: int) -> None:
+def test_segments_before_an_offset_are_removed_with_their_files(log: LogFiles, tmp_path: Path, offset: int) -> None:
     kept = [base for base in BASES if base <= offset][-1]
     start = remove_before(tmp_path, log, Offset(offset), Files())
     assert start == kept == log.start()
@@ -96,8 +96,8 @@ def test_segments_before_an_offset_go_with_all_that_belongs_to_them(log: LogFile
             next(log.batches(Offset(before), Offset(10)))
 
 
-def test_each_segment_is_gone_for_good_before_the_next(log: LogFiles, tmp_path: Path) -> None:
-    """Or a power cut might bring one back and not the one behind it."""
+def test_each_removal_is_durable_before_the_next(log: LogFiles, tmp_path: Path) -> None:
+    """Otherwise a power cut might restore one segment and not the one after it."""
     gone: list[list[int]] = []
 
     class Watched(Files):
@@ -114,7 +114,7 @@ def test_each_segment_is_gone_for_good_before_the_next(log: LogFiles, tmp_path: 
     assert gone == [[0], [], [3], [], [6], []]
 
 
-def test_a_disk_that_refuses_leaves_no_hole(log: LogFiles, tmp_path: Path) -> None:
+def test_a_failing_disk_leaves_no_hole(log: LogFiles, tmp_path: Path) -> None:
     disk = FailingDisk()
     for after in range(3):
         disk.fail = failing("sync_directory", errno.EIO, after=0)
@@ -128,8 +128,8 @@ def test_a_disk_that_refuses_leaves_no_hole(log: LogFiles, tmp_path: Path) -> No
     assert {int(path.stem) for path in tmp_path.iterdir()} == {9}
 
 
-def test_readers_of_what_expires_read_on_or_are_told(log: LogFiles, tmp_path: Path) -> None:
-    """Who is in a segment reads it to its end; the ones behind it, if they are gone too, are out of range."""
+def test_readers_of_expired_segments_continue_or_get_an_error(log: LogFiles, tmp_path: Path) -> None:
+    """A reader in a segment reads it to its end; if later ones are removed too, they are out of range."""
     reader = LogFiles(tmp_path, IDENTITY)
     batches = reader.batches(Offset(1), Offset(10))
     assert next(batches).header.base_offset == 1
@@ -139,7 +139,7 @@ def test_readers_of_what_expires_read_on_or_are_told(log: LogFiles, tmp_path: Pa
         list(batches)
 
 
-def test_a_segment_that_is_gone_and_did_not_expire_is_damage(log: LogFiles, tmp_path: Path) -> None:
+def test_a_missing_segment_that_did_not_expire_is_damage(log: LogFiles, tmp_path: Path) -> None:
     batches = log.batches(Offset(0), Offset(10))
     next(batches)
     paths.segment_file(tmp_path, Offset(6)).unlink()

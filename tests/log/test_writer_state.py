@@ -1,4 +1,4 @@
-"""Sequences of writers: what is new, what was seen, what is out of order, who is forgotten."""
+"""Sequences of writers: new, repeated and out-of-order batches, and expiry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def remember(states: WriterStates, sequence: int, *, epoch: int = 0, timestamp: 
 
 
 @given(count=st.integers(0, 12), sequence=st.integers(0, 14))
-def test_only_the_next_one_is_new_and_the_last_five_are_known(count: int, sequence: int) -> None:
+def test_only_the_next_sequence_is_new_and_the_last_five_are_known(count: int, sequence: int) -> None:
     states = WriterStates({})
     for sent in range(count):
         assert check(states, sent) is None
@@ -49,7 +49,7 @@ def test_only_the_next_one_is_new_and_the_last_five_are_known(count: int, sequen
             check(states, sequence)
 
 
-def test_after_the_last_sequence_comes_the_first() -> None:
+def test_the_sequence_wraps_around() -> None:
     states = WriterStates({})
     remember(states, SEQUENCE_MAX - 1)
     remember(states, SEQUENCE_MAX)
@@ -69,7 +69,7 @@ def test_a_replay_may_begin_with_any_sequence() -> None:
     assert check(states, 10) is not None
 
 
-def test_an_older_epoch_is_fenced_and_a_newer_one_goes_on() -> None:
+def test_an_older_epoch_is_fenced_and_a_newer_one_continues() -> None:
     states = WriterStates({})
     remember(states, 0, epoch=3)
     with pytest.raises(WriterFenced):
@@ -79,7 +79,7 @@ def test_an_older_epoch_is_fenced_and_a_newer_one_goes_on() -> None:
     assert check(states, 1, epoch=4) is None
 
 
-def test_a_writer_is_forgotten_after_seven_days_of_the_logs_time_unless_it_has_a_name() -> None:
+def test_an_unnamed_writer_expires_after_seven_days_of_the_logs_time() -> None:
     for named in (False, True):
         states = WriterStates({})
         remember(states, 0, timestamp=1000, named=named)
@@ -100,8 +100,8 @@ def test_a_writer_is_forgotten_after_seven_days_of_the_logs_time_unless_it_has_a
         max_size=20,
     )
 )
-def test_who_has_expired_is_forgotten_by_whoever_replays_from_anywhere(steps: list[tuple[int, int]]) -> None:
-    """Writer 0 has a name; -1 (here 4) is nobody, whose batches move the log's time on like any."""
+def test_every_replay_expires_the_same_writers_wherever_it_begins(steps: list[tuple[int, int]]) -> None:
+    """Writer 0 has a name; -1 (here 4) means no writer, but its batches advance the log's time too."""
     states, now, last = WriterStates({}), 0, {}
     for number, (writer, later) in enumerate(steps):
         now += later
@@ -122,14 +122,14 @@ def test_who_has_expired_is_forgotten_by_whoever_replays_from_anywhere(steps: li
         assert {id: entry.batches[-1].timestamp for id, entry in states.all().items()} == last
 
 
-def test_nobody_is_never_out_of_order() -> None:
+def test_batches_without_a_writer_are_never_out_of_order() -> None:
     states = WriterStates({})
     assert states.check(WriterId(-1), Sequence(-1), Epoch(0), now_ms=0, last_offset=Offset(0)) is None
     assert states.remember(BatchHeader()) == {}
     assert states.all() == {}
 
 
-def test_a_snapshot_holds_all_of_it() -> None:
+def test_a_snapshot_has_all_writers() -> None:
     states = WriterStates({})
     for sequence in range(7):
         remember(states, sequence, epoch=2, timestamp=sequence)
