@@ -1,1 +1,1 @@
-"""Reading a table: rows, changes, earlier states, and how they are cut up for readers in parallel."""
+"""Reading a table: rows, changes, earlier states, and their division among parallel readers."""

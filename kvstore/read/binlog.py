@@ -1,7 +1,7 @@
-"""A changelog with one row for each change: an update holds the row before and the row after.
+"""Binlog: a changelog with one row for each change, where an update holds the row before and the row after.
 
-It is the changelog without its preimages, each of which is found as ``before`` of the change that followed it; offsets
-and change types are those of the changelog. So an update belongs to a range of offsets if its second half does.
+It is the changelog without preimages; each preimage becomes ``before`` of the change that follows it. Offsets and
+change types are those of the changelog, so an update belongs to a range of offsets if its postimage does.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ BEFORE, AFTER = "before", "after"
 
 
 def binlog_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Columns of a table's binlog: those of a change, then the rows before and after.
+    """Columns of a table's binlog: those of a change, then the row before and the row after.
 
     Args:
-        columns: Of these rows, in this order; all if None.
+        columns: Columns of these rows, in this order; None for all.
 
     Raises:
-        SchemaMismatch: ``columns`` names one the table does not have.
+        SchemaMismatch: ``columns`` has a name that the table does not have.
     """
     row = pa.struct([field.with_nullable(True) for field in scan_schema(definition, columns)])
     return pa.schema([*CHANGE_FIELDS, pa.field(BEFORE, row), pa.field(AFTER, row)])
 
 
 def changelog_columns(schema: pa.Schema) -> list[str]:
-    """Columns of the changelog that a binlog of this schema is made of."""
+    """Columns of the changelog that a binlog of this schema needs."""
     return [*CHANGE_FIELDS.names, *(field.name for field in schema.field(AFTER).type)]
 
 
 def binlog_of(changes: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The binlog of a changelog that has both halves of each update in one batch; a first half alone is left out."""
+    """The binlog of a changelog that has both images of an update in one batch; a preimage alone is left out."""
     for batch in changes:
         rows = _paired(batch, schema)
         if rows.num_rows:
@@ -61,6 +61,6 @@ def _paired(changes: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _images(rows: pa.RecordBatch, places: np.ndarray, there: np.ndarray, row: pa.StructType) -> pa.StructArray:
-    """The rows at some places, null where there is none."""
+    """The rows at the given places, null where ``there`` is false."""
     taken = rows.take(pa.array(places, mask=~there))
     return pa.StructArray.from_arrays(taken.columns, fields=list(row), mask=pa.array(~there))

@@ -1,4 +1,4 @@
-"""Reading changes: record batches of the log as Arrow, with what is known of each change beside its row."""
+"""Reading changes: record batches of the log as Arrow, each row with the columns of its change."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.dat
 End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
 
 _PLACES = {
-    "start": "A changelog starts at `full`, `earliest`, `latest`, an offset or a time.",
-    "end": "A changelog ends at `latest`, or before an offset or a time.",
+    "start": "The start of a changelog must be `full`, `earliest`, `latest`, an offset or a time.",
+    "end": "The end of a changelog must be `latest`, or an offset or time (exclusive).",
 }
 
 CHANGE_FIELDS = pa.schema(
@@ -35,10 +35,10 @@ CHANGE_FIELDS = pa.schema(
         pa.field("_commit_version", pa.int64(), False),
     ]
 )
-"""Columns before the row: where and when, and which append (the first offset of its batch) a change belongs to."""
+"""Columns before the row: position and time of a change, and the first offset of the batch it belongs to."""
 
 READ_ROWS = 1 << 15
-"""Small batches of the log are handed on together, until they have about this many rows."""
+"""Small batches of the log are combined until they have about this many rows."""
 
 VIEWED_RECORDS_MIN = READ_ROWS // 8
 
@@ -46,10 +46,10 @@ _COUNTED = np.arange(1 << 18)
 
 
 def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Columns of a table's changelog: those of a change, then the row's, all of which may be null.
+    """Columns of a table's changelog: those of a change, then those of the row, all nullable.
 
     Raises:
-        SchemaMismatch: ``columns`` names one it does not have.
+        SchemaMismatch: ``columns`` has a name that the changelog does not have.
     """
     whole = pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in definition.schema)])
     if columns is None:
@@ -60,11 +60,11 @@ def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None 
 
 
 def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, now: Offset) -> Offset:
-    """The offset a changelog starts at or ends before; ``full`` has none of its own.
+    """The offset at which a changelog starts or before which it ends; ``full`` is not an offset.
 
     Raises:
-        InvalidRequest: It is no place in a log.
-        OffsetOutOfRange: The log does not hold it.
+        InvalidRequest: ``place`` is not a position in a log.
+        OffsetOutOfRange: The log does not have it.
     """
     if isinstance(place, str):
         if place == "latest":
@@ -78,7 +78,7 @@ def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, 
         if log.start() <= offset <= now:
             return offset
         raise OffsetOutOfRange(
-            "The log does not hold this offset; offsets() says which it holds.",
+            "The log does not hold this offset; offsets() returns its range.",
             offset=offset,
             log_start=log.start(),
             log_end=now,
@@ -87,7 +87,7 @@ def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, 
 
 
 def one_offset(name: str, place: Any) -> Offset:
-    """An offset, or offsets by bucket, as that of the one bucket.
+    """The offset of a table's only bucket, given alone or by bucket.
 
     Raises:
         InvalidRequest: It is neither.
@@ -103,7 +103,7 @@ def milliseconds(time: dt.datetime) -> int:
     """The first whole millisecond at or after a time, since the Unix epoch.
 
     Raises:
-        InvalidRequest: It has no time zone.
+        InvalidRequest: The time has no time zone.
     """
     if time.tzinfo is None or time.utcoffset() is None:
         raise InvalidRequest("A time needs a time zone; give it one.", time=time)
@@ -125,10 +125,10 @@ def changes_between(
     """Changes from ``start`` to ``end`` (exclusive), in order.
 
     Args:
-        found: Batches of the log that hold these offsets.
-        columns: Those wanted, in this order; all if None.
-        whole_updates: If ``start`` is the second half of an update, begin with the first, which is in the same batch.
-        validate: Check every offset and string: for what is not of the store's own log.
+        found: Batches of the log that contain these offsets.
+        columns: Columns to return, in this order; None for all.
+        whole_updates: If ``start`` is a postimage, begin with its preimage, which is in the same batch.
+        validate: Check every offset and string; needed for batches from outside the store's own log.
     """
     schema = changelog_schema(definition, columns)
     waiting: list[pa.RecordBatch] = []
@@ -156,7 +156,7 @@ def inserts_of(
     timestamp: int,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a table as it was before offset ``end``, as if each had just been inserted by the commit before it."""
+    """Rows of a table as of offset ``end``, as inserts of the commit before it."""
     schema = changelog_schema(definition, columns)
     for batch in rows:
         count = batch.num_rows
@@ -177,7 +177,7 @@ def _changes_in(
 ) -> pa.RecordBatch:
     header = found.header
     written = definition.schema_of(header.schema_id)
-    # A view of a file keeps it open; what is small is copied, so that many segments can wait together.
+    # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
     data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
     names = [name for name in schema.names if name in written.names]
     every = names == written.names
@@ -193,10 +193,10 @@ def _changes_in(
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of changes of one batch besides their rows.
+    """Columns of the changes of one batch other than their rows.
 
     Attributes:
-        timestamp: Of the commit, ms.
+        timestamp: Commit timestamp, ms.
         version: The first offset of the batch.
     """
 
@@ -207,7 +207,7 @@ class About:
     version: int
 
     def column(self, name: str) -> pa.Array:
-        """One of ``CHANGE_FIELDS``."""
+        """The column of this name of ``CHANGE_FIELDS``."""
         if name == "_log_offset":
             return pa.array(self.offsets, pa.int64())
         if name == "_change_type":
@@ -220,7 +220,7 @@ class About:
 
 
 def _memory(count: int, width: int) -> tuple[np.ndarray, pa.Buffer]:
-    """Room for integers: Arrow keeps what was given back, numpy would have the system clear new pages each time."""
+    """Memory for integers: Arrow reuses freed memory, numpy would have the system clear new pages each time."""
     buffer = pa.allocate_buffer(count * width)
     return np.frombuffer(buffer, f"i{width}"), buffer
 

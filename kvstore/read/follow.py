@@ -1,10 +1,10 @@
-"""Changes of one bucket: the rows there are, if asked for, then the changes there are, then those to come.
+"""Changes of one bucket: first the existing rows if requested, then the existing changes, then new ones.
 
-* It reads to an ``applied_offset`` found in the index, like everybody: no change is seen before its row, and none that
-  a crash could take back.
-* Nothing is committed for who waits, so one that waits in the process that writes is no burden to it: it sees what is
-  committed in time, as other processes do. Only the call itself has everything committed, to begin where it should.
-* Who waits holds nothing: no transaction, no lock, no file. It looks again after 1 ms, then less and less often.
+* Like every read it ends at an ``applied_offset`` of the index: no change is visible before its row, or if a crash
+  could undo it.
+* A waiting reader causes no commits, so waiting in the writing process costs it nothing: the reader sees commits when
+  they happen, as in other processes. Only the call itself commits everything, so that it starts at the right offset.
+* A waiting reader holds no transaction, no lock and no file. It polls after 1 ms, then less and less often.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from logformat.ids import Offset
 from logformat.log.index_state import IndexState
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 0.02
-"""How long to wait before looking again: twice as long each time nothing was found."""
+"""Delay between polls; it doubles each time nothing is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which changes are wanted.
+    """The range of changes to read.
 
     Attributes:
-        start: The first offset; of commits before ``since`` (ms) none all the same, for that time may be to come.
-        end: The offset after the last; None if there is no end, or not yet:
-        until: The first commit at or after this time (ms) ends it.
+        start: The first offset; commits before ``since`` (ms) are skipped, which matters if that time is in the future.
+        end: The offset after the last one; None if there is no end, or it is not known yet:
+        until: The first commit at or after this time (ms) ends the range.
     """
 
     start: Offset
@@ -55,10 +55,10 @@ class Span:
     until: int | None = None
 
     def of(self, log: LogFiles, start: Offset, end: Offset) -> Iterator[FoundBatch]:
-        """Batches of the log that hold offsets from ``start`` to ``end`` and are not of a time that is not wanted."""
+        """Batches of the log that contain offsets from ``start`` to ``end`` and are within the range's times."""
         found = log.batches(start, end)
         since, until = self.since, self.until
-        # Within a log commit timestamps never go back.
+        # Commit timestamps never decrease within a log.
         if since is not None:
             found = dropwhile(lambda each: each.header.commit_timestamp < since, found)
         if until is not None:
@@ -67,7 +67,7 @@ class Span:
 
 
 def range_between(start: Start, end: End, log: LogFiles, now: Offset) -> tuple[Offset, Offset]:
-    """The offsets from ``start`` to ``end`` (exclusive); both are there already.
+    """The offsets from ``start`` to ``end`` (exclusive); the log has both already.
 
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
@@ -78,7 +78,7 @@ def range_between(start: Start, end: End, log: LogFiles, now: Offset) -> tuple[O
 
 
 def span_from(start: Start, end: End, log: LogFiles, now: Offset) -> Span:
-    """Like :func:`range_between`, but what is to come is waited for: ``latest`` as an end is none.
+    """Like :func:`range_between`, but for a reader that waits for changes: ``latest`` as an end means no end.
 
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
@@ -97,7 +97,7 @@ def span_from(start: Start, end: End, log: LogFiles, now: Offset) -> Span:
 def _check_order(first: Offset, last: Offset) -> None:
     if last < first:
         raise InvalidRequest(
-            "The end of a changelog does not come before its start, which for `full` is now.", start=first, end=last
+            "The end of a changelog must not be before its start, which for `full` is now.", start=first, end=last
         )
 
 
@@ -106,8 +106,8 @@ class ChangeReader:
     """Reads the changelog of one bucket.
 
     Attributes:
-        current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
-        columns: Those of the changelog that are wanted, in this order; they stay the same if the table gets more.
+        current: Returns the table's current entry in the catalog; raises if it was dropped or the store was closed.
+        columns: Columns to return, in this order; later columns of the table are not added.
         whole_updates: See :func:`kvstore.read.changelog.changes_between`.
     """
 
@@ -117,16 +117,16 @@ class ChangeReader:
     whole_updates: bool = False
 
     def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
-        """Changes from ``start`` to ``end``, as these are at the moment of the call; None where there are no more yet.
+        """Changes from ``start`` to ``end``, both evaluated at the call; None where the reader waits for more.
 
         Args:
-            follow: Whether to wait for changes to come.
+            follow: Whether to wait for new changes.
 
         Raises:
             InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
         """
         batches = self._read(start, end, follow)
-        next(batches)  # places are known, and the rows if they are wanted
+        next(batches)  # evaluates start and end, and opens the view of the rows if they are needed
         return batches
 
     def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch | None]:
@@ -151,7 +151,7 @@ class ChangeReader:
         while True:
             now = state.applied_offset
             end = now if span.end is None else min(now, span.end)
-            definition = self.current()  # of now, so that it has the schemas of all that is committed
+            definition = self.current()  # read after `now`, so that it has the schemas of all committed changes
             if place < end:
                 found = span.of(self.tablet.log, place, end)
                 yield from changes_between(
@@ -160,11 +160,11 @@ class ChangeReader:
             if end == span.end or (span.until is not None and state.last_timestamp >= span.until):
                 return
             place = end
-            yield None  # others may have their turn
+            yield None  # other readers may take their turn
             state = self.tablet.committed()
             if state.applied_offset < place:
                 raise OffsetOutOfRange(
-                    "The log ends before what was read of it already; was an older copy restored?",
+                    "The log ends before an offset that was already read; was an older copy restored?",
                     offset=place,
                     log_end=state.applied_offset,
                 )
@@ -173,10 +173,10 @@ class ChangeReader:
 def together(
     readers: Sequence[Iterator[pa.RecordBatch | None]], sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[pa.RecordBatch]:
-    """What several readers find, one after the other; those that wait are asked again in turns.
+    """Batches of several readers, one after another; readers that wait are polled in turn.
 
     Args:
-        sleep: Waits so many seconds.
+        sleep: Waits for this many seconds.
     """
     asked, pause = list(readers), PAUSE_SECONDS_MIN
     while asked:

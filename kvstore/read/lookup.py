@@ -1,4 +1,4 @@
-"""Rows by their keys, or by what their keys begin with."""
+"""Lookup of rows by key or key prefix."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def rows_of_keys(
     """One row for each key, in order; see :meth:`kvstore.Table.lookup`.
 
     Args:
-        current: The table as the catalog has it now.
-        key_rows: The key's columns.
+        current: Returns the table's current entry in the catalog.
+        key_rows: The key columns.
     """
     encoded = layout_of(current()).encode_keys(key_rows)
     values = _values(tablets, current(), key_rows, encoded.to_list())
-    definition = current()  # of now, so that it has the schemas of all rows
+    definition = current()  # read after the values, so that it has the schemas of all rows
     layout = layout_of(definition)
     there = np.fromiter(map(bool, values), bool, len(values))
     found_keys = key_rows.filter(pa.array(there))
@@ -56,7 +56,7 @@ def row_of_key(tablets: Sequence[Tablet], current: Callable[[], TableDefinition]
         value = tablets[0].value(code)
         if value is None or codec.knows(value):
             return None if value is None else codec.decode(key, code, value)
-        # Another process has added a column meanwhile.
+        # Another process has added a column since.
     key_rows = intake.key_rows([key], layout_of(current()).key_schema)
     row: dict[str, Any] = rows_of_keys(tablets, current, key_rows).to_pylist()[0]
     return row if row.pop(FOUND) else None
@@ -66,21 +66,21 @@ def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:
     """Values of the first columns of a key, as one row.
 
     Raises:
-        SchemaMismatch: They are no beginning of a key, or do not fit.
+        SchemaMismatch: The values are not a prefix of a key, or do not fit.
     """
     names = key_schema.names
     if not isinstance(prefix, Mapping):
         values = list(prefix) if isinstance(prefix, (tuple, list)) else [prefix]
         prefix = dict(zip(names, values, strict=False)) if len(values) <= len(names) else dict(enumerate(values))
     if not prefix or set(prefix) != set(names[: len(prefix)]):
-        raise SchemaMismatch("A prefix has values for the first columns of the key.", given=list(prefix), key=names)
+        raise SchemaMismatch("A prefix needs values for the first columns of the key.", given=list(prefix), key=names)
     return intake.one_batch(dict(prefix), pa.schema([key_schema.field(name) for name in names[: len(prefix)]]))
 
 
 def rows_of_prefix(
     tablets: Sequence[Tablet], current: Callable[[], TableDefinition], prefix: pa.RecordBatch
 ) -> pa.Table:
-    """All rows whose key begins with the values of the one row of ``prefix``."""
+    """All rows whose key begins with the values in the single row of ``prefix``."""
     definition = current()
     start = layout_of(definition).keys.encode_prefix(prefix.columns).to_list()[0]
     keys = KeyRange(start, _after(start))
@@ -112,6 +112,6 @@ def _values(
 
 
 def _after(prefix: bytes) -> bytes | None:
-    """What comes after everything that begins so."""
+    """The smallest byte string after all that begin with ``prefix``; None if there is none."""
     shorter = prefix.rstrip(b"\xff")
     return shorter[:-1] + bytes([shorter[-1] + 1]) if shorter else None

@@ -1,8 +1,8 @@
-"""Where among the keys, and where in a log, a filter can be true.
+"""Pruning: the ranges of keys, and of offsets in a log, in which a filter can be true.
 
-Arrow decides: the keys there are are cut into ranges, and it is asked for each whether the filter can hold between the
-values of the key's first column at both ends. Where it can in some and not in others, those are cut again. A log is cut
-between batches, of which offset, version and time are known.
+Arrow decides: the keys are divided into ranges, and for each range Arrow evaluates whether the filter can be true for
+values of the first key column between the range's ends. Ranges in which only some parts can match are divided again. A
+log is divided between batches, whose offset, version and time are known.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from logformat.ids import BucketId, Offset
 from logformat.rows.python_values import MISFITS
 
 PARTS = 16
-"""A range is cut into so many,"""
+"""Number of parts that a range is divided into,"""
 CUTS_MAX = 8
-"""and its parts again, so many times at most."""
+"""and the maximum number of times that parts are divided again."""
 
 Place = TypeVar("Place", bytes, Offset)
 
@@ -39,10 +39,11 @@ _FORMAT, _FILES = ds.ParquetFileFormat(), LocalFileSystem()
 def ranges_where(
     view: View, definition: TableDefinition, filter: pc.Expression, *, beyond: bool = False
 ) -> list[KeyRange]:
-    """Ranges of keys, in order, outside of which no row passes a filter; they do not meet.
+    """Disjoint ranges of keys, in order; no row outside of them passes the filter.
 
     Args:
-        beyond: Also before the first key there is now, and after the last: there may be rows of the past.
+        beyond: Include keys before the current first key and after the last one: earlier states may have had rows
+        there.
     """
     bounds = view.bounds()
     if bounds is None:
@@ -72,12 +73,12 @@ def offsets_where(
     end: Offset,
     last_timestamp: int,
 ) -> list[tuple[Offset, Offset]]:
-    """Ranges of offsets, in order, outside of which no change passes a filter; they do not meet.
+    """Disjoint ranges of offsets, in order; no change outside of them passes the filter.
 
     Args:
-        schema: Of the changelog, or binlog, that the filter is for.
-        start, end: What is read anyway, not empty.
-        last_timestamp: No commit before ``end`` is later (ms).
+        schema: Schema of the changelog or binlog that the filter is for.
+        start, end: The range to read; not empty.
+        last_timestamp: Upper limit (ms) of the timestamps of commits before ``end``.
     """
     marks, back = log.marks(start, end), log.back_offset()
     header = next(log.batches(start, end)).header
@@ -113,7 +114,7 @@ def offsets_where(
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Where a range of offsets begins or ends: the offset, the batch it is in, and when that was committed (ms)."""
+    """One end of a range of offsets: the offset, its batch, and the batch's commit timestamp (ms)."""
 
     offset: Offset
     version: Offset
@@ -139,7 +140,7 @@ def _guarantee(bucket: BucketId, first: _Moment, last: _Moment, back: Offset) ->
 def _with_outside(
     found: list[KeyRange], bounds: tuple[bytes, bytes], definition: TableDefinition, filter: pc.Expression
 ) -> list[KeyRange]:
-    """The same, and what lies before the first key and after the last, if the filter can be true there."""
+    """Adds the ranges before the first key and after the last, if the filter can be true there."""
     layout = layout_of(definition)
     field = pc.field(layout.key_names[0])
     low, high = layout.keys.decode(Octets.from_list(list(bounds)))[0]
@@ -150,7 +151,7 @@ def _with_outside(
 
 
 def _keys_between(view: View, first: bytes, last: bytes) -> list[bytes]:
-    """Keys that cut a range into parts; none if there are none between."""
+    """Keys that divide a range into parts; empty if there are none inside."""
     found = map(view.first_from, evenly_between(first, last, PARTS))
     return sorted({key for key in found if key is not None and first < key < last})
 
@@ -158,7 +159,7 @@ def _keys_between(view: View, first: bytes, last: bytes) -> list[bytes]:
 def _possible(
     ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition, filter: pc.Expression
 ) -> list[tuple[bytes, bytes]]:
-    """Those ranges, by their first and last key, in which the filter can be true."""
+    """The ranges, as first and last key, in which the filter can be true."""
     layout = layout_of(definition)
     field = pc.field(layout.key_names[0])
     lows, highs = (layout.keys.decode(Octets.from_list(list(keys)))[0] for keys in zip(*ranges, strict=True))
@@ -167,8 +168,8 @@ def _possible(
 
 
 def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filter: pc.Expression) -> list[int]:
-    """Which of several guarantees allow that the filter is true."""
-    # Parts of a dataset are left out by what is known of their values; that there are no files nobody notices.
+    """Indices of the guarantees under which the filter can be true."""
+    # Arrow prunes the fragments of a dataset by their guarantees, without opening the files, which do not exist.
     parts = [
         _FORMAT.make_fragment(str(place), _FILES, partition_expression=guarantee)
         for place, guarantee in enumerate(guarantees)
@@ -177,11 +178,11 @@ def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filt
     try:
         return [int(part.path) for part in dataset.get_fragments(filter=filter)]
     except MISFITS:
-        return list(range(len(guarantees)))  # it fails for a key there is; who reads the rows says so
+        return list(range(len(guarantees)))  # the filter fails for some key; the reader of the rows reports it
 
 
 def _joined(ranges: Iterable[tuple[Place, Place]]) -> Iterator[tuple[Place, Place]]:
-    """Ranges that meet as one, so that none has a row twice."""
+    """Merge adjoining ranges, so that no row is in two."""
     waiting: tuple[Place, Place] | None = None
     for first, last in ranges:
         if waiting is not None and first <= waiting[1]:

@@ -1,8 +1,8 @@
-"""Rows of one bucket, made of a snapshot and of batches that come from elsewhere: an index that is gone with its user.
+"""Rows of one bucket, built from a snapshot and batches of another source, in a temporary index.
 
-* Its files have no names once it is open: however the process ends, nothing of it is left.
-* Nothing is merged again, as in recovery. Nothing is kept of writers, for nobody writes to it.
-* What comes from elsewhere is checked to the last offset and string.
+* Its files have no names once it is open: however the process ends, nothing is left.
+* As in recovery, rows are not merged again. No writers are kept, since nothing writes to it.
+* Data from another source is validated to the last offset and string.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LEAVES_A_ROW = np.isin(np.arange(len(ChangeType)), [ChangeType.INSERT, ChangeTy
 _IS_FINAL = _LEAVES_A_ROW | (np.arange(len(ChangeType)) == ChangeType.DELETE)
 
 WAITING_ROWS, WAITING_BYTES = 1 << 16, 64 << 20
-"""Of batches that are put together."""
+"""Limits of the batches that are combined."""
 
 
 class TemporaryRows:
@@ -53,13 +53,13 @@ class TemporaryRows:
 
     Args:
         definition: The table, which has a key.
-        parent: Where there is room for them.
+        parent: Directory with room for the rows.
 
     Attributes:
-        last_timestamp: Of the last commit (ms); 0 if there is none.
+        last_timestamp: Timestamp of the last commit (ms); 0 if there is none.
 
     Raises:
-        StoreFull, LogFailed: The disk refused.
+        StoreFull, LogFailed: The disk is full or failed.
     """
 
     def __init__(self, definition: TableDefinition, bucket: BucketId, parent: Path) -> None:
@@ -92,14 +92,14 @@ class TemporaryRows:
         self._index.close()
 
     def load(self, manifest: Manifest, data: memoryview) -> None:
-        """Begin with the rows of a snapshot.
+        """Load the rows of a snapshot; called first.
 
         Args:
-            data: The file with them, whose checksum is right.
+            data: The snapshot's file of rows, with a verified checksum.
 
         Raises:
-            CorruptData: They are damaged.
-            StoreFull: There is no room.
+            CorruptData: The rows are damaged.
+            StoreFull: The disk is full.
         """
         with self._refusals():
             for rows in snapshot.rows_told(manifest, data, self._definition):
@@ -108,16 +108,16 @@ class TemporaryRows:
         self.last_timestamp = manifest.last_timestamp
 
     def apply(self, data: memoryview, end: int) -> None:
-        """Go on with a batch.
+        """Apply a batch.
 
         Args:
-            data: All of it.
-            end: Of its changes, those before this offset only.
+            data: The whole batch.
+            end: Only its changes before this offset are applied.
 
         Raises:
-            CorruptBatch: It is damaged.
-            InvalidRequest: It is not of this table.
-            StoreFull: There is no room.
+            CorruptBatch: The batch is damaged.
+            InvalidRequest: The batch is not of this table.
+            StoreFull: The disk is full.
         """
         batch = decode_batch(data, self._definition.schema_of(decode_header(data).schema_id))
         count = min(batch.record_count, end - batch.base_offset)
@@ -138,10 +138,10 @@ class TemporaryRows:
         self.last_timestamp = batch.commit_timestamp
 
     def rows(self, columns: Sequence[str], filter: pc.Expression | None = None) -> Iterator[pa.RecordBatch]:
-        """All rows, in key order.
+        """All rows in key order.
 
         Args:
-            filter: Rows for which it can't be true may be left out.
+            filter: Rows for which it can't be true may be missing.
         """
         self._put_waiting()
         with self._refusals():
@@ -152,7 +152,7 @@ class TemporaryRows:
                 yield from rows_now(view, self._definition, columns, keys)
 
     def _put_waiting(self) -> None:
-        """Put the last of what waits for each key: a pass over the index costs much the same for a few as for many."""
+        """Store the last waiting change of each key; a pass over the index costs about the same for any size."""
         if not self._waiting:
             return
         rows = pa.concat_batches([rows for rows, _ in self._waiting])
@@ -181,7 +181,7 @@ class TemporaryRows:
             yield
         except lmdb.Error as error:
             raise StoreFull(
-                "There is no room for the rows of a bucket; free some of it and try again.",
+                "The disk has no room for the rows of a bucket; free some and try again.",
                 path=self._parent,
                 reason=str(error),
             ) from error

@@ -1,4 +1,4 @@
-"""Reading rows: the index in key order, as it is or as it was before an offset."""
+"""Reading rows in key order, in the current state or as of an offset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from logformat.rows.keys import ROW
 from logformat.rows.python_values import MISFITS
 
 SCAN_ROWS = 1 << 15
-"""Rows of one batch of a scan."""
+"""Number of rows in a batch of a scan."""
 _WORD = 8
 
 
@@ -39,10 +39,10 @@ class KeyRange:
 
 
 def split_keys(view: View, ranges: Sequence[KeyRange], parts: int) -> list[tuple[KeyRange, ...]]:
-    """Ranges of keys cut into ``parts`` or fewer, evenly between the first key and the last, as if keys were spread so.
+    """Divide key ranges into at most ``parts`` parts, evenly between first and last key, assuming uniform keys.
 
     Args:
-        ranges: In order; they do not meet.
+        ranges: Disjoint and in order.
     """
     bounds = view.bounds()
     if bounds is None or parts < 2 or not ranges:
@@ -57,7 +57,7 @@ def split_keys(view: View, ranges: Sequence[KeyRange], parts: int) -> list[tuple
 
 
 def bytes_within(view: View, ranges: Iterable[KeyRange]) -> int:
-    """About how many bytes the rows of some ranges take, as if keys were spread evenly."""
+    """Approximate bytes of the rows in some ranges, assuming uniform keys."""
     bounds = view.bounds()
     if bounds is None:
         return 0
@@ -73,7 +73,7 @@ def bytes_within(view: View, ranges: Iterable[KeyRange]) -> int:
 
 
 def evenly_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
-    """Byte strings, in order, that cut what lies between two keys into parts, or into fewer if they are close."""
+    """Sorted byte strings that divide the space between two keys into parts; fewer if the keys are close."""
     shared = _shared(first, last)
     low, high = _number(first, shared), _number(last, shared)
     cuts = {low + (high - low) * part // parts for part in range(1, parts)} - {low}
@@ -81,17 +81,17 @@ def evenly_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
 
 
 def _shared(first: bytes, last: bytes) -> int:
-    """How many bytes two keys begin with in common."""
+    """Length of the common prefix of two keys."""
     return next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
 
 
 def _number(key: bytes, shared: int) -> int:
-    """What stands behind the first ``shared`` bytes of a key."""
+    """The word of a key after its first ``shared`` bytes, as a number."""
     return int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big")
 
 
 def _common(one: KeyRange, other: KeyRange) -> KeyRange | None:
-    """What is in both."""
+    """Intersection of two ranges; None if it is empty."""
     start = max(one.start, other.start)
     stops = [each.stop for each in (one, other) if each.stop is not None]
     stop = min(stops, default=None)
@@ -102,7 +102,7 @@ def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = Non
     """Columns of a scan.
 
     Raises:
-        SchemaMismatch: ``columns`` names one the table does not have.
+        SchemaMismatch: ``columns`` has a name that the table does not have.
     """
     schema = definition.schema
     if columns is None:
@@ -130,17 +130,17 @@ def rows_as_of(
     columns: Sequence[str] | None = None,
     keys: Sequence[KeyRange] = (KeyRange(),),
 ) -> Iterator[pa.RecordBatch]:
-    """Rows as they were after all changes before ``offset``, in key order: those of now, changes since then undone.
+    """Rows as of ``offset``, in key order: the current rows with all later changes undone.
 
     Args:
-        keys: Ranges of keys, in order; they do not meet.
+        keys: Ranges of keys, disjoint and in order.
 
     Raises:
-        OffsetOutOfRange: The log does not hold the changes since then, or there is no such offset yet.
+        OffsetOutOfRange: The log no longer has the changes since then, or the offset is in the future.
     """
     now = view.state().applied_offset
     if not 0 <= offset <= now:
-        raise OffsetOutOfRange("Rows can be read as of offset 0 to the log's end.", as_of=offset, log_end=now)
+        raise OffsetOutOfRange("`as_of` must be an offset from 0 to the log's end.", as_of=offset, log_end=now)
     if offset == now:
         return chain.from_iterable(rows_now(view, definition, columns, within) for within in keys)
     check_undoable(definition)
@@ -157,7 +157,7 @@ def rows_as_of(
 
 
 def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogFiles, now: Offset) -> Offset:
-    """The offset before which lies what was: offsets as they are; for a time, that of the first commit at or after it.
+    """The offset of an earlier state: an offset as it is; for a time, of the first commit at or after it.
 
     Raises:
         InvalidRequest: It is neither.
@@ -167,30 +167,30 @@ def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogFiles, no
         return one_offset("as_of", place)
     offset = log.first_at_or_after(milliseconds(place), now)
     if 0 < offset < now and offset == log.start():
-        # What is gone of the log may be of that time or later.
+        # The removed part of the log may have commits of that time or later.
         raise OffsetOutOfRange("The log does not reach back to this time.", as_of=place, log_start=offset)
     return offset
 
 
 def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterator[pa.RecordBatch]:
-    """Those rows for which an expression is true.
+    """Rows for which an expression is true.
 
     Raises:
-        InvalidRequest: It fails for a row.
+        InvalidRequest: The expression fails for a row.
     """
     for batch in rows:
         yield _where(batch, filter)
 
 
 def check_filter(filter: Any, schema: pa.Schema) -> None:
-    """See whether rows of a schema can be filtered so.
+    """Check that a filter can be applied to rows of a schema.
 
     Raises:
-        InvalidRequest: It is no expression, no condition, or does not fit the columns.
+        InvalidRequest: It is not an expression, not a condition, or does not fit the columns.
     """
     if not isinstance(filter, pc.Expression):
         raise InvalidRequest(
-            "A filter is a pyarrow.compute.Expression, such as pc.field('n') > 1.", given=type(filter).__name__
+            "A filter must be a pyarrow.compute.Expression, such as pc.field('n') > 1.", given=type(filter).__name__
         )
     _where(intake.empty(schema), filter)
 
@@ -235,7 +235,7 @@ def _within(changes: FirstChanges, within: KeyRange) -> FirstChanges:
 
 
 def _replaced(rows: pa.RecordBatch, keys: Octets, undone: FirstChanges, some: slice) -> pa.RecordBatch:
-    """Rows with those of some undone changes as they were then."""
+    """Rows in which those of some undone changes are replaced by their earlier state."""
     if some.start == some.stop:
         return rows
     changed = undone.keys.slice(some.start, some.stop).to_arrow()

@@ -1,6 +1,7 @@
-"""One bucket for readers in other processes, which share the work: what there is to read, cut up, and each part of it.
+"""Parallel reads of one bucket by other processes: the work, its division, and the read of each part.
 
-Who plans and who reads are different processes, at different times: what one tells the other are offsets and keys.
+The process that plans and the processes that read are different and run at different times: they exchange only offsets
+and keys.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Read = Callable[[Tablet, View], Iterator[pa.RecordBatch]]
 
 
 class Shares:
-    """Reads of one bucket; made by :meth:`kvstore.Table.shares`.
+    """Planned reads of one bucket; created by :meth:`kvstore.Table.shares`.
 
     Args:
-        current: The table as the catalog has it now, which has a key; raises if it has none, or was dropped.
-        held: Iterates over what is made of a view, which is taken now and given up with the iterator.
+        current: Returns the table's current entry in the catalog; raises if it has no key or was dropped.
+        held: Iterates over the result of a read of a view; opens the view now and closes it with the iterator.
     """
 
     def __init__(
@@ -40,20 +41,20 @@ class Shares:
         self._held = held
 
     def commit_end(self, start: Offset, end: Offset, records: int) -> Offset:
-        """Where who takes whole commits stops: after ``records`` at most, but after the first commit at least.
+        """The end of a read of whole commits: at most ``records`` records, but at least one commit.
 
         Raises:
-            OffsetOutOfRange: The log does not hold ``start`` any more.
+            OffsetOutOfRange: The log no longer has ``start``.
         """
         return self._tablet.log.commit_end(start, end, records)
 
     def offsets_where(
         self, schema: pa.Schema, filter: pc.Expression | None, start: Offset, end: Offset
     ) -> list[tuple[Offset, Offset]]:
-        """Ranges of offsets outside of which no change passes a filter.
+        """Ranges of offsets outside of which no change passes the filter.
 
         Args:
-            schema: What the filter is for: all of the changelog, or of the binlog.
+            schema: Schema that the filter is for: of the whole changelog or binlog.
         """
         if start >= end:
             return []
@@ -64,35 +65,35 @@ class Shares:
         return offsets_where(tablet.log, schema, filter, bucket, start, end, timestamp)
 
     def change_bytes(self, start: Offset, end: Offset) -> int:
-        """About how many bytes of the log a range of offsets takes."""
+        """Approximate bytes of the log in a range of offsets."""
         return self._tablet.log.bytes_between(start, end)
 
     def split_changes(self, start: Offset, end: Offset, parts: int) -> list[tuple[Offset, Offset]]:
-        """A range of offsets cut between commits, into ``parts`` of about one size or fewer."""
+        """A range of offsets divided between commits, into at most ``parts`` parts of about equal size."""
         return self._tablet.log.split(start, end, parts, 1)
 
     def keys_where(self, filter: pc.Expression | None, *, as_of: int) -> list[KeyRange]:
-        """Ranges of keys outside of which no row passes a filter, of those there were at an offset."""
+        """Ranges of keys outside of which no row, as of an offset, passes the filter."""
         if filter is None:
             return [KeyRange()]
         with self._tablet.snapshot() as view:
-            # Keys of the past may lie beyond those of now.
+            # Earlier keys may lie outside of the current ones.
             return ranges_where(view, self._current(), filter, beyond=view.state().applied_offset != as_of)
 
     def row_bytes(self, ranges: Sequence[KeyRange]) -> int:
-        """About how many bytes of the index ranges of keys take."""
+        """Approximate bytes of the index in ranges of keys."""
         with self._tablet.snapshot() as view:
             return bytes_within(view, ranges)
 
     def split_keys(self, ranges: Sequence[KeyRange], parts: int) -> list[tuple[KeyRange, ...]]:
-        """Ranges of keys cut into ``parts`` of about one size or fewer."""
+        """Ranges of keys divided into at most ``parts`` parts of about equal size."""
         with self._tablet.snapshot() as view:
             return split_keys(view, ranges, parts)
 
     def rows(
         self, keys: Sequence[KeyRange] = (KeyRange(),), columns: Sequence[str] | None = None, *, as_of: int
     ) -> Iterator[pa.RecordBatch]:
-        """Like :meth:`kvstore.Table.scan`, of ranges of keys."""
+        """Like :meth:`kvstore.Table.scan`, for ranges of keys."""
         names = scan_schema(self._current(), columns).names
 
         def read(tablet: Tablet, view: View) -> Iterator[pa.RecordBatch]:
@@ -103,11 +104,11 @@ class Shares:
     def inserts(
         self, keys: Sequence[KeyRange], columns: Sequence[str], *, as_of: int, timestamp: int
     ) -> Iterator[pa.RecordBatch]:
-        """The same rows, as the changelog shows them that starts at ``full``.
+        """The same rows, in the form of a changelog that starts at ``full``.
 
         Args:
-            columns: Of the changelog.
-            timestamp: When the last commit before ``as_of`` was (ms).
+            columns: Columns of the changelog.
+            timestamp: Timestamp of the last commit before ``as_of`` (ms).
         """
         definition = self._current()
         names = [name for name in columns if name in definition.schema.names] or definition.primary_key

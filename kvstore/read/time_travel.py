@@ -1,7 +1,7 @@
-"""What brings rows back to what they were: for each key, the first change since then, undone.
+"""Time travel: restores earlier rows by undoing, for each key, the first change since then.
 
-* The first change of a key tells its row of then: before an insert there was none; an update and a delete say which.
-* Changes are folded as they are read: what is kept are the keys that changed, twice at most, and some.
+* The first change of a key determines its earlier row: before an insert there was none; an update or delete holds it.
+* Changes are folded while they are read: memory holds at most about twice the keys that changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes
 
 FOLD_ROWS = 1 << 17
-"""Changes that may wait to be folded, or as many as there are keys already."""
+"""Number of changes that wait to be folded, or as many as there are keys already."""
 
 _KIND = "_change_type"
 
@@ -33,9 +33,9 @@ class FirstChanges:
     """The first change of each key.
 
     Attributes:
-        keys: In order.
-        rows: For each key its row before that change; where there was none, the row that was inserted.
-        existed: For each key, whether there was a row before.
+        keys: Sorted.
+        rows: For each key its row before that change; if there was none, the row that was inserted.
+        existed: For each key, whether it had a row before.
     """
 
     keys: Octets
@@ -43,19 +43,19 @@ class FirstChanges:
     existed: np.ndarray
 
     def undo(self) -> Changes:
-        """What undoes them, and all that came after."""
+        """The changes that undo these and all later ones."""
         return Changes(self.rows, pa.array(~self.existed))
 
 
 def check_undoable(definition: TableDefinition) -> None:
-    """Refuse a table whose changelog does not tell the rows of before.
+    """Refuse a table whose changelog does not hold the earlier rows.
 
     Raises:
-        UnsupportedOperation: It has a WAL image.
+        UnsupportedOperation: The table has a WAL image.
     """
     if definition.options.changelog_image == "wal":
         raise UnsupportedOperation(
-            "A WAL image does not tell the rows of before: no binlog, no undo, and rows as they are now only.",
+            "A WAL image has no preimages: the table has no binlog, no undo and no reads of earlier states.",
             table=definition.name,
         )
 
@@ -66,9 +66,9 @@ def first_changes(
     """The first change of each key.
 
     Args:
-        changes: A changelog, in order, with ``_change_type``, the key and ``columns``. A postimage says nothing of what
-            was before, so it is passed over; its preimage comes before it.
-        columns: Of the rows; all if None.
+        changes: A changelog, in order, with ``_change_type``, the key and ``columns``. Postimages are skipped: the
+        preimage before each holds the earlier row.
+        columns: Columns of the rows; None for all.
     """
     layout = layout_of(definition)
     wanted = definition.schema if columns is None else pa.schema([definition.schema.field(name) for name in columns])

@@ -1,1 +1,1 @@
-"""Requests: what a caller gives, brought into a table's columns and cut by bucket, before a bucket's turn comes."""
+"""Request preparation: converts given data to a table's columns and partitions it, before it enters a bucket queue."""

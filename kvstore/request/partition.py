@@ -1,4 +1,4 @@
-"""Rows of a table over its buckets."""
+"""Partitioning of a table's rows by bucket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.nda
     """The bucket of each row, int64 ``(n,)``.
 
     Args:
-        rows: With the columns of the bucket key, of a table that has one.
+        rows: Rows with the columns of the bucket key; the table has one.
     """
     if definition.buckets == 1:
         return np.zeros(rows.num_rows, np.int64)
@@ -31,7 +31,7 @@ def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.nda
 
 
 def bucket_of(definition: TableDefinition, values: Mapping[str, pa.Scalar]) -> int | None:
-    """The bucket of all rows with these values; None if there may be some in several."""
+    """The bucket of all rows with these values; None if several buckets may have such rows."""
     if definition.bucket_key is None or not set(definition.bucket_key) <= values.keys():
         return None
     columns = {name: pa.array([values[name]]) for name in definition.bucket_key}
@@ -39,10 +39,10 @@ def bucket_of(definition: TableDefinition, values: Mapping[str, pa.Scalar]) -> i
 
 
 def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> Iterator[tuple[BucketId, Changes]]:
-    """Changes by bucket; those of one bucket stay in the order they came.
+    """Changes by bucket; within a bucket they keep their order.
 
     Args:
-        other: Where all go if the table has no bucket key.
+        other: The bucket of all changes if the table has no bucket key.
     """
     for bucket, places in places_by_bucket(definition, changes.rows, other):
         yield bucket, changes if places is None else changes.take(places)
@@ -51,10 +51,10 @@ def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> It
 def places_by_bucket(
     definition: TableDefinition, rows: pa.RecordBatch, other: BucketId
 ) -> Iterator[tuple[BucketId, pa.Int64Array | None]]:
-    """Which rows belong to each bucket that has any, in the order they came; None for all.
+    """The rows of each bucket that has any, by index and in order; None for all rows.
 
     Args:
-        other: Where all go if the table has no bucket key.
+        other: The bucket of all rows if the table has no bucket key.
     """
     if definition.buckets == 1 or definition.bucket_key is None:
         yield BucketId(0) if definition.buckets == 1 else other, None
@@ -68,19 +68,19 @@ def places_by_bucket(
 
 
 def place_in(name: str, place: Any, bucket: BucketId, buckets: Sequence[BucketId]) -> Any:
-    """A place of changelogs in one bucket: where offsets are given for each bucket, the one of this.
+    """The start or end of a changelog in one bucket: with offsets by bucket, this bucket's offset.
 
     Args:
-        name: What the place is called.
-        buckets: All that are asked for.
+        name: Name of the argument.
+        buckets: All buckets that are read.
 
     Raises:
-        InvalidRequest: There is not one offset for each bucket.
+        InvalidRequest: There is not exactly one offset for each bucket.
     """
     if isinstance(place, Mapping):
         if set(place) != set(buckets):
             raise InvalidRequest("Give an offset for each bucket.", buckets=list(buckets), **{name: shown(place)})
         return integer(name, place[bucket])
     if isinstance(place, SupportsIndex) and not isinstance(place, bool) and len(buckets) > 1:
-        raise InvalidRequest("Of several buckets each has offsets of its own; give one for each.", **{name: place})
+        raise InvalidRequest("Each of several buckets has its own offsets; give one for each.", **{name: place})
     return place

@@ -1,4 +1,4 @@
-"""What users hand over, as requests: brought into the table's columns, or refused."""
+"""Conversion of given data to requests in the table's columns; data that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from logformat.rows.changes import Changes
 NO_EPOCH = Epoch(0)
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
 GROUPED_LATER_MAX = 64
-"""As few rows cost as much to be brought in order as many; they are together with those of other requests."""
+"""Up to this number of rows, a request is sorted together with others: sorting few rows costs as much as many."""
 
 
 def requests_of(given: Several[Request | RowRequest], definition: TableDefinition) -> list[Request | InvalidRequest]:
-    """The same, with rows that came alone taken in together: it costs nearly the same for ten rows as for one.
+    """Convert single-row requests together: ten rows cost nearly the same as one.
 
     Returns:
-        For each a request, or why the row does not fit.
+        For each input a request, or the reason that its row does not fit.
     """
     rows = [each.row for each in given if isinstance(each, RowRequest)]
     if not rows:
@@ -56,19 +56,19 @@ def _request_of_row(row: Any, definition: TableDefinition) -> Request | InvalidR
 def fitted(
     changes: Any, definition: TableDefinition, schema_id: SchemaId, columns: Any, *, overwrite: bool
 ) -> tuple[Changes, frozenset[str] | None]:
-    """Changes made by hand with the columns they are about, and which these are if they are not all.
+    """Changes built by the caller, reduced to the columns of the write, and these columns unless they are all.
 
     Raises:
-        InvalidRequest: They are refused; see :meth:`Bucket.apply`.
+        InvalidRequest: The changes are refused; see :meth:`Bucket.apply`.
     """
     if not isinstance(changes, Changes):
         raise SchemaMismatch(
-            "Changes are a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
+            "Changes must be a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
             given=type(changes).__name__,
         )
     schema, key = definition.schema_of(schema_id), definition.primary_key
     if key is None and (columns is not None or overwrite):
-        raise UnsupportedOperation("A log table takes whole rows, and never replaces one.")
+        raise UnsupportedOperation("A log table takes whole rows and never replaces a row.")
     engine = OVERWRITE if overwrite or key is None else engine_of_table(definition)
     targets = targets_of(definition, schema, engine, columns)
     wanted = schema_given(definition, schema, targets, overwrite=overwrite and columns is None)
@@ -86,13 +86,13 @@ def request_of(
     targets: frozenset[str] | None = None,
     overwrite: bool = False,
 ) -> Request:
-    """A batch of changes that fit, on its way to one bucket.
+    """Build the request of a batch of changes that fit the table, for one bucket.
 
     Raises:
-        InvalidRequest: They are too large, or the table takes no deletes.
+        InvalidRequest: The changes are too large, or the table takes no deletes.
     """
     if (size := bytes_of(changes.rows)) > ROWS_BYTES_MAX:
-        raise InvalidRequest(f"A batch holds at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=size)
+        raise InvalidRequest(f"A batch can have at most {ROWS_BYTES_MAX} bytes; send smaller ones.", bytes=size)
     if not overwrite:
         changes = _deletes_allowed(changes, definition)
     rows = filled(changes.rows, definition.schema)
@@ -101,15 +101,15 @@ def request_of(
     grouping = None
     if definition.primary_key is None:
         if changes.is_delete.true_count:
-            raise UnsupportedOperation("A log table is only appended to; it has no key to delete.")
+            raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
     elif len(changes) > GROUPED_LATER_MAX or definition.buckets > 1:
-        # Of several buckets a key that is too long must be found before any of them is written.
+        # With several buckets, a key that is too long must be detected before any bucket is written.
         grouping = group(layout_of(definition).encode_keys(changes.rows))
     return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite)
 
 
 def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:
-    """What is left of changes under the table's delete behaviour."""
+    """The changes that remain under the table's delete behavior."""
     behavior = definition.options.delete_behavior
     if behavior == "allow" or not changes.is_delete.true_count:
         return changes

@@ -1,4 +1,4 @@
-"""A batch on its way into a bucket, with all that can be done before its turn comes."""
+"""A batch on its way into a bucket, prepared as far as possible before its turn comes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from logformat.rows.ordering import in_order
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The operations of a batch by key.
+    """The operations of a batch, grouped by key.
 
     Attributes:
-        keys: The *m* different keys, in order.
+        keys: The *m* different keys, sorted.
         order, starts, lasts: See :class:`merge_engines.engine.Operations`.
     """
 
@@ -33,7 +33,7 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One batch, and where its answer goes.
+    """One batch and the future of its answer.
 
     Attributes:
         changes: In one of the table's schemas; of a partial request, null in every column that is no target.
@@ -53,16 +53,16 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return bytes_of(self.changes.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """One row to be stored, which is taken in with others when its turn comes.
+    """One row to store; it is converted together with others when its turn comes.
 
     Attributes:
-        row: As it was given; nobody else has it.
+        row: The row as given; no other code holds the dict.
     """
 
     row: dict[str, Any]
@@ -70,17 +70,17 @@ class RowRequest:
 
     @property
     def size(self) -> int:
-        """Bytes, at least."""
+        """Lower bound of the size in bytes."""
         return sum(len(value) for value in self.row.values() if isinstance(value, (str, bytes)))
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch that is applied and not yet appended, while it is decided whether the commit it is a part of takes place.
+    """A batch that is applied but not appended until its commit over several buckets is decided.
 
     Attributes:
-        decision: Whether it is appended; all parts have the same. Until then the bucket stands still.
-        ready: What its answer would be; an error if it can't be applied, and then it is over.
+        decision: Whether to append it; shared by all parts of the commit. Until it is set the bucket waits.
+        ready: The answer that it would get; an error if it can't be applied, which ends it.
     """
 
     request: Request
@@ -89,7 +89,7 @@ class Prepared:
 
     @property
     def answer(self) -> Future[AppendResult]:
-        """What came of it, if it was decided that it takes place."""
+        """The batch's answer, if the decision is to append it."""
         return self.request.answer
 
 
@@ -97,7 +97,7 @@ _FIRST = np.zeros(1, np.int64)
 
 
 def group(keys: Octets) -> Grouping:
-    """Bring the operations on one key together; those of one key stay in the order they came."""
+    """Group operations by key; those of one key keep their order."""
     if len(keys) < 2:
         first = _FIRST[: len(keys)]
         return Grouping(keys, first, first, first)

@@ -1,4 +1,4 @@
-"""What a write, or a snapshot, answers."""
+"""Results of writes and snapshots."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from logformat.ids import BucketId, Offset
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """What one bucket did with one batch.
+    """Result of one batch in one bucket.
 
     Attributes:
-        first_offset, last_offset: The changes it made, both inclusive; a batch without effect takes one offset.
-        duplicated: It had been applied before; nothing was appended, the offsets are those it got then.
+        first_offset, last_offset: Offsets of its changes, both inclusive; a batch without effect takes one offset.
+        duplicated: Whether it was applied before; then nothing was appended, and the offsets are those of the first
+        time.
         timestamp_ms: Its commit timestamp, milliseconds since the Unix epoch.
     """
 
@@ -26,28 +27,29 @@ class AppendResult:
 
     @property
     def log_end_offset(self) -> Offset:
-        """The offset after the last."""
+        """The offset after the last one."""
         return Offset(self.last_offset + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a table did with a write.
+    """Result of a write to a table.
 
     Attributes:
-        by_bucket: One result for each bucket it touched. A bucket that needed several batches has the offsets of all.
+        by_bucket: One result for each bucket written. For a bucket that needed several batches, the offsets span them
+        all.
     """
 
     by_bucket: dict[BucketId, AppendResult]
 
     @property
     def first_offset(self) -> Offset:
-        """Of the one bucket touched."""
+        """First offset in the one bucket written."""
         return self._only.first_offset
 
     @property
     def last_offset(self) -> Offset:
-        """Of the one bucket touched."""
+        """Last offset in the one bucket written."""
         return self._only.last_offset
 
     @property
@@ -57,14 +59,14 @@ class WriteResult:
 
     @property
     def timestamp_ms(self) -> int:
-        """Of the one bucket touched."""
+        """Commit timestamp in the one bucket written, milliseconds since the Unix epoch."""
         return self._only.timestamp_ms
 
     @property
     def _only(self) -> AppendResult:
         if len(self.by_bucket) != 1:
             raise UnsupportedOperation(
-                "Offsets belong to a bucket, and this write touched several or none; look into `by_bucket`.",
+                "This write changed several buckets or none, and offsets belong to a bucket; see `by_bucket`.",
                 buckets=sorted(self.by_bucket),
             )
         return next(iter(self.by_bucket.values()))
@@ -75,7 +77,7 @@ class BucketSnapshot:
     """A snapshot of one bucket.
 
     Attributes:
-        offset: Changes before it are in the snapshot, others are not.
+        offset: The snapshot has the changes before it, and no others.
         path: Directory with ``rows.parquet``, ``writers.json`` and ``manifest.json`` (docs/format.md, Snapshot).
     """
 
@@ -85,10 +87,10 @@ class BucketSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """Snapshots of all buckets of a table, each as of an offset of its own.
+    """Snapshots of all buckets of a table, each as of its own offset.
 
     Attributes:
-        by_bucket: One for each bucket.
+        by_bucket: One snapshot for each bucket.
     """
 
     by_bucket: dict[BucketId, BucketSnapshot]

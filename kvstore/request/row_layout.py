@@ -1,4 +1,4 @@
-"""How a table's columns are split between key and value, and put together again."""
+"""Split of a table's columns between key and value, and the way back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from logformat.rows.single_row import SingleRowCodec
 
 @lru_cache(maxsize=256)
 def layout_of(definition: TableDefinition) -> TableLayout:
-    """The layout of a table; made once for each definition."""
+    """The layout of a table; built once for each definition."""
     return TableLayout(definition)
 
 
@@ -27,10 +27,10 @@ class TableLayout:
     """Codecs of a table with a primary key; see :func:`layout_of`.
 
     Args:
-        definition: The table, as the catalog has it.
+        definition: The table's entry in the catalog.
 
     Attributes:
-        single: Of rows one by one; None if columns are of types that it does not know.
+        single: Codec of single rows; None if it does not support a column's type.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
@@ -54,7 +54,7 @@ class TableLayout:
         )
 
     def encode_keys(self, rows: pa.RecordBatch) -> Octets:
-        """Keys of rows of any of the table's schemas.
+        """Encode the keys of rows in any of the table's schemas.
 
         Raises:
             KeyTooLarge: See :class:`logformat.rows.keys.KeyCodec`.
@@ -62,18 +62,18 @@ class TableLayout:
         return self.keys.encode([rows.column(name) for name in self.key_names])
 
     def encode_values(self, rows: pa.RecordBatch, sums: np.ndarray, schema_id: SchemaId) -> tuple[Octets, np.ndarray]:
-        """Values and hashes of rows of one of the table's schemas; see :meth:`logformat.rows.rows.RowCodec.encode`."""
+        """Encode values of rows in one of the table's schemas; see :meth:`logformat.rows.rows.RowCodec.encode`."""
         return self._rows.encode([rows.column(name) for name in self._value_names[schema_id]], sums, schema_id)
 
     def decode(
         self, values: Octets, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Rows of the current schema, and their hashes.
+        """Decode rows in the current schema, with their hashes.
 
         Args:
-            sums: ``checksum.key_sums`` of the keys the values were found under.
-            key_columns: A batch with the key's columns of the rows, and maybe others.
-            names: Columns wanted; all if None.
+            sums: ``checksum.key_sums`` of the keys of the values.
+            key_columns: A batch that has the key columns of the rows; other columns are ignored.
+            names: Columns to return; None for all.
 
         Raises:
             CorruptData: A row is damaged.
@@ -87,7 +87,7 @@ class TableLayout:
     def decode_found(
         self, keys: Octets, values: Octets, names: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Like :meth:`decode`, for rows whose key is known in its code only."""
+        """Like :meth:`decode`, for rows whose keys are only known encoded."""
         columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)
         return self.decode(values, key_sums(keys), columns, names)
 

@@ -10,12 +10,12 @@ from merge_engines.last_row import LastRow
 from merge_engines.spec import engine_of
 
 OVERWRITE = LastRow()
-"""The rule of a write that overwrites."""
+"""The merge engine of a write that overwrites."""
 
 
 @lru_cache(maxsize=256)
 def engine_of_table(definition: TableDefinition) -> MergeEngine:
-    """The rule of a table with a primary key; made once for each definition.
+    """The merge engine of a table with a primary key; built once for each definition.
 
     Raises:
         UnsupportedVersion: A newer version wrote it.

@@ -1,4 +1,4 @@
-"""Rows cut into batches that a bucket takes at once."""
+"""Splits rows into batches of a size that a bucket takes at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 BATCH_BYTES = 64 << 20
-"""Rows of more bytes are applied in several batches; with the rows they replace, one still fits into the log."""
+"""Larger rows are applied in several batches; one batch, with the rows it replaces, fits into the log."""
 
 
 _SMALL_BYTES = 1 << 20
 
 
 def bytes_of(rows: pa.RecordBatch) -> int:
-    """About how many bytes rows take; of few, also what stands around them where they were cut out of."""
+    """Approximate bytes of rows; for small slices this includes the rest of their buffers."""
     around: int = rows.get_total_buffer_size()
-    return around if around <= _SMALL_BYTES else int(rows.nbytes)  # which costs thirty times as much
+    return around if around <= _SMALL_BYTES else int(rows.nbytes)  # nbytes costs thirty times as much
 
 
 def of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``rows_max``, or of fewer that have about ``BATCH_BYTES``; the last one shorter."""
+    """The same rows in batches of ``rows_max`` rows or about ``BATCH_BYTES``; the last batch is shorter."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Rows of a batch by place."""
+"""Selection of a batch's rows by index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 
 
 def pick(rows: pa.RecordBatch, places: np.ndarray) -> pa.RecordBatch:
-    """The rows at some places, in their order; the batch itself if that is all of it as it is."""
+    """The rows at the given places, in that order; the batch itself if these are all rows in order."""
     count = len(places)
     if count == rows.num_rows and (places == np.arange(count)).all():
         return rows

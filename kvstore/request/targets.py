@@ -1,4 +1,4 @@
-"""Which columns a write is about, and its rows with all the columns of the table."""
+"""Target columns of a write, and the completion of its rows to all columns of the table."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def targets_of(
     may have more columns when the write's turn comes; but if its engine takes whole rows only, it is about these.
 
     Args:
-        schema: That of the write. If it is an older one, the write is not about the columns that came later.
-        engine: What merges the write.
+        schema: Schema of the write. If it is an older one, columns added later are not targets.
+        engine: Merge engine of the write.
         columns: Names of columns, or None.
 
     Raises:
-        InvalidTargetColumns: A column is not known, a key column is missing, or the others could not be null.
-        UnsupportedOperation: The table's engine takes whole rows only.
+        InvalidTargetColumns: A column is unknown, a key column is missing, or another column is not nullable.
+        UnsupportedOperation: The table's merge engine takes only whole rows.
     """
     if columns is None:
         return None
@@ -47,7 +47,7 @@ def targets_of(
         return frozenset(names) if engine.takes_targets else None
     if not engine.takes_targets:
         raise UnsupportedOperation(
-            "The table's merge engine takes whole rows; leave `columns` out.", engine=type(engine).__name__
+            "The table's merge engine takes only whole rows; leave `columns` out.", engine=type(engine).__name__
         )
     for field in definition.schema:
         if field.name not in key and field.name != automatic and not field.nullable:
@@ -61,10 +61,10 @@ def targets_of(
 def schema_given(
     definition: TableDefinition, schema: pa.Schema, targets: frozenset[str] | None, *, overwrite: bool = False
 ) -> pa.Schema:
-    """Columns that the rows of a write have: the targets, or all but the one the table fills.
+    """Columns that the rows of a write have: the targets, or all but the one that the table fills.
 
     Args:
-        overwrite: Whether they may bring values of that one too; where it is null, the table fills it.
+        overwrite: Whether rows may have values in that column too; where it is null, the table fills it.
     """
     automatic = definition.options.auto_increment
     if targets is None and automatic is None:
@@ -77,10 +77,10 @@ def schema_given(
 
 
 def selected(changes: Changes, schema: pa.Schema, wanted: pa.Schema, automatic: str | None) -> Changes:
-    """Changes made by hand with the columns wanted only; those that have others of the table too are taken.
+    """Changes built by the caller, reduced to the columns wanted; extra columns of the table are allowed.
 
     Raises:
-        InvalidTargetColumns: An upsert holds a value in the column that the table fills.
+        InvalidTargetColumns: An upsert has a value in the column that the table fills.
     """
     names = changes.rows.schema.names
     if len(names) > len(set(names)) or not set(wanted.names) < set(names) <= set(schema.names):
@@ -93,7 +93,7 @@ def selected(changes: Changes, schema: pa.Schema, wanted: pa.Schema, automatic: 
 
 
 def filled(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows with every column of a schema: those they lack are null."""
+    """Rows completed to every column of a schema: missing columns are null."""
     if rows.schema.equals(schema):
         return rows
     there = dict(zip(rows.schema.names, rows.columns, strict=True))

@@ -1,4 +1,4 @@
-"""Any history of batches, duplicates, gaps, reopens and lost indexes leaves what the model says."""
+"""Any history of batches, duplicates, gaps, reopens and lost indexes agrees with the model."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 class TextKeyMachine(TableMachine):
-    """A table keyed by text and a number, with bytes in the text that keys escape."""
+    """A table keyed by text and a number; the text has bytes that keys escape."""
 
     schema = pa.schema(
         [

@@ -1,4 +1,4 @@
-"""The past: rows as of every offset of a history."""
+"""Earlier states: rows as of every offset of a history."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_rows_of_every_type(data: st.DataObject) -> None:
     kinds: list[int] = []
     while len(kinds) < rows.num_rows:
         kinds += data.draw(st.sampled_from([[INSERT], [PREIMAGE, POSTIMAGE], [DELETE]]))
-    kinds = kinds[: rows.num_rows]  # maybe without the second half of the last update
+    kinds = kinds[: rows.num_rows]  # maybe without the postimage of the last update
     about = About(BucketId(0), np.arange(len(kinds)), np.array(kinds, np.uint8), 0, 0)
     changes = pa.record_batch(
         [*map(about.column, CHANGE_FIELDS.names), *rows.columns], names=[*CHANGE_FIELDS.names, *rows.schema.names]

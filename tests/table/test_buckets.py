@@ -1,4 +1,4 @@
-"""Tables of several buckets: what one bucket is to its keys, the table is to all."""
+"""Tables of several buckets: a table is to all keys what each bucket is to its own."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rows_then(models: list[Model], ends: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def test_buckets_are_there_after_a_reopen_and_go_with_the_table(open_store: OpenStore) -> None:
+def test_buckets_survive_a_reopen_and_are_dropped_with_the_table(open_store: OpenStore) -> None:
     store = open_store()
     table = store.create_table("t", SCHEMA, KEY, buckets=3)
     rows = [{"a": a, "b": "x", "v": a} for a in range(100)]
@@ -110,7 +110,7 @@ def test_offsets_belong_to_buckets(store: kvstore.Store) -> None:
     assert list(table.changelog({1: 0}, bucket=1)) == []
 
 
-def test_a_numbered_batch_takes_rows_of_its_bucket_only(store: kvstore.Store) -> None:
+def test_a_numbered_batch_takes_only_rows_of_its_bucket(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, KEY, buckets=2)
     row = {"a": 1, "b": "x", "v": 0}
     (home,) = table.buckets_of([(1, "x")])
@@ -152,7 +152,7 @@ def test_following_all_buckets(store: kvstore.Store) -> None:
     assert [bucket for bucket, _ in seen] == table.buckets_of([(a, "x") for _, a in seen])
 
 
-def test_ids_are_given_once_over_all_buckets(store: kvstore.Store) -> None:
+def test_ids_are_unique_over_all_buckets(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, KEY, buckets=3, auto_increment="v")
     for first in range(0, 300, 100):
         table.upsert([{"a": a, "b": "x"} for a in range(first, first + 100)])
@@ -200,7 +200,7 @@ def test_bad_buckets(store: kvstore.Store, options: dict[str, Any]) -> None:
     assert store.list_tables() == []
 
 
-def test_a_write_that_one_bucket_refuses_says_who_has_it(store: kvstore.Store) -> None:
+def test_a_write_refused_by_one_bucket_names_the_process_that_holds_it(store: kvstore.Store) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int8())])
     table = store.create_table("t", schema, "k", buckets=3, merge_engine=kvstore.Aggregate({"n": "sum"}))
     table.upsert([{"k": k, "n": 100} for k in range(30)])

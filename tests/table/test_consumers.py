@@ -1,4 +1,4 @@
-"""What a consumer has yet to read does not expire, whoever registered it and whenever; everything else does."""
+"""The log before a registered consumer's position does expire, and only that; whichever process registered it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEASE_MS = 1000 * LEASE_SECONDS
 
 @pytest.fixture
 def kept(store_path: Path) -> Iterator[Kept]:
-    """All of its log has expired, but for the last segment."""
+    """The log after retention with everything but the last segment expired."""
     with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
         kept = Kept(store_path)
         kept.write(12)
@@ -57,10 +57,10 @@ def bases_of(kept: Kept) -> list[int]:
     return sorted(int(name.split(".")[0]) for name in files_in(kept.path, "log") if name.endswith(".log"))
 
 
-# Where a consumer stands
+# Positions of consumers
 
 
-def test_a_consumer_stands_where_it_was_put_last_and_after_a_restart(kept: Kept) -> None:
+def test_a_consumers_position_survives_a_restart(kept: Kept) -> None:
     consumer = kept.store.consumer("é 1")
     assert (consumer.name, consumer.position("t"), kept.store.consumers, kept.table.consumers) == ("é 1", None, {}, {})
     for offset in (0, kept.end, 3):
@@ -91,7 +91,7 @@ def test_a_commit_is_one_edit_and_none_if_nothing_changes(kept: Kept) -> None:
         assert core.catalog().txid == before + edits
 
 
-def test_what_is_acknowledged_can_be_committed_to_at_once(store: kvstore.Store) -> None:
+def test_an_acknowledged_offset_can_be_committed_at_once(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     for k in range(5):
         last = table.upsert({"k": k, "v": ""}).last_offset
@@ -130,19 +130,19 @@ def test_a_bad_commit_is_refused_and_changes_nothing(store: kvstore.Store, bad: 
 
 
 @pytest.mark.parametrize("name", ["", "a\n", "x" * 256, None, 5, b"a"])
-def test_a_name_is_text_that_can_be_shown(store: kvstore.Store, name: Any) -> None:
+def test_a_name_must_be_printable_text(store: kvstore.Store, name: Any) -> None:
     with pytest.raises(InvalidRequest, match="printable"):
         store.consumer(name)
 
 
-def test_only_a_consumer_that_is_there_is_dropped(kept: Kept) -> None:
+def test_only_an_existing_consumer_is_dropped(kept: Kept) -> None:
     kept.table.lease("lease", {0: 0})
     for name in ("a", "lease", None):
         with pytest.raises(InvalidRequest, match=r"see Store\.consumers"):
             kept.store.drop_consumer(name)  # type: ignore[arg-type]
 
 
-def test_a_read_only_store_tells_and_does_not_commit(kept: Kept) -> None:
+def test_a_read_only_store_lists_consumers_and_does_not_commit(kept: Kept) -> None:
     kept.store.consumer("a").commit("t", {0: 3})
     with kvstore.open(kept.path, read_only=True) as reader:
         consumer = reader.consumer("a")
@@ -163,7 +163,7 @@ def test_a_read_only_store_tells_and_does_not_commit(kept: Kept) -> None:
         consumer.commit("t", {0: 4})
 
 
-def test_who_reads_may_register_without_writing(kept: Kept) -> None:
+def test_a_reader_may_register_without_writing(kept: Kept) -> None:
     with open_reader(kept.path) as reader:
         reader.table("t").hold("a", {0: 4})
         with pytest.raises(UnsupportedOperation):
@@ -173,26 +173,26 @@ def test_who_reads_may_register_without_writing(kept: Kept) -> None:
         reader.drop_consumer("a")
 
 
-# What is kept
+# Retained segments
 
 
-def test_a_consumer_that_is_slow_holds_the_log_until_it_moves(kept: Kept) -> None:
+def test_a_slow_consumer_holds_the_log_until_it_advances(kept: Kept) -> None:
     bases = bases_of(kept)
-    told = changes_of(kept.table)
+    expected = changes_of(kept.table)
     consumer = kept.store.consumer("slow")
     for position in (0, bases[2] - 1, bases[2], bases[4] + 1, kept.end):
         consumer.commit("t", {0: position})
         for _ in range(2):
             kept.retain()
             assert kept.start == max(base for base in bases if base <= position)
-            assert changes_of(kept.table, position) == [change for change in told if change[0] >= position]
+            assert changes_of(kept.table, position) == [change for change in expected if change[0] >= position]
     with pytest.raises(OffsetOutOfRange, match="log_start") as refused:
         consumer.commit("t", {0: kept.start - 1})
     assert refused.value.where["log_start"] == kept.start
     assert consumer.position("t") == {0: kept.end}
 
 
-def test_the_size_of_a_log_does_not_count_for_what_is_yet_to_be_read(store_path: Path) -> None:
+def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> None:
     with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.store.consumer("slow").commit("t", {0: 0})
@@ -205,7 +205,7 @@ def test_the_size_of_a_log_does_not_count_for_what_is_yet_to_be_read(store_path:
         kept.store.close()
 
 
-def test_a_bucket_does_not_wait_for_another(store_path: Path) -> None:
+def test_buckets_expire_independently(store_path: Path) -> None:
     with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
         clock = SetClock()
         store = Store(store_path, kvstore.StoreOptions(segment_bytes_max=1000), clock=clock)
@@ -234,7 +234,7 @@ def other_process(pipe: Pipe, path: Path) -> None:
         pipe.send(None)
 
 
-def test_a_consumer_of_another_process_is_heard_of(kept: Kept) -> None:
+def test_a_consumer_of_another_process_counts(kept: Kept) -> None:
     bases = bases_of(kept)
     with Child(other_process, kept.path) as other:
         for position in (bases[1], bases[3] + 1):
@@ -251,14 +251,14 @@ def test_a_consumer_of_another_process_is_heard_of(kept: Kept) -> None:
         assert kept.start == bases[-1]
 
 
-# While the log expires
+# During retention
 
 
 class Registering(Files):
-    """A disk on which somebody registers while a segment is removed; the next one waits for the answer.
+    """A disk that registers a consumer while a segment is removed; the next removal waits for the result.
 
     Attributes:
-        answer: What came of it, once it was asked for.
+        answer: The result, once the next removal was asked for.
     """
 
     def __init__(self, base: int, register: Callable[[], Future[None]]) -> None:
@@ -279,7 +279,7 @@ class Registering(Files):
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_who_registers_while_segments_go_gets_all_or_is_told(kept: Kept, at: int) -> None:
+def test_registering_during_retention_gets_all_or_an_error(kept: Kept, at: int) -> None:
     bases = bases_of(kept)
     keeper = kept.table._tablets[0]._upkeep
     assert keeper is not None
@@ -299,8 +299,8 @@ def test_who_registers_while_segments_go_gets_all_or_is_told(kept: Kept, at: int
         assert (kept.start, kept.table.consumers) == (bases[at], {"late": {0: bases[at]}})
 
 
-def test_who_registers_once_the_decision_was_made_is_heard_of(kept: Kept) -> None:
-    """What may go is known, a snapshot is there, and the first segment is about to."""
+def test_registering_after_the_decision_still_counts(kept: Kept) -> None:
+    """The expired segments are decided, a snapshot exists, and the first segment is about to be removed."""
 
     def late(*arguments: Any) -> Any:
         kept.store.consumer("late").commit("t", {0: 0})
@@ -311,7 +311,7 @@ def test_who_registers_once_the_decision_was_made_is_heard_of(kept: Kept) -> Non
     assert kept.start == 0
 
 
-def test_a_catalog_that_can_not_be_read_lets_nothing_go(kept: Kept) -> None:
+def test_an_unreadable_catalog_stops_retention(kept: Kept) -> None:
     def refused(_: Journal) -> Any:
         raise StoreFull("no")
 
@@ -337,13 +337,13 @@ def test_a_lease_holds_the_log_for_its_time_and_is_renewed(kept: Kept) -> None:
     kept.clock.now += LEASE_MS
     kept.retain()
     assert kept.start == bases[-1]
-    kept.table.lease("lease", {0: bases[1]})  # what is left of it
+    kept.table.lease("lease", {0: bases[1]})  # its remaining time
     catalog = kept.store._core.catalog()
     (consumers,) = catalog.consumers.values()
     assert [consumer.offsets for consumer in consumers.named.values()] == [(bases[-1],)]
 
 
-def test_a_table_that_keeps_all_has_no_lease(store: kvstore.Store) -> None:
+def test_a_table_without_retention_has_no_lease(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
     before = store._core.catalog()
@@ -351,7 +351,7 @@ def test_a_table_that_keeps_all_has_no_lease(store: kvstore.Store) -> None:
     assert store._core.catalog() is before
 
 
-def test_a_limit_by_size_of_another_process_shows_once_it_took_effect(store_path: Path) -> None:
+def test_a_size_limit_of_another_process_shows_once_it_took_effect(store_path: Path) -> None:
     with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.write(12)
@@ -373,7 +373,7 @@ def test_a_lease_that_can_not_be_written_is_no_error(kept: Kept) -> None:
         kept.table.lease("lease", {0: 0})
 
 
-def test_the_files_of_a_store_that_may_only_be_read(kept: Kept, tmp_path: Path) -> None:
+def test_consumers_of_a_store_with_read_only_files(kept: Kept, tmp_path: Path) -> None:
     kept.store.consumer("a").commit("t", {0: 0})
     kept.store.flush()
     shutil.copytree(kept.path, tmp_path / "copy")
@@ -402,7 +402,7 @@ steps = st.one_of(
 
 
 @given(history=st.lists(steps, max_size=30))
-def test_everything_that_somebody_holds_is_there_and_nothing_else_is_kept(
+def test_exactly_what_consumers_and_leases_hold_is_kept(
     history: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):

@@ -1,4 +1,4 @@
-"""Options of tables: what can't be is a named error before anything is written, and what was once wrong stays right."""
+"""Options of tables: invalid ones raise a named error before anything is written, and past bugs stay fixed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INT_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
 
 
 def own(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without the column that a table fills."""
+    """A row without the column that the table fills."""
     return {name: value for name, value in row.items() if name != "id"}
 
 
@@ -228,7 +228,7 @@ def test_bad_call(what: str, open_store: OpenStore) -> None:
     assert raised.type is error or error is InvalidRequest
     assert len(str(raised.value)) > 20
     assert (rows_of(table), changes_of(table), table.offsets()) == before
-    # Whatever was refused took no sequence, and what comes next is as if it had not been.
+    # A refused call took no sequence, and the next call works as if it had not been made.
     with pytest.raises(OutOfOrderSequence):
         table.bucket(0).apply(first, writer_id=3, sequence=2)
     result = table.bucket(0).apply(first, writer_id=3, sequence=1)
@@ -277,11 +277,11 @@ def test_columns_of_no_table(store: kvstore.Store) -> None:
 def test_reserved_names(name: str, store: kvstore.Store) -> None:
     with pytest.raises(InvalidRequest):
         store.create_table("t", pa.schema([pa.field("k", pa.int8()), pa.field(name, pa.int8())]), "k")
-    # Only those: an underscore alone reserves nothing.
+    # Only those: an underscore alone is not reserved.
     store.create_table("t", pa.schema([pa.field("k", pa.int8()), pa.field(name + "_", pa.int8())]), "k")
 
 
-def test_log_table_takes_rows_only(store: kvstore.Store) -> None:
+def test_a_log_table_takes_only_rows(store: kvstore.Store) -> None:
     log = store.create_table("log", SCHEMA)
     for call in (
         lambda: log.upsert(HALF, columns=["k", "n"]),
@@ -297,7 +297,7 @@ def test_log_table_takes_rows_only(store: kvstore.Store) -> None:
 
 class TestTargets:
     @pytest.mark.parametrize("options", [LAST, FIRST, NEWEST, SUMS])
-    def test_all_but_the_id_are_whole_rows(self, options: dict[str, Any], store: kvstore.Store) -> None:
+    def test_all_columns_but_the_id_are_whole_rows(self, options: dict[str, Any], store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", auto_increment="id", **options)
         table.upsert(own(ROW), columns=GIVEN.names)
         assert rows_of(table) == [ROW]
@@ -319,7 +319,7 @@ class TestTargets:
         table.upsert({"k": "a", "n": 1, "x": 1})
         send(table, UPSERT, schema=PART, columns=["k", "n"], schema_id=1)
         assert rows_of(table) == [{"k": "a", "n": 2, "x": 1}]
-        send(table, UPSERT, schema=PART, schema_id=1)  # a whole row of the older schema says more
+        send(table, UPSERT, schema=PART, schema_id=1)  # a whole row of the older schema covers more
         assert rows_of(table) == [{"k": "a", "n": 2, "x": None}]
 
     @pytest.mark.parametrize("options", [{}, {"merge_engine": Aggregate({"n": "sum"}), "delete_behavior": "allow"}])
@@ -364,7 +364,7 @@ class TestTargets:
 
 
 class TestIdenticalUpdates:
-    def test_what_does_nothing_behind_one_does_nothing_either(self, store: kvstore.Store) -> None:
+    def test_a_no_op_after_a_no_op_is_a_no_op(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", skip_identical_updates=True)
         table.upsert(ROW)
         delete, touch = ("delete", {"k": "a"}), ("upsert", {"k": "a"})
@@ -372,7 +372,7 @@ class TestIdenticalUpdates:
         assert send(table, delete, touch, touch, schema=pa.schema([SCHEMA.field("k")]), columns=["k"]) == [1, 1]
         assert kinds_of(table) == ["insert"]
 
-    def test_there_and_back_is_two_updates(self, store: kvstore.Store) -> None:
+    def test_a_change_and_its_reversal_are_two_updates(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", skip_identical_updates=True)
         table.upsert(ROW)
         assert send(table, *(("upsert", {**ROW, "n": n}) for n in (1, 2, 2, 1, 1))) == [1, 4]
@@ -384,7 +384,7 @@ class TestWalImage:
     def test_an_overwriting_upsert_is_an_update(self, options: dict[str, Any], store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", changelog_image="wal", **options)
         send(table, ("upsert", ROW), ("upsert", {**ROW, "k": "b"}), overwrite=True)
-        # Whether there are deletes in a batch changes nothing for its upserts.
+        # Deletes in a batch do not affect its upserts.
         send(table, ("upsert", {**ROW, "k": "c"}), ("delete", {"k": "b"}), ("delete", {"k": "z"}), overwrite=True)
         update = "update_postimage"
         assert [change[1:3] for change in changes_of(table)] == [
@@ -392,7 +392,7 @@ class TestWalImage:
             ("delete", {**ROW, "k": "b"}),
         ]
 
-    def test_inserts_are_told_by_who_looks(self, store: kvstore.Store) -> None:
+    def test_inserts_are_distinguished_only_by_a_lookup(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", changelog_image="wal", merge_engine="first_row")
         send(table, ("upsert", ROW), ("upsert", {**ROW, "n": 5}), ("upsert", {**ROW, "k": "b"}))
         assert kinds_of(table) == ["insert", "insert"]
@@ -401,13 +401,13 @@ class TestWalImage:
 
 
 class TestIds:
-    def test_are_given_in_the_order_of_the_operations(self, store: kvstore.Store) -> None:
+    def test_ids_are_allocated_in_the_order_of_the_operations(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", auto_increment="id")
         upserts = [("upsert", own({**ROW, "k": key})) for key in "cabc"]
         send(table, *upserts, ("delete", {"k": "c"}), upserts[0], schema=GIVEN)
         assert [(row["k"], row["id"]) for row in rows_of(table)] == [("a", 2), ("b", 3), ("c", 4)]
 
-    def test_a_batch_that_brings_some_is_like_its_operations_one_by_one(self, store: kvstore.Store) -> None:
+    def test_a_batch_with_some_ids_equals_its_operations_one_by_one(self, store: kvstore.Store) -> None:
         operations = [
             ("upsert", {**ROW, "k": key, "id": id})
             for key, id in zip("fbdace", [None, 9, 2, None, 3, None], strict=True)
@@ -423,7 +423,7 @@ class TestIds:
 
     @pytest.mark.parametrize(("kind", "last"), [(pa.int32(), INT_MAX), (pa.int64(), LONG_MAX)])
     @pytest.mark.parametrize("writer", [{}, {"writer_id": 3, "sequence": 0}])
-    def test_come_to_an_end(self, kind: pa.DataType, last: int, writer: dict[str, int], open_store: OpenStore) -> None:
+    def test_ids_run_out(self, kind: pa.DataType, last: int, writer: dict[str, int], open_store: OpenStore) -> None:
         store = open_store()
         schema = SCHEMA.set(4, pa.field("id", kind, False))
         table = store.create_table("t", schema, "k", auto_increment="id")
@@ -441,7 +441,7 @@ class TestIds:
             send(table, more[2], schema=GIVEN)
         send(table, more[0], schema=GIVEN)  # it has one
 
-    def test_the_last_one_may_be_brought(self, open_store: OpenStore) -> None:
+    def test_the_last_id_may_be_given(self, open_store: OpenStore) -> None:
         store = open_store()
         table = store.create_table("t", SCHEMA, "k", auto_increment="id")
         lowest = ("upsert", {**ROW, "k": "b", "id": -(2**63)})
@@ -458,7 +458,7 @@ class TestIds:
         assert [row["id"] for row in rows_of(table)] == [LONG_MAX, -(2**63), 1]
         table.upsert(own(ROW))
 
-    def test_one_that_is_null_is_filled_though_the_column_takes_no_null(self, store: kvstore.Store) -> None:
+    def test_a_null_id_is_filled_even_in_a_not_null_column(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA.set(4, pa.field("id", pa.int64(), False)), "k", auto_increment="id")
         rows = kvstore.Changes.of([("upsert", {**ROW, "id": None})], SCHEMA)
         table.bucket(0).apply(rows, overwrite=True)
@@ -466,7 +466,7 @@ class TestIds:
         assert rows_of(table) == [ROW]
 
     @pytest.mark.parametrize("at_once", [True, False])
-    def test_an_id_alone_is_nothing_that_is_left_of_a_row(self, at_once: bool, store: kvstore.Store) -> None:
+    def test_a_row_with_only_an_id_is_removed(self, at_once: bool, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", auto_increment="id")
         operations = [UPSERT, DELETE, UPSERT]
         for batch in [operations] if at_once else [[each] for each in operations]:

@@ -1,4 +1,4 @@
-"""Any history of a table of any engine and options leaves what the model of one row at a time says."""
+"""Any history of a table of any engine and options agrees with the model, which applies one row at a time."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ FUNCTIONS: dict[str, list[Any]] = {
 ADDED = [pa.field("x", pa.int8()), pa.field("y", pa.list_(pa.int32())), pa.field("z", pa.string())]
 KINDS_OF_TABLE = ["last_row"] * 3 + ["aggregate"] * 3 + ["versioned"] * 2 + ["first_row", "log"]
 SELDOM = st.sampled_from([False] * 9 + [True])
-SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what the disk does is not looked at here
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # disk behaviour is not under test here
 
 
 @dataclass(frozen=True)
 class Write:
-    """A batch: what is sent, and what the model is told."""
+    """A batch: what the table gets, and what the model gets."""
 
     operations: list[Operation]
     schema: pa.Schema | None = None
@@ -75,7 +75,7 @@ class Write:
 
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[Rules, tuple[str, ...]]:
-    """What a table may be, and its key."""
+    """The options of a table, and its key."""
     kind = draw(st.sampled_from(KINDS_OF_TABLE))
     names = ["k", *draw(st.permutations(["n", "v"])), *draw(st.lists(st.sampled_from("sbfd"), unique=True))]
     key: tuple[str, ...] = () if kind == "log" else draw(st.sampled_from([("k",), ("k",), ("t", "k")]))
@@ -108,7 +108,7 @@ def rules(draw: st.DrawFn) -> tuple[Rules, tuple[str, ...]]:
 
 
 class Machine(RuleBasedStateMachine):
-    """One table, and what it should hold."""
+    """One table and its expected content."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Machine(RuleBasedStateMachine):
         return st.fixed_dictionaries({name: st.sampled_from(KEYS[name]) for name in self.model.key})
 
     def targets(self, schema: pa.Schema, *, refused: bool) -> st.SearchStrategy[list[str] | None]:
-        """Columns of a partial write, or None; what every such write would be refused for is left out if it should."""
+        """Columns of a partial write, or None; columns with which every such write would fail may be left out."""
         rules = self.model.rules
         others = [name for name in schema.names if name not in (*self.model.key, rules.auto_increment)]
         takes_all_only = not engine_of(rules.engine.spec).takes_targets
@@ -239,7 +239,7 @@ class Machine(RuleBasedStateMachine):
         return st.none() | some if field.nullable or field.name == self.model.rules.auto_increment else some
 
     def batch(self, data: st.DataObject) -> Write:
-        """A batch of a bucket: rows of any schema, whole or partial, obeying the engine or not."""
+        """A batch of a bucket: rows of any schema, whole or partial, with or without the engine."""
         rules = self.model.rules
         refused = data.draw(SELDOM)
         schema_id = data.draw(st.integers(1, len(self.schemas)))
@@ -281,7 +281,7 @@ class Machine(RuleBasedStateMachine):
         writer: int = -1,
         sequence: int = -1,
     ) -> None:
-        """What is sent is answered, or refused, as the model does it."""
+        """The table answers or refuses as the model does."""
         self.agrees = False  # until it does
         try:
             expected = self.model.apply(
@@ -317,7 +317,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def pairs_of(index: Path) -> tuple[dict[bytes, bytes], index_state.IndexState]:
-    """Everything an index holds; of its state not what it knows of the disk."""
+    """Everything in an index, except what its state knows of the disk."""
     with lmdb.open(str(index), readonly=True, lock=False) as environment, environment.begin() as transaction:
         pairs = dict(transaction.cursor())
     state = index_state.decode(pairs.pop(b"\0"))

@@ -1,4 +1,4 @@
-"""Epochs: each is applied to all buckets once, or to none; whoever counts them may send them again."""
+"""Epochs: each is applied to all buckets once, or to none; the caller that counts them may repeat them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def changes(operations: dict[int, int | None]) -> kvstore.Changes:
 
 
 def sequences(table: kvstore.Table, writer_id: int) -> list[list[int]]:
-    """Of each bucket, the sequences of a writer's batches in its log."""
+    """For each bucket, the sequences of a writer's batches in its log."""
     return [
         [
             header.batch_sequence
@@ -156,7 +156,7 @@ def test_epochs_are_applied_once_and_in_order(first: int, steps: list[tuple[str,
     assert not list((path / "staging").glob("*"))
 
 
-def test_every_bucket_gets_a_batch_also_if_there_is_nothing_for_it(store: kvstore.Store) -> None:
+def test_every_bucket_gets_a_batch_even_if_it_is_empty(store: kvstore.Store) -> None:
     table = table_of(store)
     for epoch in range(3):
         result = table.apply_epoch(changes({1: epoch}), "w", epoch)
@@ -164,7 +164,7 @@ def test_every_bucket_gets_a_batch_also_if_there_is_nothing_for_it(store: kvstor
         assert [(each.first_offset, each.last_offset) for each in empty] == [(epoch, epoch)] * (BUCKETS - 1)
 
 
-def test_one_bucket_needs_no_staging_and_answers_alike(store: kvstore.Store) -> None:
+def test_one_bucket_needs_no_staging_and_gives_the_same_answers(store: kvstore.Store) -> None:
     table = store.create_table("one", SCHEMA, primary_key="k")
     first = table.apply_epoch(changes({1: 1, 2: 2}), "w", 7, "r")
     again = table.apply_epoch(changes({1: 1, 2: 2}), "w", 7, "r")
@@ -179,7 +179,7 @@ def test_a_log_table_takes_epochs(store: kvstore.Store) -> None:
     assert table.count() == 4
 
 
-def test_a_name_sends_epochs_or_batches_and_a_dropped_one_begins_anew(store: kvstore.Store) -> None:
+def test_a_name_sends_epochs_or_batches_and_starts_over_after_a_drop(store: kvstore.Store) -> None:
     table = table_of(store)
     other = store.create_table("other", SCHEMA, primary_key="k")
     table.apply_epoch(changes({1: 1}), "w", 5, "r")
@@ -193,7 +193,7 @@ def test_a_name_sends_epochs_or_batches_and_a_dropped_one_begins_anew(store: kvs
     table.apply_epoch(changes({1: 1}), "w", 3, "s")
     assert table.writers["w"].writer_id > old.writer_id
     with pytest.raises(InvalidRequest, match=r"Table\.writers"):
-        store.drop_writer("nobody")
+        store.drop_writer("missing")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_wrong_arguments_write_nothing(store: kvstore.Store, arguments: dict[str
     assert table.offsets() == dict.fromkeys(range(BUCKETS), (0, 0))
 
 
-def test_an_epoch_may_begin_anywhere_as_long_as_none_was_applied(store: kvstore.Store) -> None:
+def test_the_first_epoch_may_have_any_number(store: kvstore.Store) -> None:
     table = table_of(store, merge_engine=kvstore.Aggregate({"v": "sum"}))
     overflow = kvstore.Changes.of([("upsert", {"k": 1, "v": 127})] * 2, SCHEMA)
     with pytest.raises(AggregateOverflow):
@@ -226,7 +226,7 @@ def test_an_epoch_may_begin_anywhere_as_long_as_none_was_applied(store: kvstore.
         table.apply_epoch(changes({1: 1}), "w", 8)
 
 
-def test_a_disk_that_is_full_before_the_intent_leaves_nothing(open_store: OpenStore, store_path: Path) -> None:
+def test_a_full_disk_before_the_intent_leaves_nothing(open_store: OpenStore, store_path: Path) -> None:
     open_store().close()
     disk = FailingDisk()
     with Store(store_path, StoreOptions(), files=disk) as store:
@@ -242,7 +242,7 @@ def test_a_disk_that_is_full_before_the_intent_leaves_nothing(open_store: OpenSt
 
 
 @pytest.mark.parametrize("refused", range(1, 2 * BUCKETS))
-def test_a_commit_takes_place_whatever_the_disk_refuses_after_the_intent(
+def test_a_commit_takes_effect_whatever_fails_after_the_intent(
     open_store: OpenStore, store_path: Path, refused: int
 ) -> None:
     open_store().close()
@@ -262,12 +262,12 @@ def test_a_commit_takes_place_whatever_the_disk_refuses_after_the_intent(
             return state
 
         journal.append = then_fail
-        told = []
+        committed = []
         try:
             table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
         except (StoreFull, LogFailed, CorruptData) as error:
-            told.append(error.where["committed"])
-        assert told == [True] or refused > 1
+            committed.append(error.where["committed"])
+        assert committed == [True] or refused > 1
         disk.fail = lambda _: 0
         journal.append = append
         assert calls
@@ -279,8 +279,8 @@ def test_a_commit_takes_place_whatever_the_disk_refuses_after_the_intent(
     assert not list((store_path / "staging").glob("*"))
 
 
-def test_what_an_epoch_was_checked_against_is_durable_before_it_takes_place(store_path: Path) -> None:
-    """Otherwise a power cut would leave rows to which it can't be applied."""
+def test_data_that_an_epoch_was_checked_against_is_durable_before_it_takes_effect(store_path: Path) -> None:
+    """Otherwise a power cut could leave rows that it can't be applied to."""
     with kvstore.open(store_path, durability="none") as store:
         table = table_of(store)
         table.upsert([{"k": k, "v": 1} for k in range(9)])
@@ -301,7 +301,7 @@ def test_what_an_epoch_was_checked_against_is_durable_before_it_takes_place(stor
         assert all(ended)
 
 
-def test_an_epoch_that_took_place_is_answered_whatever_fails_afterwards(store_path: Path) -> None:
+def test_a_committed_epoch_is_answered_whatever_fails_afterwards(store_path: Path) -> None:
     disk = FailingDisk()
     with Store(store_path, StoreOptions(), files=disk) as store:
         table = table_of(store)
@@ -322,9 +322,7 @@ def test_an_epoch_that_took_place_is_answered_whatever_fails_afterwards(store_pa
         assert not list((store_path / "staging").glob("*"))
 
 
-def test_who_interrupts_an_epoch_interrupts_only_the_wait_for_it(
-    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupting_an_epoch_interrupts_only_the_wait(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_of(store)
     waits = []
 
@@ -342,7 +340,7 @@ def test_who_interrupts_an_epoch_interrupts_only_the_wait_for_it(
     assert all(each.duplicated for each in table.apply_epoch(changes({}), "w", 0).by_bucket.values())
 
 
-def test_a_name_nothing_was_applied_under_may_begin_with_an_earlier_epoch(store: kvstore.Store) -> None:
+def test_an_unused_name_may_start_over_at_an_earlier_epoch(store: kvstore.Store) -> None:
     table = table_of(store, merge_engine=kvstore.Aggregate({"v": "sum"}))
     overflow = kvstore.Changes.of([("upsert", {"k": 1, "v": 127})] * 2, SCHEMA)
     with pytest.raises(AggregateOverflow):
@@ -352,7 +350,7 @@ def test_a_name_nothing_was_applied_under_may_begin_with_an_earlier_epoch(store:
     assert values(table) == {1: 2}
 
 
-def test_what_was_staged_goes_with_its_table(store_path: Path) -> None:
+def test_staged_files_are_removed_with_their_table(store_path: Path) -> None:
     with kvstore.open(store_path) as store:
         table = table_of(store)
         with pytest.MonkeyPatch.context() as patch:
@@ -363,7 +361,7 @@ def test_what_was_staged_goes_with_its_table(store_path: Path) -> None:
         assert not list((store_path / "staging").glob("*"))
 
 
-def test_whoever_counts_epochs_can_ask_whether_one_was_applied(store: kvstore.Store) -> None:
+def test_a_caller_can_ask_whether_an_epoch_was_applied(store: kvstore.Store) -> None:
     table = table_of(store)
     assert not table.is_applied("w", 5)
     table.apply_epoch(changes({1: 1}), "w", 5)
@@ -378,7 +376,7 @@ def test_whoever_counts_epochs_can_ask_whether_one_was_applied(store: kvstore.St
         table.is_applied("w", -1)
 
 
-def test_an_epoch_whose_process_died_in_the_middle_was_applied(
+def test_an_epoch_whose_process_died_after_the_intent_was_applied(
     open_store: OpenStore, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store() as store:

@@ -1,4 +1,4 @@
-"""Disks that refuse and rows that rot: what was acknowledged stays, the rest is not there, and the table goes on."""
+"""Failing disks and damaged rows: acknowledged rows stay, others are absent, and the table continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def table(store_path: Path, disk: FailingDisk) -> Iterator[kvstore.Table]:
         assert store.check().ok
 
 
-def test_no_space_for_the_log_writes_nothing_and_the_table_goes_on(table: kvstore.Table, disk: FailingDisk) -> None:
+def test_a_full_disk_writes_nothing_to_the_log_and_the_table_continues(table: kvstore.Table, disk: FailingDisk) -> None:
     disk.fail, disk.short = failing("write", errno.ENOSPC), 77
     with pytest.raises(StoreFull, match="free some"):
         table.upsert([{"k": 1, "v": 2}, {"k": 3, "v": 2}])
@@ -60,7 +60,7 @@ def test_a_sync_that_fails_once_loses_nothing(table: kvstore.Table, disk: Failin
     assert [change[0] for change in changes_of(table)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_disk_that_fails_for_good_is_said_and_acknowledged_rows_are_there_after_a_reopen(
+def test_a_permanent_disk_failure_is_reported_and_acknowledged_rows_survive_a_reopen(
     store_path: Path, disk: FailingDisk
 ) -> None:
     with Store(store_path, StoreOptions(), files=disk) as store:
@@ -79,10 +79,10 @@ def test_a_disk_that_fails_for_good_is_said_and_acknowledged_rows_are_there_afte
         assert store.check().ok
 
 
-def test_a_store_whose_index_could_not_be_committed_is_recovered_by_the_next_open(
+def test_an_index_that_could_not_be_committed_is_recovered_by_the_next_open(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same process too: the bucket's lock is given up whatever happens at close."""
+    """In the same process too: close releases the bucket's lock whatever happens."""
 
     def refuse(index: Index, state: IndexState) -> None:
         raise lmdb.DiskError("no space")
@@ -99,10 +99,10 @@ def test_a_store_whose_index_could_not_be_committed_is_recovered_by_the_next_ope
         assert store.check().ok
 
 
-def test_a_disk_that_is_gone_is_said_and_ends_no_thread_without_a_word(
+def test_a_disk_that_disappears_is_reported_and_ends_no_thread_silently(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut of the disk alone: the index can't be committed, and the log it is brought back from not be read."""
+    """A power cut of the disk alone: the index can't be committed, nor the log read for its recovery."""
 
     def refuse(*_: object) -> None:
         raise lmdb.Error("Input/output error")
@@ -123,8 +123,8 @@ def test_a_disk_that_is_gone_is_said_and_ends_no_thread_without_a_word(
         assert store.check().ok
 
 
-def test_only_the_request_to_blame_fails(store_path: Path, disk: FailingDisk) -> None:
-    """Requests that wait together are one group; a damaged row spoils the group, not its other requests."""
+def test_only_the_request_at_fault_fails(store_path: Path, disk: FailingDisk) -> None:
+    """Requests that wait together are one group; a damaged row fails the group, but not its other requests."""
     with Store(store_path, StoreOptions(), files=disk) as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
         table.upsert([{"k": key, "v": 0} for key in range(20)])
@@ -141,7 +141,7 @@ def test_only_the_request_to_blame_fails(store_path: Path, disk: FailingDisk) ->
         gathered = threading.Event()
 
         def slow(call: str) -> int:
-            if not gathered.is_set():  # the first group waits here, so that the others gather behind it
+            if not gathered.is_set():  # the first group waits here, so that the others queue after it
                 wait_until(lambda: len(committer._in_hand) + committer._queue.qsize() >= 10)
                 gathered.set()
             return 0
@@ -187,7 +187,7 @@ def test_relaxed_durability_is_durable_after_a_flush(store_path: Path, durabilit
         assert store.check().ok
 
 
-def test_synced_durability_syncs_before_every_answer(table: kvstore.Table, disk: FailingDisk) -> None:
+def test_durability_sync_syncs_before_every_answer(table: kvstore.Table, disk: FailingDisk) -> None:
     for key in range(5):
         disk.calls.clear()
         table.upsert({"k": key, "v": 0})

@@ -1,4 +1,4 @@
-"""A disk that fails in any way, any number of times: what was acknowledged stays, what was refused never comes back."""
+"""Disks that fail in any way, any number of times: acknowledged rows stay, refused ones never reappear."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CALLS = ("write", "sync", "rename", "sync_directory", "truncate")
 STEPS = 12
 
 Faults = dict[str, list[int]]
-"""For each call an errno for every time it is made, 0 for none; and none once the list is over."""
+"""For each call an errno for each time it is made, 0 for success; success after the list ends."""
 
 
 class ForgettingDisk(FailingDisk):
-    """What a failed sync was for is gone: the kernel drops the pages it could not write."""
+    """A failed sync loses its data: the kernel drops the pages that it could not write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,14 +74,15 @@ full = [errno.ENOSPC] * 6
     segment_bytes_max=st.sampled_from([600, 1 << 20]),
     short=st.integers(0, 300),
 )
-# A failed sync, no space for the next segment; then none to write in it what the first one lost; then it fails again.
+# A failed sync, no space for the next segment; then no space to rewrite in it what the first one lost; then it fails
+# again.
 @example({"sync": [errno.EIO], "rename": full}, 8, 1 << 20, 0)
 @example({"sync": [0, errno.EIO], "write": [0, 0, *full]}, 8, 1 << 20, 77)
 @example({"sync": [errno.EIO, 0, errno.EIO], "write": [0, 0, errno.ENOSPC]}, 8, 1 << 20, 10)
 @example({"sync": [errno.EIO], "sync_directory": full}, 8, 600, 0)
 @example({"sync": [0, 0, errno.EIO], "rename": [errno.ENOSPC], "truncate": [errno.EIO]}, 8, 1 << 20, 0)
 @pytest.mark.parametrize("durability", ["sync", "interval", "none"])
-def test_acknowledged_rows_stay_and_refused_ones_never_come_back(
+def test_acknowledged_rows_stay_and_refused_ones_never_reappear(
     durability: str, faults: Faults, healthy_from: int, segment_bytes_max: int, short: int
 ) -> None:
     disk, path = ForgettingDisk(), Path(tempfile.mkdtemp())
@@ -136,7 +137,7 @@ def test_acknowledged_rows_stay_and_refused_ones_never_come_back(
             elif durability == "sync":
                 assert found in (durable, *unknown)
             else:
-                # Acknowledged ones may be lost, which was said; but not those that were durable.
+                # Acknowledged rows may be lost, which was reported; but not durable ones.
                 assert all(found.get(key, -1) >= value for key, value in durable.items())
             table.upsert({"k": 0, "v": 99})
             assert table.get(0) == {"k": 0, "v": 99}
@@ -146,6 +147,6 @@ def test_acknowledged_rows_stay_and_refused_ones_never_come_back(
 
 
 def rows_of_latest(table: kvstore.Table) -> list[dict[str, int]]:
-    """What is acknowledged, without a commit that would meet the disk."""
+    """The acknowledged rows, read without a commit that would use the disk."""
     found = table.lookup(list(range(-1, 5))).to_pylist()
     return [{"k": row["k"], "v": row["v"]} for row in found if row["_found"]]

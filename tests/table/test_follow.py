@@ -1,4 +1,4 @@
-"""Following: from any start, everything once and in order, while somebody writes; and what waiting costs."""
+"""Following: from any start, everything once and in order, during writes; and what waiting costs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(store: kvstore.Store) -> kvstore.Table:
 
 
 class Following(threading.Thread):
-    """Takes what comes in a thread of its own."""
+    """Collects changes in its own thread."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         super().__init__(daemon=True)
@@ -127,14 +127,14 @@ def test_every_start_gets_everything_once_while_a_thread_writes(
     reading.close()
 
 
-def test_who_writes_may_follow_in_the_same_thread(table: kvstore.Table) -> None:
+def test_a_writer_may_follow_in_the_same_thread(table: kvstore.Table) -> None:
     following = table.changelog("latest", follow=True, columns=["v"])
     for step in range(5):
         table.upsert({"k": 1, "v": step})
         assert next(following).column("v").to_pylist()[-1] == step
 
 
-def test_full_begins_where_it_was_called_and_holds_its_view_no_longer_than_the_rows(table: kvstore.Table) -> None:
+def test_full_begins_at_the_call_and_holds_its_view_only_for_the_rows(table: kvstore.Table) -> None:
     table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
     following = table.changelog("full", follow=True, columns=["_log_offset", "_change_type", "k", "v"])
     table.upsert({"k": 2, "v": 2})
@@ -149,7 +149,7 @@ def test_full_begins_where_it_was_called_and_holds_its_view_no_longer_than_the_r
 
 
 class TestEnds:
-    def test_an_offset_that_is_there_or_still_to_come(self, table: kvstore.Table) -> None:
+    def test_an_existing_or_future_offset(self, table: kvstore.Table) -> None:
         table.upsert([{"k": key, "v": 0} for key in range(4)])
         for end in range(5):
             assert len(changes(table.changelog(0, end, follow=True))) == end
@@ -159,7 +159,7 @@ class TestEnds:
         table.upsert([{"k": key, "v": 0} for key in range(4, 9)])
         assert [change["_log_offset"] for change in following.ended()] == [2, 3, 4, 5]
 
-    def test_times_there_and_to_come(self, store_path: Path) -> None:
+    def test_past_and_future_times(self, store_path: Path) -> None:
         clock = SetClock(1_000)
 
         def at(ms: int) -> dt.datetime:
@@ -195,7 +195,7 @@ class TestEnds:
 
 
 class TestWaiting:
-    def test_nothing_is_committed_for_who_waits(self, open_store: OpenStore) -> None:
+    def test_a_waiting_reader_causes_no_commits(self, open_store: OpenStore) -> None:
         table = open_store(**NEVER).create_table("t", SCHEMA, "k")
         following = Following(table.changelog(follow=True, end=2))
         table.upsert({"k": 1, "v": 1})
@@ -207,7 +207,7 @@ class TestWaiting:
         table.flush()
         assert len(following.ended()) == 2
 
-    def test_who_waits_holds_no_transaction_and_no_file(self, table: kvstore.Table) -> None:
+    def test_a_waiting_reader_holds_no_transaction_and_no_file(self, table: kvstore.Table) -> None:
         table.upsert({"k": 1, "v": 1})
         table.flush()
         files = len(os.listdir("/proc/self/fd"))
@@ -220,7 +220,7 @@ class TestWaiting:
         assert max(reading for reading, _ in seen) == 0
         assert max(open_files for _, open_files in seen) <= files + 1  # the listing's own
 
-    def test_it_looks_again_less_and_less_often(self, table: kvstore.Table) -> None:
+    def test_polls_become_less_frequent(self, table: kvstore.Table) -> None:
         pauses: list[float] = []
 
         def sleep(seconds: float) -> None:
@@ -237,7 +237,7 @@ class TestWaiting:
         assert pauses == expected * 2
         assert max(expected) == PAUSE_SECONDS_MAX <= 0.02
 
-    def test_a_change_comes_soon_after_its_commit(self, table: kvstore.Table) -> None:
+    def test_a_change_arrives_soon_after_its_commit(self, table: kvstore.Table) -> None:
         following = Following(table.changelog(follow=True))
         rounds: list[list[float]] = []
         for _ in range(50):  # a round may be spoilt by what else the machine does
@@ -256,7 +256,7 @@ class TestWaiting:
 
 
 class TestOver:
-    def test_the_store_is_closed(self, open_store: OpenStore) -> None:
+    def test_closing_the_store_ends_it(self, open_store: OpenStore) -> None:
         for _ in range(15):
             store = open_store()
             table = store.table("t") if "t" in store.list_tables() else store.create_table("t", SCHEMA, "k")
@@ -268,7 +268,7 @@ class TestOver:
                 with pytest.raises(StoreClosed):
                     follower.ended()
 
-    def test_the_table_is_dropped(self, store: kvstore.Store) -> None:
+    def test_dropping_the_table_ends_it(self, store: kvstore.Store) -> None:
         for step in range(8):
             table = store.create_table("t", SCHEMA, "k")
             if step % 2:
@@ -282,7 +282,7 @@ class TestOver:
                     follower.ended()
             store.drop_table("t")
 
-    def test_the_writer_can_not_go_on(self, store_path: Path) -> None:
+    def test_a_failed_writer_ends_it(self, store_path: Path) -> None:
         disk = FailingDisk()
         store = Store(store_path, StoreOptions("none"), files=disk)
         table = store.create_table("t", SCHEMA, "k")
@@ -299,7 +299,9 @@ class TestOver:
         with pytest.raises(LogFailed):
             store.close()
 
-    def test_the_log_is_shorter_than_what_was_read(self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_log_shorter_than_what_was_read_is_an_error(
+        self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
         following = table.changelog(follow=True)
         next(following)
@@ -311,7 +313,7 @@ class TestOver:
             next(following)
 
 
-def test_columns_stay_the_same_if_the_table_gets_more(store_path: Path) -> None:
+def test_columns_stay_the_same_when_the_table_gains_some(store_path: Path) -> None:
     store = kvstore.open(store_path)
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": 1})
@@ -333,10 +335,10 @@ def test_columns_stay_the_same_if_the_table_gets_more(store_path: Path) -> None:
     store.close()
 
 
-def test_a_commit_is_seen_by_who_asked_while_it_was_being_synced(
+def test_a_commit_is_seen_by_a_reader_that_asked_while_it_was_being_synced(
     table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB tells the number of a transaction a moment before anyone reads what is in it."""
+    """LMDB publishes the number of a transaction a moment before its content."""
     last_committed = Environment.last_committed
     table.upsert({"k": 1, "v": 1})
     table.flush()

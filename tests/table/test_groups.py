@@ -1,4 +1,4 @@
-"""What waits at a bucket at once is applied in few passes, and nobody can tell it from one request after the other."""
+"""Requests that wait at a bucket are applied in few passes, with the same result as one by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.tables import changes_of, rows_of
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
 KEYS = ["", "a", "a\x00", "b", "long" * 20]
 RECORDS_MAX = 5
-"""In the tests that have batches refused for what they would log."""
+"""Limit in the tests in which batches are refused for the size of their changes."""
 
 ROWS = st.builds(
     lambda k, n, s: {"k": k, "n": n, "s": s},
@@ -86,7 +86,7 @@ def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[
 
 
 def written(table: kvstore.Table) -> Any:
-    """All that is to be the same: every batch of the log, and all that the index holds."""
+    """Everything that must be equal: every batch of the log, and the whole index."""
     tablet = table._tablets[0]
     with tablet.snapshot() as view:
         state, writers = view.state(), view.writers()
@@ -95,14 +95,14 @@ def written(table: kvstore.Table) -> Any:
     for found in tablet.log.batches(0, state.applied_offset):
         batch = decode_batch(found.data, SCHEMA)
         batch.durable_end = 0  # depends on the sync before
-        batch.size = batch.crc = 0  # Arrow pads what was cut out of something longer in another way
+        batch.size = batch.crc = 0  # Arrow pads slices of longer data differently
         batches.append(batch)
     return replace(state, synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches
 
 
 @contextmanager
 def records_at_most(limit: int) -> Iterator[None]:
-    """Batches with more records are refused."""
+    """Refuse batches with more records."""
     encode = apply.encode_parts
 
     def limited(batch: Any, **options: Any) -> Any:
@@ -132,7 +132,7 @@ def records_at_most(limit: int) -> Iterator[None]:
     ),
     records_max=st.sampled_from([1000, 1000, RECORDS_MAX]),
 )
-def test_a_group_is_applied_as_if_one_by_one(
+def test_a_group_equals_its_requests_one_by_one(
     requests: list[tuple[Any, ...]], options: dict[str, Any], records_max: int, tmp_path_factory: Any
 ) -> None:
     path = tmp_path_factory.mktemp("stores")
@@ -149,7 +149,7 @@ class TestAGroup:
 
     @pytest.fixture
     def passes(self) -> Iterator[list[int]]:
-        """For each pass over the index, how many requests it served."""
+        """The number of requests that each pass over the index served."""
         found: list[int] = []
         replace_rows = WritePath._replace
 
@@ -163,20 +163,22 @@ class TestAGroup:
     def upsert(self, key: str, *numbers: int) -> tuple[Any, ...]:
         return [("upsert", {"k": key, "n": 1, "s": None})], numbers or (-1, -1, 0), False, None
 
-    def test_is_served_by_one_pass(self, table: kvstore.Table, passes: list[int]) -> None:
+    def test_one_pass_serves_a_group(self, table: kvstore.Table, passes: list[int]) -> None:
         answers = together(table, [self.upsert(key) for key in "abcda"])
         assert passes == [1, 4]
         assert [answer.first_offset for answer in answers] == [0, 1, 2, 3, 4]
         assert answers[-1].last_offset == 5
         assert [batch.record_count for batch in written(table)[-1]] == [1, 1, 1, 1, 2]
 
-    def test_the_batches_of_one_writer_too(self, table: kvstore.Table, passes: list[int]) -> None:
+    def test_one_pass_serves_batches_of_one_writer(self, table: kvstore.Table, passes: list[int]) -> None:
         answers = together(table, [self.upsert("a"), *(self.upsert("b", 7, n, 0) for n in range(8))])
         assert passes == [1, 8]
         assert not any(answer.duplicated for answer in answers)
         assert table.bucket(0).last_sequence(7) == 7
 
-    def test_a_duplicate_in_it_gets_the_answer_of_its_original(self, table: kvstore.Table, passes: list[int]) -> None:
+    def test_a_duplicate_in_a_group_gets_the_answer_of_its_original(
+        self, table: kvstore.Table, passes: list[int]
+    ) -> None:
         _, first, again, second = together(
             table, [self.upsert("a"), self.upsert("b", 7, 0, 0), self.upsert("b", 7, 0, 0), self.upsert("b", 7, 1, 0)]
         )
@@ -184,7 +186,7 @@ class TestAGroup:
         assert second.first_offset == first.last_offset + 1
         assert passes == [1, 1, 1]
 
-    def test_a_refused_request_leaves_the_others(self, table: kvstore.Table) -> None:
+    def test_a_refused_request_does_not_affect_the_others(self, table: kvstore.Table) -> None:
         many = [("upsert", {"k": str(n), "n": n, "s": None}) for n in range(10)], (-1, -1, 0), False, None
         with records_at_most(RECORDS_MAX):
             answers = together(table, [self.upsert("a"), self.upsert("b"), many, self.upsert("c")])
@@ -192,14 +194,14 @@ class TestAGroup:
         assert [row["k"] for row in rows_of(table)] == ["a", "b", "c"]
         assert table.count() == 3
 
-    def test_large_requests_are_applied_by_themselves(self, table: kvstore.Table, passes: list[int]) -> None:
+    def test_large_requests_are_applied_separately(self, table: kvstore.Table, passes: list[int]) -> None:
         with mock.patch.object(joined, "ROWS_MAX", 3):
             together(table, [self.upsert(key) for key in "abcdefgh"])
         assert passes == [1, 3, 3, 1]
 
 
-def test_rows_that_overwrite_are_told_alike_in_a_group(tmp_path: Path) -> None:
-    """Whatever the table's engine: without preimages nobody has looked whether there was a row."""
+def test_overwriting_rows_have_equal_changes_in_a_group(tmp_path: Path) -> None:
+    """With any engine: without preimages the table does not look whether a row existed."""
     with table_of(tmp_path / "store", merge_engine="first_row", changelog_image="wal") as table:
         row = {"k": "a", "n": 1, "s": None}
         together(table, [([(word, row)], (-1, -1, 0), True, None) for word in ("upsert", "upsert", "delete", "upsert")])

@@ -1,4 +1,4 @@
-"""Commits of changes that are spread already: all or nothing, one after the other, and in place of all rows."""
+"""Commits of already partitioned changes: all or nothing, one after another, and replacing all rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def changes(keys: Any, value: int = 0) -> kvstore.Changes:
 
 
 def commit(pipe: Pipe, path: str, first: int) -> None:
-    """Commit rows of its own, over and over, each time with a store that is opened anew."""
+    """Commit its own rows repeatedly, each time with a newly opened store."""
     pipe.send("ready")
     pipe.recv()
     for number in range(COMMITS):
@@ -39,8 +39,8 @@ def commit(pipe: Pipe, path: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_commits_of_several_processes_at_once_are_all_there(store: kvstore.Store, buckets: int) -> None:
-    """Who comes next takes the next number, however much of the one before waits for the index."""
+def test_concurrent_commits_of_several_processes_are_all_there(store: kvstore.Store, buckets: int) -> None:
+    """The next process takes the next number, however much of the commit before waits for the index."""
     table = store.create_table("t", SCHEMA, "k", buckets=buckets)
     with (
         Child(commit, str(store.path), 0) as one,
@@ -66,8 +66,8 @@ def replace_all(pipe: Pipe, path: str) -> None:
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_what_was_acknowledged_before_is_replaced(open_store: OpenStore, buckets: int) -> None:
-    """Also what its writer has not committed to the index yet."""
+def test_earlier_acknowledged_rows_are_replaced(open_store: OpenStore, buckets: int) -> None:
+    """Including rows that their writer has not yet committed to the index."""
     store = open_store(commit_idle_ms=60_000, commit_wait_ms=60_000)
     table = store.create_table("t", SCHEMA, "k", buckets=buckets)
     for number in range(20):
@@ -100,7 +100,7 @@ WIDE = pa.schema(
 
 @settings(max_examples=settings().max_examples // 4)
 @given(st.lists(KEYS, max_size=6), st.lists(KEYS, max_size=6), st.integers(1, 3))
-def test_replacing_leaves_what_is_written(
+def test_replacing_leaves_exactly_the_written_rows(
     tmp_path_factory: pytest.TempPathFactory, before: list[tuple[Any, ...]], after: list[tuple[Any, ...]], buckets: int
 ) -> None:
     def rows(keys: list[tuple[Any, ...]], value: int) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, True, "7", 1.5, 2**70])
-def test_an_epoch_that_is_none(store: kvstore.Store, epoch: Any) -> None:
+def test_an_invalid_epoch_is_refused(store: kvstore.Store, epoch: Any) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     with pytest.raises(InvalidRequest, match="`epoch` is an integer"):
         table.apply_parts({}, "w", epoch)
@@ -137,7 +137,7 @@ def test_an_epoch_that_is_none(store: kvstore.Store, epoch: Any) -> None:
     assert table.writers == {}
 
 
-def test_rows_of_another_bucket(store: kvstore.Store) -> None:
+def test_rows_of_another_bucket_are_refused(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     parts = table.by_bucket(changes(range(10)))
     for wrong in ({0: parts[1]}, {1: parts[0], 0: parts[1]}, {2: parts[0]}, {0: changes(range(10))}):
@@ -155,7 +155,7 @@ def test_tables_that_can_not_be_replaced(store: kvstore.Store, options: dict[str
         table.apply_parts({}, "w", replaces=True)
 
 
-def test_a_content_that_is_refused_leaves_the_number_free(store: kvstore.Store) -> None:
+def test_a_refused_content_leaves_the_number_free(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2, merge_engine=Aggregate({"v": "sum"}))
     table.apply_parts(table.by_bucket(changes([1], 2**62)), "w")
     with pytest.raises(StoreError):

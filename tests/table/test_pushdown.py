@@ -1,4 +1,4 @@
-"""A filter on the key reads the keys it can be true for, and finds what it would find among all."""
+"""A filter on the key reads only keys that can match, and finds the same rows as a full scan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def filters(values: st.SearchStrategy[Any], kind: pa.DataType) -> st.SearchStrat
 @pytest.mark.parametrize("of", KEYS)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_it_finds_what_it_would_among_all(
+def test_a_filter_finds_the_same_rows_as_a_full_scan(
     of: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     kind, values = KEYS[of]
@@ -80,7 +80,7 @@ def test_it_finds_what_it_would_among_all(
     ],
     ids=str,
 )
-def test_it_reads_little_where_little_can_be(
+def test_a_selective_filter_reads_few_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filter: pc.Expression, rows_read_max: int
 ) -> None:
     read = 0
@@ -103,7 +103,7 @@ def test_it_reads_little_where_little_can_be(
 def test_a_filter_that_fails_for_a_key_is_refused_by_the_reader(store: kvstore.Store) -> None:
     table = store.create_table("t", pa.schema([pa.field("k", pa.uint64(), False)]), "k")
     table.upsert([{"k": 1}, {"k": 2**64 - 1}])
-    reader = table.scan(filter=k >= 0)  # 0 is an int64, and so must be all it is held against
+    reader = table.scan(filter=k >= 0)  # 0 is an int64, so everything it is compared with must be one
     with pytest.raises(InvalidRequest, match="can't be used on these rows"):
         reader.read_all()
     assert table.scan(filter=k >= pa.scalar(2, pa.uint64())).read_all().to_pylist() == [{"k": 2**64 - 1}]

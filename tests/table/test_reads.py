@@ -35,12 +35,12 @@ def test_a_scan_is_in_key_order_whatever_the_order_of_columns(table: kvstore.Tab
     ]  # fmt: skip
 
 
-def test_a_scan_of_some_columns_has_them_in_the_order_asked_for(table: kvstore.Table) -> None:
+def test_a_scan_of_some_columns_has_them_in_the_requested_order(table: kvstore.Table) -> None:
     for columns in (["n", "v"], ["v"], ["name"], ["v", "name", "n"]):
         assert table.scan(columns).read_all().equals(table.scan().read_all().select(columns))
 
 
-def test_columns_may_be_one_name_or_anything_that_lists_names(table: kvstore.Table) -> None:
+def test_columns_may_be_one_name_or_any_list_of_names(table: kvstore.Table) -> None:
     rows = table.scan().read_all()
     assert table.scan("name").read_all().equals(rows.select(["name"]))
     assert table.scan(name for name in ("v", "n")).read_all().equals(rows.select(["v", "n"]))
@@ -48,7 +48,7 @@ def test_columns_may_be_one_name_or_anything_that_lists_names(table: kvstore.Tab
         assert [batch.schema.names for batch in table.changelog(columns=columns)] == [["v"]]
 
 
-def test_a_filter_takes_rows_by_any_column_before_the_limit_does(table: kvstore.Table) -> None:
+def test_a_filter_on_any_column_applies_before_the_limit(table: kvstore.Table) -> None:
     table.upsert({"name": "b", "n": 3, "v": None})
     rows = table.scan().read_all()
     for condition in (
@@ -77,11 +77,11 @@ def test_a_filter_keeps_the_order_of_many_rows(store: kvstore.Store) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4, 6, 100])
-def test_a_limit_takes_the_first_in_key_order(table: kvstore.Table, limit: int) -> None:
+def test_a_limit_takes_the_first_rows_in_key_order(table: kvstore.Table, limit: int) -> None:
     assert table.scan(limit=limit).read_all().to_pylist() == rows_of(table)[:limit]
 
 
-def test_keys_in_every_form(table: kvstore.Table) -> None:
+def test_keys_are_accepted_in_every_form(table: kvstore.Table) -> None:
     expected = {"name": "a", "n": 2, "v": 2}
     assert table.get(("a", 2)) == table.get({"n": 2, "name": "a"}) == table[("a", 2)] == expected
     assert table.get(("a", 3)) is None
@@ -92,14 +92,14 @@ def test_keys_in_every_form(table: kvstore.Table) -> None:
     assert table.lookup([]).num_rows == 0
 
 
-def test_a_table_has_keys_and_is_no_sequence(table: kvstore.Table) -> None:
+def test_a_table_has_keys_and_is_not_a_sequence(table: kvstore.Table) -> None:
     assert ("a", 2) in table
     assert ("a", 3) not in table
     with pytest.raises(TypeError, match="not iterable"):
         list(table)  # type: ignore[call-overload]
 
 
-def test_lookup_answers_each_key_in_order_also_twice(table: kvstore.Table) -> None:
+def test_lookup_answers_each_key_in_order_even_if_repeated(table: kvstore.Table) -> None:
     keys = [("b", 2), ("x", 0), ("b", 2), ("", -1)]
     assert [row["_found"] for row in table.lookup(keys).to_pylist()] == [True, False, True, True]
 
@@ -121,7 +121,7 @@ def test_get_is_a_lookup_of_one_key(store: kvstore.Store, buckets: int, kind: pa
                 assert table.get(form) == expected
                 assert expected is None or list(table.get(form) or ()) == table.schema.names
 
-    check(table)  # through the transaction that is open
+    check(table)  # through the open transaction
     table.flush()
     check(table)
     store.add_columns("u", [pa.field("new", pa.string())])
@@ -133,7 +133,7 @@ def test_get_is_a_lookup_of_one_key(store: kvstore.Store, buckets: int, kind: pa
         check(reading.table("u"))
 
 
-def test_get_names_a_damaged_row(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_reports_a_damaged_row(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.flush()
     value = Tablet.value
     monkeypatch.setattr(Tablet, "value", lambda self, key: bytes(8) + (value(self, key) or b"")[8:])
@@ -164,7 +164,7 @@ def test_delete_takes_keys_in_every_form(table: kvstore.Table) -> None:
     assert (result.first_offset, result.last_offset) == (9, 9)
 
 
-def test_arrow_data_of_every_maker(store: kvstore.Store) -> None:
+def test_arrow_data_of_every_library_is_accepted(store: kvstore.Store) -> None:
     table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
     data = pa.table({"name": ["x", "y"], "n": pa.array([1, 2], pa.int8()), "v": pa.array([1, 2]).dictionary_encode()})
     table.upsert(data)
@@ -231,7 +231,7 @@ class TestChangelog:
             with pytest.raises(InvalidRequest, match="time zone"):
                 table.changelog(dt.datetime(2020, 1, 1))
 
-    def test_a_change_that_is_damaged_is_named(self, store_path: Path) -> None:
+    def test_a_damaged_change_is_reported(self, store_path: Path) -> None:
         with kvstore.open(store_path) as store:
             table = store.create_table("t", SCHEMA, primary_key=["name", "n"])
             for n in range(4):
@@ -261,7 +261,7 @@ class TestSplits:
         assert pa.concat_tables(parts).equals(table.scan().read_all())
         assert min(part.num_rows for part in parts) > 500
 
-    def test_ranges_as_of_an_offset_cover_the_rows_of_then(self, store: kvstore.Store) -> None:
+    def test_ranges_as_of_an_offset_cover_the_earlier_rows(self, store: kvstore.Store) -> None:
         table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
         table.upsert([{"name": str(n), "n": 0, "v": 0} for n in range(0, 3000, 2)])
         then, expected = table.offsets()[0][1], table.scan().read_all()

@@ -1,4 +1,4 @@
-"""The log of a table expires by age and by size; rows stay, and so does whatever a recovery needs."""
+"""The log of a table expires by age and by size; rows stay, and so does everything that a recovery needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOUR_MS = 3_600_000
 
 
 class Kept:
-    """A store whose clock is set and whose log is looked at only when it is told to."""
+    """A store with a settable clock, whose retention runs only on request."""
 
     def __init__(self, path: Path, retention: dt.timedelta | None = HOUR, **options: Any) -> None:
         self.path = path
@@ -84,7 +84,7 @@ def opened(store_path: Path) -> Iterator[Callable[..., Kept]]:
             assert report.findings == []
 
 
-def test_what_is_older_than_the_retention_goes(opened: Callable[..., Kept]) -> None:
+def test_data_older_than_the_retention_is_removed(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write()
     rows, middle = rows_of(kept.table), kept.last_base()
@@ -92,10 +92,10 @@ def test_what_is_older_than_the_retention_goes(opened: Callable[..., Kept]) -> N
     assert kept.start == 0
     kept.clock.now += HOUR_MS + 1
     kept.write(1)
-    told = changes_of(kept.table, kept.end - 6)
+    expected = changes_of(kept.table, kept.end - 6)
     kept.retain()
     assert middle <= kept.start <= kept.last_base()
-    assert changes_of(kept.table, kept.end - 6) == told
+    assert changes_of(kept.table, kept.end - 6) == expected
     assert [row["k"] for row in rows_of(kept.table)] == [row["k"] for row in rows]
     for start in (0, kept.start - 1):
         with pytest.raises(OffsetOutOfRange, match="log_start"):
@@ -105,7 +105,7 @@ def test_what_is_older_than_the_retention_goes(opened: Callable[..., Kept]) -> N
     assert len(files_in(kept.path, "snapshots")) == 1
 
 
-def test_rows_of_former_times_can_be_read_from_the_log_start_on(opened: Callable[..., Kept]) -> None:
+def test_earlier_states_are_readable_from_the_log_start_on(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write()
     kept.clock.now += HOUR_MS + 1
@@ -121,7 +121,7 @@ def test_rows_of_former_times_can_be_read_from_the_log_start_on(opened: Callable
                 rows_of(kept.table, as_of=offset)
 
 
-def test_without_a_retention_nothing_goes(opened: Callable[..., Kept]) -> None:
+def test_without_a_retention_nothing_is_removed(opened: Callable[..., Kept]) -> None:
     kept = opened(None)
     kept.write()
     kept.clock.now += 1000 * HOUR_MS
@@ -131,7 +131,7 @@ def test_without_a_retention_nothing_goes(opened: Callable[..., Kept]) -> None:
     assert files_in(kept.path, "snapshots") == []
 
 
-def test_a_log_has_a_size(opened: Callable[..., Kept]) -> None:
+def test_a_log_has_a_size_limit(opened: Callable[..., Kept]) -> None:
     kept = opened(None, log_bytes_max=2500)
     for _ in range(4):
         kept.write()
@@ -143,7 +143,7 @@ def test_a_log_has_a_size(opened: Callable[..., Kept]) -> None:
     assert kept.start > 0
 
 
-def test_one_snapshot_covers_all_there_is_at_its_time(opened: Callable[..., Kept]) -> None:
+def test_one_snapshot_covers_everything_up_to_its_time(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write()
     kept.clock.now += HOUR_MS // 2
@@ -160,7 +160,7 @@ def test_one_snapshot_covers_all_there_is_at_its_time(opened: Callable[..., Kept
     assert files_in(kept.path, "snapshots") == names
 
 
-def test_snapshots_rest_in_between(opened: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_pause_in_between(opened: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch) -> None:
     kept = opened()
     kept.write()
     kept.clock.now += HOUR_MS + 1
@@ -179,8 +179,8 @@ def test_snapshots_rest_in_between(opened: Callable[..., Kept], monkeypatch: pyt
     assert kept.start > start
 
 
-def test_a_snapshot_that_rotted_lets_nothing_go(opened: Callable[..., Kept]) -> None:
-    """It is found before anything is removed, and a right one is taken first."""
+def test_a_damaged_snapshot_stops_retention(opened: Callable[..., Kept]) -> None:
+    """The damage is detected before anything is removed, and a valid snapshot is taken first."""
     kept = opened()
     kept.write()
     path = kept.table.snapshot().paths[0]
@@ -197,10 +197,10 @@ def test_a_snapshot_that_rotted_lets_nothing_go(opened: Callable[..., Kept]) -> 
     kept.retain()
     assert kept.start > 0
     kept.write(1)
-    kept.table.snapshot()  # and the rotten one goes
+    kept.table.snapshot()  # and the damaged one is removed
 
 
-def test_what_somebody_has_yet_to_read_stays(opened: Callable[..., Kept]) -> None:
+def test_unread_changes_are_kept(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write(12)
     kept.clock.now += HOUR_MS + 1
@@ -218,7 +218,7 @@ def test_what_somebody_has_yet_to_read_stays(opened: Callable[..., Kept]) -> Non
 
 @pytest.mark.parametrize("call", ["write", "sync", "sync_directory", "rename"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_disk_that_refuses_lets_go_what_is_not_needed_only(opened: Callable[..., Kept], call: str, code: int) -> None:
+def test_a_failing_disk_removes_only_unneeded_data(opened: Callable[..., Kept], call: str, code: int) -> None:
     kept = opened()
     for after in range(30):
         kept.disk.fail = lambda _: 0
@@ -250,7 +250,7 @@ def test_a_disk_that_refuses_lets_go_what_is_not_needed_only(opened: Callable[..
     assert after
 
 
-def test_an_index_lost_with_every_snapshot_is_named(opened: Callable[..., Kept]) -> None:
+def test_an_index_lost_with_every_snapshot_is_reported(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write()
     kept.clock.now += HOUR_MS + 1
@@ -270,7 +270,7 @@ def test_an_index_lost_with_every_snapshot_is_named(opened: Callable[..., Kept])
     assert kept.table.count() == 3
 
 
-def test_snapshots_lost_alone_are_found_by_the_check(opened: Callable[..., Kept]) -> None:
+def test_lost_snapshots_are_detected_by_the_check(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write()
     kept.clock.now += HOUR_MS + 1
@@ -311,7 +311,7 @@ def test_a_log_expires_by_itself_while_nothing_is_written(store_path: Path, monk
     kept.store.close()
 
 
-def test_what_fails_is_told_and_tried_again(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.02)
     kept = Kept(store_path)
     kept.write()
@@ -326,7 +326,7 @@ def test_what_fails_is_told_and_tried_again(store_path: Path, monkeypatch: pytes
     kept.store.close()
 
 
-def test_a_table_that_keeps_all_has_no_thread(store: kvstore.Store) -> None:
+def test_a_table_without_retention_has_no_thread(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
     keeper = table._tablets[0]._upkeep
@@ -347,7 +347,7 @@ def test_retention_survives_in_the_catalog(store_path: Path) -> None:
 
 
 class RetentionMachine(TableMachine):
-    """The log expires after ten milliseconds of a clock that is set; whatever goes, the rest is as the model says."""
+    """The log expires after ten milliseconds of a settable clock; everything kept agrees with the model."""
 
     segment_bytes_max = 700
 

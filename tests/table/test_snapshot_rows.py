@@ -1,4 +1,4 @@
-"""Rows of any schema come back from a snapshot's file to the byte, and others can read it."""
+"""Rows of any schema survive a round trip through a snapshot's file, byte for byte; other programs can read it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Stored = tuple[list[bytes], list[bytes]]
 
 
 def encoded(definition: TableDefinition, parts: Sequence[pa.RecordBatch]) -> Stored:
-    """Rows as the index holds them; each part follows the schema of its number."""
+    """Rows as the index stores them; each part follows the schema of its number."""
     layout = layout_of(definition)
     pairs: dict[bytes, bytes] = {}
     for number, rows in enumerate(parts, 1):
@@ -52,10 +52,10 @@ def written(path: Path, definition: TableDefinition, stored: Stored, *, at_once:
     for first in range(0, len(stored[0]), at_once):
         keys, values = (Octets.from_list(column[first : first + at_once]) for column in stored)
         writer.write(keys, values)
-    told = writer.finish()
+    written_file = writer.finish()
     os.close(descriptor)
     data = path.read_bytes()
-    assert told.bytes == len(data)
+    assert written_file.bytes == len(data)
     return data
 
 
@@ -75,7 +75,7 @@ def keyed(rows: pa.RecordBatch, start: int) -> pa.RecordBatch:
 
 
 @given(rows=record_batches(schemas(columns_max=4), rows_max=7))
-def test_rows_of_any_types_come_back_to_the_byte(rows: pa.RecordBatch, tmp_path: Path) -> None:
+def test_rows_of_any_types_survive_a_round_trip(rows: pa.RecordBatch, tmp_path: Path) -> None:
     rows = keyed(rows, -3)
     definition = definition_of(rows.schema)
     stored = encoded(definition, [rows])
@@ -83,9 +83,9 @@ def test_rows_of_any_types_come_back_to_the_byte(rows: pa.RecordBatch, tmp_path:
 
 
 @given(data=st.data())
-def test_rows_of_several_schemas_come_back_to_the_byte(data: st.DataObject, tmp_path: Path) -> None:
+def test_rows_of_several_schemas_survive_a_round_trip(data: st.DataObject, tmp_path: Path) -> None:
     last = data.draw(schemas(columns_max=4))
-    # Columns that are added are nullable, and stand behind the others.
+    # Added columns are nullable, and come after the others.
     last = pa.schema([field.with_nullable(True) for field in last])
     found = [pa.schema([KEY, *list(last)[:count]]) for count in range(len(last) + 1)]
     parts = []
@@ -139,7 +139,7 @@ def test_a_file_is_plain_parquet_sorted_by_key(tmp_path: Path) -> None:
     assert [(s.column_index, s.descending) for s in pq.ParquetFile(tmp_path / "rows").metadata.row_group(0).sorting_columns] == [(0, False), (1, False)]  # fmt: skip  # noqa: E501
 
 
-def test_rows_that_are_not_of_the_table_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_table_are_refused(tmp_path: Path) -> None:
     definition = definition_of(pa.schema([KEY, ("a", pa.string())]))
     rows = pa.record_batch([[1], ["x"]], schema=definition.schema)
     data = written(tmp_path / "rows", definition, encoded(definition, [rows]))

@@ -1,4 +1,4 @@
-"""A lost index is made of a snapshot and the log behind it: it is the one that was lost, to the byte."""
+"""A lost index is rebuilt, byte for byte, from a snapshot and the log after it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def directory(store: Path, offset: int) -> Path:
 
 
 def cut_log(store: Path, taken: Path) -> None:
-    """Remove every segment of a closed store that a snapshot does without, as retention would."""
+    """Remove every segment of a closed store that a snapshot makes unnecessary, as retention would."""
     manifest = snapshot_manifest.decode_manifest((taken / "manifest.json").read_bytes())
     for path in (store / BUCKET / "log").iterdir():
         if int(path.stem) < manifest.log_base:
             path.unlink()
 
 
-def test_a_snapshot_says_where_it_is_and_is_plain_parquet(store: kvstore.Store) -> None:
+def test_a_snapshot_states_its_offset_and_is_plain_parquet(store: kvstore.Store) -> None:
     table = filled(store)
     taken = table.snapshot()
     assert taken.offsets == {0: table.offsets()[0][1]}
@@ -66,7 +66,7 @@ def test_a_snapshot_says_where_it_is_and_is_plain_parquet(store: kvstore.Store) 
     assert files_in(store.path, "snapshots") == [taken.paths[0].name]
 
 
-def test_the_newest_two_are_kept_and_the_same_is_not_taken_twice(store: kvstore.Store) -> None:
+def test_the_newest_two_are_kept_and_an_unchanged_table_takes_no_new_one(store: kvstore.Store) -> None:
     names = []
     for _ in range(4):
         taken = filled(store, 1).snapshot()
@@ -77,13 +77,13 @@ def test_the_newest_two_are_kept_and_the_same_is_not_taken_twice(store: kvstore.
     assert files_in(store.path, "snapshots") == names[-2:]
 
 
-def test_a_lost_index_is_made_of_the_newest_snapshot(open_store: OpenStore, store_path: Path) -> None:
+def test_a_lost_index_is_rebuilt_from_the_newest_snapshot(open_store: OpenStore, store_path: Path) -> None:
     with open_store(**SMALL) as store:
         filled(store)
         taken = filled(store).snapshot()
         ((newest,), (path,)) = taken.offsets.values(), taken.paths
         table = filled(store, 3)
-        told = rows_of(table), changes_of(table, newest)
+        expected = rows_of(table), changes_of(table, newest)
     before = contents(store_path)
     cut_log(store_path, path)
     lose_index(store_path)
@@ -91,7 +91,7 @@ def test_a_lost_index_is_made_of_the_newest_snapshot(open_store: OpenStore, stor
         table = store.table("t")
         start = table.offsets()[0][0]
         assert 0 < start <= newest
-        assert (rows_of(table), changes_of(table, newest)) == told
+        assert (rows_of(table), changes_of(table, newest)) == expected
         assert store.check().findings == []
     assert contents(store_path) == before
 
@@ -112,7 +112,7 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [flip, remove, empty], ids=lambda harm: harm.__name__)
 @pytest.mark.parametrize("name", ["rows.parquet", "writers.json", "manifest.json"])
-def test_a_damaged_snapshot_is_not_believed(
+def test_a_damaged_snapshot_is_not_used(
     open_store: OpenStore, store_path: Path, name: str, harm: Callable[[Path], None]
 ) -> None:
     with open_store(**SMALL) as store:
@@ -143,13 +143,13 @@ def test_a_damaged_snapshot_is_not_believed(
 
 
 def filled_again(open_store: OpenStore, store_path: Path) -> bool:
-    """Begin anew, so that the store passes its check at the end."""
+    """Start over, so that the store passes its check at the end."""
     shutil.rmtree(store_path)
     with open_store(**SMALL) as store:
         return bool(filled(store).count())
 
 
-def test_a_damaged_snapshot_costs_nothing_while_the_log_is_whole(open_store: OpenStore, store_path: Path) -> None:
+def test_a_damaged_snapshot_costs_nothing_while_the_log_is_complete(open_store: OpenStore, store_path: Path) -> None:
     with open_store(**SMALL) as store:
         flip(filled(store).snapshot().paths[0] / "rows.parquet")
     before = contents(store_path)
@@ -160,7 +160,7 @@ def test_a_damaged_snapshot_costs_nothing_while_the_log_is_whole(open_store: Ope
     assert contents(store_path) == before
 
 
-def test_a_snapshot_of_another_bucket_is_not_believed(open_store: OpenStore, store_path: Path) -> None:
+def test_a_snapshot_of_another_bucket_is_not_used(open_store: OpenStore, store_path: Path) -> None:
     with open_store(**SMALL) as store:
         path = filled(store).snapshot().paths[0]
         other = store.create_table("u", SCHEMA, "k")
@@ -174,8 +174,8 @@ def test_a_snapshot_of_another_bucket_is_not_believed(open_store: OpenStore, sto
     shutil.rmtree(path.with_name(theirs.name))
 
 
-def test_a_log_that_ends_before_a_snapshot_has_lost_what_was_durable(open_store: OpenStore, store_path: Path) -> None:
-    """Also if the index is as old as the log: both are from a backup, perhaps."""
+def test_a_log_that_ends_before_a_snapshot_has_lost_durable_data(open_store: OpenStore, store_path: Path) -> None:
+    """Even if the index is as old as the log: both may be from a backup."""
     with open_store() as store:
         filled(store)
     old = store_path.with_name("old")
@@ -190,7 +190,7 @@ def test_a_log_that_ends_before_a_snapshot_has_lost_what_was_durable(open_store:
     shutil.rmtree(store_path / BUCKET / "snapshots")
 
 
-def test_strays_are_removed_by_who_holds_the_lock(open_store: OpenStore, store_path: Path) -> None:
+def test_the_holder_of_the_lock_removes_strays(open_store: OpenStore, store_path: Path) -> None:
     with open_store() as store:
         filled(store).snapshot()
     stray = store_path / BUCKET / "snapshots" / f"{7:020d}.tmp"
@@ -204,7 +204,7 @@ def test_strays_are_removed_by_who_holds_the_lock(open_store: OpenStore, store_p
     assert not stray.exists()
 
 
-def test_an_index_that_is_damaged_makes_no_snapshot(open_store: OpenStore, store_path: Path) -> None:
+def test_a_damaged_index_makes_no_snapshot(open_store: OpenStore, store_path: Path) -> None:
     import lmdb
 
     with open_store() as store:
@@ -219,7 +219,7 @@ def test_an_index_that_is_damaged_makes_no_snapshot(open_store: OpenStore, store
     lose_index(store_path)
 
 
-def test_what_is_written_must_read_back(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_written_snapshot_must_read_back(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = filled(store)
     encode = snapshot_manifest.encode_writers
     monkeypatch.setattr(snapshot, "encode_writers", lambda _: encode({}))
@@ -229,7 +229,7 @@ def test_what_is_written_must_read_back(store: kvstore.Store, monkeypatch: pytes
     assert files_in(store.path, "snapshots") == []
 
 
-def test_read_only_stores_and_closed_ones_take_none(open_store: OpenStore, store_path: Path) -> None:
+def test_read_only_and_closed_stores_take_none(open_store: OpenStore, store_path: Path) -> None:
     with open_store() as store:
         table = filled(store)
     with pytest.raises(StoreClosed):
@@ -239,15 +239,15 @@ def test_read_only_stores_and_closed_ones_take_none(open_store: OpenStore, store
     assert files_in(store_path, "snapshots") == []
 
 
-# Disks that refuse
+# Failing disks
 
 CALLS = ("write", "sync", "sync_directory", "rename")
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_disk_that_refuses_costs_the_snapshot_and_nothing_else(store_path: Path, call: str, code: int) -> None:
-    """At every single call; then it is taken all the same, and the one before stays right all the time."""
+def test_a_failing_disk_costs_only_the_snapshot(store_path: Path, call: str, code: int) -> None:
+    """At every single call; the next attempt succeeds, and the snapshot before stays valid all the time."""
     disk = FailingDisk()
     with Store(store_path, StoreOptions(), files=disk) as store:
         first = filled(store).snapshot()
@@ -264,7 +264,7 @@ def test_a_disk_that_refuses_costs_the_snapshot_and_nothing_else(store_path: Pat
             else:
                 break
             disk.fail = lambda _: 0
-            # A name that could not be made durable is there; it is whole.
+            # A name that could not be made durable may exist; its snapshot is complete.
             assert files_in(store_path, "snapshots")[0] == first.paths[0].name
             assert not [name for name in files_in(store_path, "snapshots") if name.endswith(".tmp")]
             assert store.check().findings == []
@@ -284,7 +284,7 @@ def test_a_disk_that_refuses_costs_the_snapshot_and_nothing_else(store_path: Pat
     assert contents(store_path) == before
 
 
-def test_writing_goes_on_while_a_snapshot_waits(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_continues_while_a_snapshot_waits(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = filled(store)
     reading, go_on = threading.Event(), threading.Event()
     step = Upkeep._step
@@ -309,7 +309,7 @@ def test_writing_goes_on_while_a_snapshot_waits(store: kvstore.Store, monkeypatc
 
 
 def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reader may be live then: the snapshot begins anew."""
+    """No reader may be open then: the snapshot starts over."""
     steps: list[int] = []
     reading = threading.Event()
     step = Upkeep._step
@@ -406,10 +406,10 @@ steps_drawn = st.lists(
 
 
 class History:
-    """Steps done to a table whose log expires after ten milliseconds of a clock that is set.
+    """Steps done to a table whose log expires after ten milliseconds of a settable clock.
 
     Attributes:
-        answers: For each writer, what its last five batches were answered.
+        answers: For each writer, the answers to its last five batches.
     """
 
     def __init__(self, path: Path, kind: str, *, retention: bool) -> None:
@@ -485,8 +485,8 @@ class History:
 @settings(max_examples=25)
 @given(steps=steps_drawn, cuts=st.booleans())
 @pytest.mark.parametrize("kind", TABLES)
-def test_any_history_comes_back_from_a_snapshot_and_the_log(kind: str, steps: list[Step], cuts: bool) -> None:
-    # Nothing expires but when it is told to, so that the same steps have the same outcome.
+def test_any_history_is_restored_from_a_snapshot_and_the_log(kind: str, steps: list[Step], cuts: bool) -> None:
+    # Retention runs only on request, so that the same steps have the same outcome.
     with workplace() as place, patch.object(Upkeep, "look"):
         history = History(place / "store", kind, retention=cuts)
         try:
@@ -500,18 +500,18 @@ def comes_back(history: History, steps: list[Step]) -> None:
         history.do(step)
     assert history.store.check().findings == []
     start, end = history.table.offsets()[0]
-    told = changes_of(history.table)
+    expected = changes_of(history.table)
     history.store.close()
     before = contents(history.path)
     lose_index(history.path)
     history.open()
     assert history.table.offsets()[0] == (start, end)
     history.duplicates_are_answered()
-    assert changes_of(history.table) == told
+    assert changes_of(history.table) == expected
     assert history.store.check().findings == []
     history.store.close()
     assert contents(history.path) == before
-    # And it goes on as it would have.
+    # And it continues as it would have.
     history.open()
     history.do(("batch", 0, [(1, 2, "z"), (9, None, "")], 0))
     assert history.store.check().findings == []

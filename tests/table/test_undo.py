@@ -1,4 +1,4 @@
-"""Undo and reads of the past: what they fold, by offset and by time. Any history: test_against_model."""
+"""Undo and reads of earlier states: what they fold, by offset and by time. Any history: test_against_model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tables import operations_of, rows_of
 SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field("k", pa.string(), False)])
 
 
-def test_each_key_is_in_it_once_in_key_order(store: kvstore.Store) -> None:
+def test_each_key_appears_once_in_key_order(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     then = table.upsert([{"k": key, "v": 1} for key in "cab"])
     table.upsert([{"k": key, "v": 2} for key in "dcb"])
@@ -40,7 +40,7 @@ def test_each_key_is_in_it_once_in_key_order(store: kvstore.Store) -> None:
 
 
 @pytest.mark.parametrize("fold_rows", [1, 7, 100])
-def test_folding_as_it_reads_changes_nothing(
+def test_incremental_folding_changes_nothing(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, fold_rows: int
 ) -> None:
     table = store.create_table("t", SCHEMA, "k")
@@ -66,7 +66,7 @@ def test_folding_as_it_reads_changes_nothing(
     assert rows_of(table) == states[offset]
 
 
-def test_what_waits_is_bounded_by_the_keys_that_changed(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_changes_are_bounded_by_the_changed_keys(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "k")
     for step in range(60):
         table.upsert([{"k": str(key), "v": step} for key in range(10)])
@@ -103,9 +103,7 @@ def test_rows_as_of_a_time_are_those_before_the_first_commit_at_or_after_it(stor
             assert undone == (changed if value is None else [("upsert", {"v": value, "k": "a"})] if changed else [])
 
 
-def test_a_time_the_log_does_not_reach_back_to_is_refused(
-    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_before_the_log_start_is_refused(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "k")
     for step in range(3):
         table.upsert({"k": "a", "v": step})
@@ -115,7 +113,7 @@ def test_a_time_the_log_does_not_reach_back_to_is_refused(
         table.scan(as_of=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
 
 
-def test_with_an_engine_that_merges_it_is_applied_overwriting(store: kvstore.Store) -> None:
+def test_undo_with_a_merging_engine_overwrites(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", merge_engine=kvstore.Aggregate({"v": "sum"}))
     table.upsert([{"k": key, "v": 1} for key in "abc"])
     then = rows_of(table)

@@ -1,4 +1,4 @@
-"""Writers of a table: rows in batches, names that go on and fence, threads and processes."""
+"""Writers of a table: batches of rows, names that continue and fence, threads and processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table(store: kvstore.Store) -> kvstore.Table:
     return store.create_table("t", SCHEMA, primary_key="k", buckets=3)
 
 
-def test_rows_of_a_writer_are_in_the_table_once_it_is_left(table: kvstore.Table) -> None:
+def test_rows_of_a_writer_are_in_the_table_once_it_is_closed(table: kvstore.Table) -> None:
     with table.writer(batch_rows=7) as writer:
         for k in range(100):
             writer.upsert(row(k))
@@ -45,7 +45,7 @@ def test_rows_of_a_writer_are_in_the_table_once_it_is_left(table: kvstore.Table)
         assert [header.batch_sequence for header in headers(table, bucket)] == [*range(len(headers(table, bucket)))]
 
 
-def test_a_name_goes_on_after_a_restart_and_its_batches_say_so(open_store: OpenStore) -> None:
+def test_a_name_continues_after_a_restart_and_its_batches_have_its_flag(open_store: OpenStore) -> None:
     store = open_store()
     store.create_table("t", SCHEMA, primary_key="k")
     for epoch in range(3):
@@ -61,7 +61,7 @@ def test_a_name_goes_on_after_a_restart_and_its_batches_say_so(open_store: OpenS
     assert all(header.attributes & NAMED_WRITER for header in found)
 
 
-def test_the_older_of_two_with_a_name_is_fenced_also_for_buckets_the_newer_has_not_written(
+def test_the_older_of_two_writers_of_a_name_is_fenced_even_in_buckets_the_newer_has_not_written(
     store: kvstore.Store, table: kvstore.Table
 ) -> None:
     old = table.writer(name="w")
@@ -106,7 +106,7 @@ def test_a_dropped_writer_is_fenced(store: kvstore.Store, table: kvstore.Table) 
 @pytest.mark.parametrize(
     "arguments", [{"name": ""}, {"name": 3}, {"batch_row": 1}, {"batch_rows": 0}, {"linger_ms": "a"}]
 )
-def test_wrong_arguments_fence_nobody(table: kvstore.Table, arguments: dict[str, Any]) -> None:
+def test_wrong_arguments_fence_no_writer(table: kvstore.Table, arguments: dict[str, Any]) -> None:
     writer = table.writer(name="w")
     with pytest.raises(InvalidRequest):
         table.writer(**({"name": "w"} | arguments))
@@ -185,7 +185,7 @@ while True:
     assert table.writers["w"].epoch == 1
 
 
-def test_a_writer_is_not_for_forked_children(table: kvstore.Table) -> None:
+def test_a_writer_is_refused_in_forked_children(table: kvstore.Table) -> None:
     writer = table.writer(linger_ms=60_000)
     writer.upsert(row(1))
     child = os.fork()
@@ -203,7 +203,7 @@ def test_a_writer_is_not_for_forked_children(table: kvstore.Table) -> None:
     assert [each["k"] for each in rows_of(table)] == [1]
 
 
-def test_what_was_not_acknowledged_is_told_when_an_exception_leaves_the_writer(table: kvstore.Table) -> None:
+def test_leaving_a_writer_on_an_exception_reports_unacknowledged_rows(table: kvstore.Table) -> None:
     writer = table.writer(linger_ms=60_000)
 
     def work() -> None:
@@ -220,7 +220,7 @@ def test_what_was_not_acknowledged_is_told_when_an_exception_leaves_the_writer(t
     assert [each["k"] for each in rows_of(table)] == [1]
 
 
-def test_a_store_that_is_closed_ends_its_writers(store_path: Path) -> None:
+def test_closing_a_store_ends_its_writers(store_path: Path) -> None:
     store = kvstore.open(store_path)
     writer = store.create_table("t", SCHEMA, primary_key="k").writer(linger_ms=60_000)
     writer.upsert(row(1))
