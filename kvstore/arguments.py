@@ -1,4 +1,4 @@
-"""What a call is given besides data: numbers, texts and names of columns."""
+"""Checks of a call's arguments other than data: numbers, text and column names."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from logformat.urls import HARMLESS_PARAMETERS, shown_url
 
 
 def integer(name: str, given: Any) -> int:
-    """An integer, numpy's too; a bool is none.
+    """Check that an argument is an integer, of Python or numpy; a bool is not.
 
     Raises:
-        InvalidRequest: It is something else.
+        InvalidRequest: It is not an integer.
     """
     try:
         if not isinstance(given, bool):
             return operator.index(given)
     except TypeError:
         pass
-    raise InvalidRequest(f"`{name}` is an integer.", **{name: shown(given)})
+    raise InvalidRequest(f"`{name}` must be an integer.", **{name: shown(given)})
 
 
 def integer_within(name: str, given: Any, low: int, high: int) -> int:
-    """An integer from ``low`` to ``high``.
+    """Check that an argument is an integer from ``low`` to ``high``.
 
     Raises:
-        InvalidRequest: It is something else.
+        InvalidRequest: It is not.
     """
     number = integer(name, given)
     if not low <= number <= high:
-        raise InvalidRequest(f"`{name}` is an integer from {low} to {high}.", **{name: number})
+        raise InvalidRequest(f"`{name}` must be an integer from {low} to {high}.", **{name: number})
     return number
 
 
 def column_names(name: str, given: Any) -> list[str]:
-    """One name, or any iterable of names that has an order.
+    """Check column names: one name, or any ordered iterable of names.
 
     Raises:
-        InvalidRequest: It is something else.
-        SchemaMismatch: There is none, or one of them twice.
+        InvalidRequest: The argument is something else.
+        SchemaMismatch: There are no names, or one is repeated.
     """
     ordered = isinstance(given, Iterable) and not isinstance(given, (Set, Mapping))
     names: list[Any] = [given] if isinstance(given, str) or not ordered else list(given)
     if not all(isinstance(each, str) for each in names):
-        raise InvalidRequest(f"`{name}` is the name of a column, or a list of names.", **{name: shown(given)})
+        raise InvalidRequest(f"`{name}` must be a column name or a list of column names.", **{name: shown(given)})
     if not names or len(set(names)) < len(names):
-        raise SchemaMismatch(f"`{name}` names at least one column, and each only once.", **{name: names})
-    return [str.__str__(each) for each in names]  # numpy's strings are no plain ones
+        raise SchemaMismatch(f"`{name}` must have at least one column, and each only once.", **{name: names})
+    return [str.__str__(each) for each in names]  # numpy's strings become plain ones
 
 
 def printable(name: str, given: Any, bytes_max: int) -> str:
-    """Text that can be shown, and is not empty.
+    """Check that an argument is printable text and not empty.
 
     Raises:
         InvalidRequest: It is something else, or too long.
@@ -63,7 +63,7 @@ def printable(name: str, given: Any, bytes_max: int) -> str:
         or not 1 <= len(given.encode("utf-8", "surrogatepass")) <= bytes_max
         or not given.isprintable()
     ):
-        raise InvalidRequest(f"`{name}` is 1 to {bytes_max} bytes of printable text.", **{name: shown(given)})
+        raise InvalidRequest(f"`{name}` must be 1 to {bytes_max} bytes of printable text.", **{name: shown(given)})
     return str.__str__(given)
 
 
@@ -84,6 +84,6 @@ def url_without_credentials(name: str, given: str) -> str:
 
 
 def shown(given: object) -> str:
-    """A wrong argument as it is told of: so that its type shows, and not at any length."""
+    """The repr of a wrong argument for a message, at most 100 characters."""
     text = repr(given)
     return text if len(text) <= 100 else f"{text[:100]}…"

@@ -1,12 +1,12 @@
-"""The one opener of LMDB.
+"""The only module that opens LMDB.
 
-* An environment is open once in a process, whoever asks for it, and never used across ``fork()``.
-* LMDB neither syncs its directory nor refuses links; we do both before anything relies on the files.
-* The map grows only while no transaction of this process is live: LMDB would accept it otherwise, and break.
-* Only ever with LMDB's own fsync: an environment that was written without it may be lost as a whole.
-* A writer killed in the last step of a commit leaves readers with what was before it; see ``show_last_commit``.
-* LMDB believes its file. A damaged page can end the process (SIGBUS), so the file is looked at first; what LMDB itself
-  finds wrong in a read is told as CorruptData.
+* A process opens an environment once and shares it, and never uses it across ``fork()``.
+* LMDB neither syncs its directory nor refuses links; this module does both before anything relies on the files.
+* The map grows only while this process has no open transaction: LMDB would accept it otherwise, and break.
+* LMDB's own fsync is always on: an environment written without it may be lost as a whole.
+* If a writer is killed in the last step of a commit, readers see the commit before it; see ``show_last_commit``.
+* LMDB trusts its file. A damaged page can kill the process (SIGBUS), so the file is verified first; damage that LMDB
+  itself detects during a read is raised as CorruptData.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from kvstore.errors import (
 from kvstore.files import Files, refusal, refusals, refuse_links, refuse_no_directory
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
-"""What LMDB makes in a directory."""
+"""Files that LMDB creates in a directory."""
 _MAP_BYTES_MIN = 1 << 30
 _READERS_MAX = 1022
 _LOCK_BYTES = 1 << 16
-"""Of LMDB's lock file for so many readers."""
+"""Size of LMDB's lock file for this number of readers."""
 _ENVIRONMENTS_OF_FULL_SIZE = 128
 _DATABASES_MAX = 1024
 
@@ -51,30 +51,30 @@ Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class Environment:
-    """One LMDB environment, shared by everyone in this process who opened it.
+    """One LMDB environment, shared by all its users in this process.
 
-    Made by :func:`open_environment` only.
+    Created only by :func:`open_environment`.
     """
 
     def __init__(self, directory: Path, map_bytes: int, *, read_only: bool = False, metasync: bool = True) -> None:
         self.directory = directory
         self.is_read_only = read_only or ((directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK))
         self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only, metasync=metasync)
-        self._file = os.fspath(directory / _DATA)  # it is asked for so often that to join it costs something
+        self._file = os.fspath(directory / _DATA)  # joined once: it is used very often
         self.identity = _identity(self._file)
         self._pid = os.getpid()
         self._users = 1
         self._databases: dict[str, Database] = {}
-        # Guards the count of live read transactions; growing the map waits for none to be left.
+        # Guards the count of open read transactions; the map grows only when it is zero.
         self._mutex = threading.Lock()
         self._reading = 0
 
     def database(self, name: str) -> Database:
-        """Handle of a named database; waits for whoever writes, because one is opened in a write transaction.
+        """Handle of a named database; opening one takes a write transaction, so this waits for the current writer.
 
         Raises:
-            CorruptData: There is none of that name.
-            LogFailed: The disk refused a commit before.
+            CorruptData: The database does not exist.
+            LogFailed: An earlier commit failed on the disk.
         """
         if name not in self._databases:
             self._databases[name] = self._opened_database(name)
@@ -83,8 +83,8 @@ class Environment:
     def _opened_database(self, name: str) -> Database:
         if self.is_read_only:
             return self._open_database(name, None, create=False)
-        # Left to itself, open_db() waits for LMDB's lock with that of the interpreter held: if a thread of this process
-        # writes, neither would ever go on.
+        # By itself, open_db() waits for LMDB's lock while it holds the interpreter's: with a thread of this process
+        # writing, that is a deadlock.
         transaction = self.begin_write()
         try:
             database = self._open_database(name, transaction, create=False)
@@ -95,21 +95,21 @@ class Environment:
         return database
 
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
-        """Handle of a named database, for one transaction; a read transaction needs it opened before.
+        """Handle of a named database within a transaction; for a read transaction it must be open already.
 
         Raises:
-            CorruptData: There is none of that name, and ``create`` is not set.
+            CorruptData: The database does not exist, and ``create`` is not set.
         """
         known = self._databases.get(name)
         return self._open_database(name, transaction, create=create) if known is None else known
 
     def drop_database(self, transaction: Transaction, name: str) -> None:
-        """Remove a named database with all it holds, if the transaction is committed.
+        """Remove a named database with its contents; takes effect when the transaction commits.
 
-        Its handle goes either way, for all threads of this process: nobody else here may be using it.
+        Its handle is gone either way, for all threads of this process: no other thread may be using it.
 
         Raises:
-            CorruptData: There is none of that name.
+            CorruptData: The database does not exist.
         """
         database = self.database_within(transaction, name)
         self._databases.pop(name, None)
@@ -129,13 +129,13 @@ class Environment:
             ) from error
 
     def last_committed(self) -> int:
-        """Number of the last transaction committed by any process; it costs next to nothing.
+        """Number of the last transaction committed by any process; very cheap.
 
-        While that is being synced, who reads still gets the one before: compare it with the ``id()`` of what was read.
-        So it stays if its writer was killed there; see :meth:`show_last_commit`.
+        While that commit is being synced, readers still see the one before: compare this with the ``id()`` of the read
+        transaction. If the writer is killed then, it stays so; see :meth:`show_last_commit`.
 
         Raises:
-            StoreClosed: The environment was closed.
+            StoreClosed: The environment is closed.
         """
         self.check_process()
         try:
@@ -144,19 +144,19 @@ class Environment:
             raise self._named(error) from error
 
     def verify(self) -> None:
-        """See whether the file is what LMDB writes, whatever its size; see :func:`kvstore.pages.verify`.
+        """Verify the whole file, whatever its size; see :func:`kvstore.pages.verify`.
 
         Raises:
-            CorruptData: It is not.
+            CorruptData: The file is damaged.
         """
         pages.verify(self.directory / _DATA, all_pages=True)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A read transaction: one moment of the environment, whatever is written meanwhile.
+        """A read transaction: a consistent view of the environment, unaffected by later writes.
 
         Raises:
-            CorruptData: LMDB found a page damaged, here or in what is done with the transaction.
+            CorruptData: LMDB detected a damaged page, here or within the context.
         """
         self.check_process()
         with self.reading(), self._mutex:
@@ -171,12 +171,13 @@ class Environment:
                     transaction.abort()
                     self._reading -= 1
             else:
-                # To abort it would free the slot of the parent's reader, whose pages would then be reused under it.
+                # Aborting would free the slot of the parent's reader, and its pages could be reused while it reads
+                # them.
                 _inherited_transactions.append(transaction)
 
     @contextmanager
     def file(self) -> Iterator[int | None]:
-        """A descriptor of the file, to read its pages; None if another one has taken its place."""
+        """A descriptor of the file, for reading its pages; None if another file has replaced it."""
         try:
             descriptor = os.open(self.directory / _DATA, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -189,10 +190,10 @@ class Environment:
             os.close(descriptor)
 
     def get(self, key: bytes) -> bytes | None:
-        """What is committed under a key of the unnamed database.
+        """The committed value of a key in the unnamed database.
 
         Raises:
-            CorruptData: LMDB found a page damaged.
+            CorruptData: LMDB detected a damaged page.
         """
         self.check_process()
         try:
@@ -210,7 +211,7 @@ class Environment:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Call by its name what LMDB finds wrong while a transaction is read.
+        """Translate LMDB's errors in a read to the store's errors.
 
         Raises:
             StoreClosed: The environment was closed meanwhile.
@@ -225,16 +226,16 @@ class Environment:
         if not self._users:
             return StoreClosed("The store was closed; open it again.", path=self.directory)
         if isinstance(error, lmdb.PanicError):
-            return LogFailed("The disk refused a commit; mend it and reopen the store.", path=self.directory)
+            return LogFailed("A commit failed on the disk; repair the disk and reopen the store.", path=self.directory)
         return CorruptData(
             "LMDB can't read an environment; run `kvstore check`.", path=self.directory, reason=str(error)
         )
 
     def begin_write(self) -> Transaction:
-        """Begin the write transaction; commit and abort belong to the thread that calls this.
+        """Begin the write transaction; the calling thread must commit or abort it.
 
         Raises:
-            LogFailed: The disk refused the last step of a commit before: nothing is written until it is opened again.
+            LogFailed: The last step of an earlier commit failed on the disk: reopen the environment to write again.
         """
         self.check_process()
         try:
@@ -248,10 +249,10 @@ class Environment:
             raise self._named(error) from error
 
     def sync(self) -> None:
-        """Return once every commit, of any process, is durable.
+        """Wait until every commit, of any process, is durable.
 
         Raises:
-            LogFailed: The disk refused: what of the last commits is durable is not known.
+            LogFailed: The disk failed: whether the last commits are durable is unknown.
         """
         try:
             self._env.sync(True)
@@ -259,15 +260,15 @@ class Environment:
             if not self._users:
                 raise StoreClosed("The store was closed; open it again.", path=self.directory) from error
             raise LogFailed(
-                "The disk refuses; mend it and reopen the store.", path=self.directory, reason=str(error)
+                "The disk failed; repair it and reopen the store.", path=self.directory, reason=str(error)
             ) from error
 
     def show_last_commit(self) -> None:
-        """Have readers get the last transaction committed, once nobody writes any more.
+        """Make the last committed transaction visible to readers, even if its writer was killed before publishing it.
 
-        A commit writes the page that makes it the last one, and then tells readers so. If its writer is killed between
-        the two, LMDB tells them when the next one begins, which is based on it: one would read something else than one
-        writes to.
+        A commit writes the meta page that makes it the last one, and then publishes it to readers. If the writer is
+        killed between the two, LMDB publishes it only when the next write transaction begins, which builds on it: until
+        then, readers would see another state than a writer builds on.
         """
         with self.reading():
             self.begin_write().abort()
@@ -276,29 +277,29 @@ class Environment:
         """Double the map. No write transaction of this process may be live.
 
         Raises:
-            StoreFull: A reader of this process is still at work, or the address space is used up.
+            StoreFull: A reader of this process is open, or the address space is exhausted.
         """
         with self._mutex:
             if self._reading:
                 raise StoreFull(
-                    "The index must grow, and a scan of this process is still open; finish it and try again.",
+                    "The index must grow, but a scan of this process is open; finish it and try again.",
                     path=self.directory,
                 )
             try:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
             except lmdb.Error as error:
-                raise StoreFull("The index can't grow any further.", path=self.directory, reason=str(error)) from error
+                raise StoreFull("The index can't grow any more.", path=self.directory, reason=str(error)) from error
 
     def release_dead_readers(self) -> int:
-        """Free what killed readers held; they would make the file grow. Returns how many there were."""
+        """Release the slots of killed readers, which would make the file grow; returns how many there were."""
         return int(self._env.reader_check())
 
     def is_stale(self) -> bool:
-        """Whether the directory holds another environment by now, or none."""
+        """Whether the directory now has another environment, or none."""
         return self.identity != _identity(self._file)
 
     def close(self) -> None:
-        """Give up one use; with the last one the environment is closed."""
+        """Release one use; the last release closes the environment."""
         with _registry_mutex:
             self._users -= 1
             if self._users or self._pid != os.getpid():
@@ -308,12 +309,12 @@ class Environment:
             self._env.close()
 
     def share(self) -> Environment:
-        """One more use."""
+        """Add one use."""
         self._users += 1
         return self
 
     def check_process(self) -> None:
-        """Refuse to be used in a forked child.
+        """Refuse use in a forked child.
 
         Raises:
             ForkedStore: This is not the process that opened the environment.
@@ -331,10 +332,10 @@ class Environment:
             return self._env.begin()
 
     def _adopt_size(self) -> None:
-        # Another process has grown the map; 0 means what the file says.
+        # Another process has grown the map; 0 takes the size from the file.
         if self._reading:
             raise StoreFull(
-                "The index grew, and a scan of this process is still open; finish it and try again.",
+                "The index grew, but a scan of this process is open; finish it and try again.",
                 path=self.directory,
             )
         self._env.set_mapsize(0)
@@ -356,13 +357,13 @@ def open_environment(
     """Open the environment in a directory.
 
     Args:
-        directory: Holds nothing but the environment.
-        files: For what LMDB leaves out.
-        map_bytes: Address space to reserve; less is taken if that much is refused.
-        create: Create directory and environment if they are not there.
-        read_only: Never wait for whoever writes; unless it is open in this process, which then decides.
-        metasync: Whether a commit is durable when it returns; else a power cut may undo the last one, if
-            :meth:`Environment.sync` was not called since. Unless it is open in this process, which then decides.
+        directory: A directory that contains only the environment.
+        files: The disk, for the syncs that LMDB omits.
+        map_bytes: Address space to reserve; reduced if the system refuses that much.
+        create: Create directory and environment if they do not exist.
+        read_only: Never wait for a writer. If the environment is open in this process already, its mode applies.
+        metasync: Whether a commit is durable when it returns; otherwise a power cut may undo the last one, unless
+        :meth:`Environment.sync` was called since. If the environment is open in this process already, its mode applies.
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.
@@ -411,7 +412,7 @@ def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_onl
             pages.verify(directory / _DATA, all_pages=all_pages)
         with refusals(directory):
             _allocate_lock(directory)
-        # The address space is for all environments together.
+        # All environments share the address space.
         map_bytes >>= len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE
         environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync)
         if is_new:
@@ -428,7 +429,7 @@ def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_onl
 
 
 def _refuse_inaccessible(directory: Path) -> None:
-    """Refuse what LMDB would call an error of its own.
+    """Refuse missing permissions, for which LMDB would raise its own error.
 
     Raises:
         UnsupportedOperation: Permissions are missing.
@@ -437,14 +438,14 @@ def _refuse_inaccessible(directory: Path) -> None:
     # Readers register in the lock file, so even they write it.
     if (data.exists() and not os.access(data, os.R_OK)) or (lock.exists() and not os.access(lock, os.R_OK | os.W_OK)):
         raise UnsupportedOperation(
-            "Who reads a store must be allowed to read data.mdb and to write lock.mdb; allow that.", path=directory
+            "Reading a store needs read access to data.mdb and write access to lock.mdb; grant it.", path=directory
         )
 
 
 def _allocate_lock(directory: Path) -> None:
-    """See to it that the lock file has its blocks.
+    """Allocate the blocks of the lock file.
 
-    LMDB leaves holes in it and writes it through a map: where the disk is full, that would end the process (SIGBUS).
+    LMDB creates it sparse and writes it through a map: on a full disk, that would kill the process (SIGBUS).
 
     Raises:
         OSError: The disk is full.
@@ -457,7 +458,7 @@ def _allocate_lock(directory: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return  # LMDB does without it, or says so
+            return  # LMDB works without it, or raises its own error
         raise
     try:
         os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
@@ -501,10 +502,10 @@ def _identity(file: str) -> Identity | None:
 
 
 def _forget_parent() -> None:
-    """In a forked child: leave the parent's environments alone, and allow them to be opened anew.
+    """Detach a forked child from the parent's environments, so that it can open them itself.
 
-    py-lmdb refuses to open an environment twice in a process and counts the parent's as open in the child, where they
-    can't be used. Its list of open files is private; its keys are not, so the child's are made to differ.
+    py-lmdb refuses to open an environment twice in a process, and counts the parent's as open in the child, where they
+    are unusable. Its list of open files is private; its keys are not, so the child's keys are made different.
     """
     global _registry_mutex
     _inherited.extend(_registry.values())

@@ -1,4 +1,4 @@
-"""How a store is opened: one struct, handed down to whoever needs it."""
+"""Options of a store: one struct, handed to every component that needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JournalSync = Literal["SYNC", "WRITE_NO_SYNC", "NO_SYNC"]
 _MS_MAX = 2**31 - 1
 RANGES = {
     "sync_interval_ms": (1, _MS_MAX),
-    # A segment ends before 4 GiB, and a group of batches is written in one piece: half is left for the last.
+    # A segment ends before 4 GiB, and a group of batches is one write: half is left for the last group.
     "segment_bytes_max": (1, 2 << 30),
     "log_bytes_max": (1, OFFSET_MAX),
     "commit_bytes_max": (1, OFFSET_MAX),
@@ -28,33 +28,33 @@ RANGES = {
     "map_bytes": (1 << 20, OFFSET_MAX),
     "batch_rows_max": (1, RECORDS_MAX // 2),  # an update is two records
 }
-"""From where to where a setting may go."""
+"""Smallest and largest value of each option."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Set when a store is opened; they hold for this process. Numbers are integers within ``RANGES``.
+    """Options set when a store is opened; they apply to this process. Numbers are integers within ``RANGES``.
 
     Attributes:
-        durability: When a write is acknowledged. ``sync``: once it is on the disk. ``interval``: at once, and on the
-            disk at most ``sync_interval_ms`` later. ``none``: at once, and on the disk after a flush or close.
-            Whatever it is, a crash leaves a prefix of what was acknowledged.
+        durability: When a write is acknowledged. ``sync``: once it is on the disk. ``interval``: at once; it is on the
+        disk at most ``sync_interval_ms`` later. ``none``: at once; it is on the disk after a flush or close. With each
+        of them, a crash leaves a prefix of what was acknowledged.
         sync_interval_ms: See ``durability``.
-        segment_bytes_max: A segment of the log is followed by a new one once it is larger.
-        log_bytes_max: The oldest segments of a log go as long as those behind them have this many bytes; never what
-            recovery or a registered consumer needs. A table's ``retention`` is by age, and holds beside it.
+        segment_bytes_max: A new segment of the log begins once the current one is larger.
+        log_bytes_max: The oldest segments of a log are removed while the segments after them have this many bytes,
+        except what recovery or a registered consumer needs. A table's ``retention`` is by age and applies
+        independently.
         commit_bytes_max: The index is committed once this many bytes wait in it,
         commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit
-            took,
+        took,
         commit_idle_ms: or once nothing was written for this long, or for half as long as the last commit took.
-        journal_sync: When an edit of the catalog is durable whose loss would do no harm: that a commit over buckets
-            came to its end, that a consumer went on. ``SYNC``: at once. ``WRITE_NO_SYNC``: with
-            the next edit. ``NO_SYNC``: it waits in memory, ``sync_interval_ms`` at most, and other processes don't see
-            it meanwhile. All other edits are durable at once.
-        edits_per_journal: A journal of the catalog is followed by a new one after so many edits; then the catalog gets
-            an image.
+        journal_sync: When a catalog edit whose loss is harmless becomes durable: the end of a commit over several
+        buckets, the progress of a consumer. ``SYNC``: at once. ``WRITE_NO_SYNC``: with the next edit. ``NO_SYNC``: it
+        waits in memory for at most ``sync_interval_ms``, invisible to other processes. All other edits are durable at
+        once.
+        edits_per_journal: A new journal of the catalog begins after this many edits; the catalog then gets an image.
         map_bytes: Address space reserved for each index; it is sparse and grows when needed.
-        batch_rows_max: A longer ``upsert`` or ``delete`` is applied in several batches of this many rows.
+        batch_rows_max: A larger ``upsert`` or ``delete`` is applied in several batches of this many rows.
     """
 
     durability: Durability = "sync"
@@ -72,6 +72,6 @@ class StoreOptions:
     def __post_init__(self) -> None:
         for name, words in (("durability", get_args(Durability)), ("journal_sync", get_args(JournalSync))):
             if getattr(self, name) not in words:
-                raise InvalidRequest(f"{name} is one of {', '.join(words)}.", **{name: repr(getattr(self, name))})
+                raise InvalidRequest(f"{name} must be one of {', '.join(words)}.", **{name: repr(getattr(self, name))})
         for name, (low, high) in RANGES.items():
             object.__setattr__(self, name, integer_within(name, getattr(self, name), low, high))

@@ -1,9 +1,9 @@
-"""Structure of an LMDB file, looked at before LMDB is: it has no checksums, and follows what it finds out of the file.
+"""Verification of an LMDB file's structure before LMDB opens it: LMDB has no checksums and trusts what it reads.
 
-* Read only with ``read``, never through a map: whatever the bytes are, the worst that comes of it is a ``CorruptData``.
-* What is verified is the last commit. A later one changes none of its pages, and the one after that its meta page, so
-  while others commit, what looks wrong is looked at again.
-* Rows and edits have checksums of their own; here it is only about where they stand (docs/format.md, Recovery).
+* The file is read only with ``read``, never through a map: whatever the bytes are, the worst result is ``CorruptData``.
+* The last commit is verified. A later commit changes none of its pages, and the one after that its meta page; so while
+  others commit, a page that looks wrong is read again.
+* Rows and edits have their own checksums; this module checks only their placement (docs/format.md, Recovery).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from struct import Struct
 from kvstore.errors import CorruptData
 
 ALL_PAGES_BYTES_MAX = 4 << 20
-"""Of a file up to this size all pages are verified whenever it is opened; of a larger one only on demand."""
+"""Files up to this size are verified whole at every open; larger ones only on demand."""
 
 PAGE_BYTES = 4096
-"""Of the files of this system; LMDB takes what the system has."""
+"""Page size of this system; LMDB uses the system's page size."""
 BRANCH, LEAF, OVERFLOW = 1, 2, 4
 """Kinds of pages."""
 BIG = 1
-"""Flag of a leaf's node whose value has pages of its own."""
+"""Flag of a leaf node whose value has its own pages."""
 NOWHERE = 2**64 - 1
-"""Root of a tree that is empty."""
+"""Root of an empty tree."""
 DEPTH_MAX = 32
 HEAD = Struct("=QHHHH")
-"""Of a page: its number, unused, flags, end of the pointers, begin of the nodes; these two count overflow pages."""
+"""Head of a page: number, unused, flags, end of the pointers, start of the nodes; or count of overflow pages."""
 NODE = Struct("=HHHH")
-"""Of a node: size of the value in two halves, flags, size of the key; of a branch, the page below in three parts."""
+"""Head of a node: value size in two halves, flags, key size; in a branch, the child page in three parts."""
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _META = 8
@@ -48,12 +48,12 @@ _FREE_FLAGS = 8  # keys are integers
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a commit says of a database.
+    """The tree of a database, as of a commit.
 
     Attributes:
-        depth: Levels of pages; leaves are the last.
+        depth: Number of levels of pages; leaves are the last.
         counts: Branches, leaves, overflow pages, entries.
-        root: Number of the page on top; ``NOWHERE`` if there is none.
+        root: Number of the root page; ``NOWHERE`` if the tree is empty.
     """
 
     flags: int
@@ -63,14 +63,14 @@ class Tree:
 
     @classmethod
     def of(cls, record: bytes) -> Tree:
-        """The tree of a database's record."""
+        """Decode a database's record."""
         _, flags, depth, *counts, root = _TREE.unpack(record)
         return cls(flags, depth, (counts[0], counts[1], counts[2], counts[3]), root)
 
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """What a commit left: two trees, how many pages there are, and its number."""
+    """Result of a commit: two trees, the last page, and the commit's number."""
 
     free: Tree
     main: Tree
@@ -79,19 +79,19 @@ class _Meta:
 
 
 class _Wrong(Exception):
-    """What is found is not what LMDB writes."""
+    """The bytes are not what LMDB writes."""
 
 
 def verify(path: Path, *, all_pages: bool) -> None:
-    """See whether LMDB may be let at a file; other processes may commit to it meanwhile.
+    """Verify that LMDB can safely open a file; other processes may commit to it meanwhile.
 
     Args:
-        path: The file; it was committed to or at least created.
-        all_pages: Of the last commit. Else only the two meta pages, that each belongs to its commit, and that the file
-            is not cut off.
+        path: The file; it has a commit, or was at least created.
+        all_pages: Verify all pages of the last commit. Otherwise only that the two meta pages belong to their commits,
+        and that the file is not cut off.
 
     Raises:
-        CorruptData: It may not. Not raised while others commit so fast that no look at it is from one moment.
+        CorruptData: It is not safe. Not raised while others commit so fast that no read sees a consistent file.
     """
     with open(path, "rb", buffering=0) as file:
         for _ in range(_TRIES):
@@ -108,9 +108,9 @@ def verify(path: Path, *, all_pages: bool) -> None:
 
 
 def values(path: Path) -> Iterator[bytes]:
-    """Whatever looks like a value in whatever looks like a leaf, whether or not it is in a tree.
+    """Everything that looks like a value in a page that looks like a leaf, in a tree or not.
 
-    For what has checksums of its own, and is never changed, of a file that :func:`verify` refuses.
+    For salvaging values with their own checksums that never change from a file that :func:`verify` rejects.
     """
     size = path.stat().st_size
     with open(path, "rb", buffering=0) as file:
@@ -138,22 +138,22 @@ def values(path: Path) -> Iterator[bytes]:
 
 
 def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
-    """The unnamed database as a transaction left it.
+    """The unnamed database as of a transaction.
 
     Args:
-        descriptor: The file, which LMDB has open.
+        descriptor: Descriptor of the file, which LMDB has open.
         transaction: Number of a commit.
 
     Returns:
-        Bytes of a page, and the tree. None if the meta page of the commit is another's by now, or may be soon: a commit
-        writes over that of the commit before the last one.
+        Page size, and the tree. None if another commit has overwritten this commit's meta page, or may do so soon: a
+        commit overwrites the meta page of the commit two before it.
 
     Raises:
-        CorruptData: A meta page is none.
+        CorruptData: A meta page is damaged.
     """
     try:
         file = _File(descriptor)
-        # In this order: as long as the next commit is not there, the one after it has not begun to write.
+        # The order matters: as long as the next commit is not there, the commit after it has not begun to write.
         its, other = file.meta(transaction % 2), file.meta((transaction + 1) % 2)
     except _Wrong as wrong:
         raise CorruptData("A page of an LMDB file is damaged; run `kvstore check`.", reason=str(wrong)) from wrong
@@ -166,10 +166,10 @@ _META_BYTES = 1 << 17  # both meta pages, whatever the page size
 
 
 class _File:
-    """One look at a file.
+    """One pass over a file.
 
     Attributes:
-        page_bytes: Bytes of a page.
+        page_bytes: Size of a page.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -186,13 +186,13 @@ class _File:
         metas = self.meta(0), self.meta(1)
         last = max(metas, key=lambda meta: meta.transaction)
         if abs(metas[0].transaction - metas[1].transaction) != bool(last.transaction):
-            raise _Wrong("the meta pages are not of two commits in a row")
+            raise _Wrong("the meta pages are not of two consecutive commits")
         for number, meta in enumerate(metas):
             self._belongs_to_its_commit(number, meta, is_last=meta is last)
         pages = self._size // self.page_bytes
         if not 1 <= last.last_page < 2 * pages + _UNWRITTEN_PAGES_MAX:
             raise _Wrong(f"the file ends long before page {last.last_page}")
-        # Free pages at the end may never have been written; what is used is found to be there on the way.
+        # Free pages at the end may never have been written; the walk detects missing pages that are in use.
         if all_pages or last.last_page >= pages:
             self._walk_all(last)
 
@@ -203,31 +203,31 @@ class _File:
         magic, version, _, _, free, main, last_page, transaction = _META_BODY.unpack_from(page, HEAD.size)
         page_bytes, unused = _TREE.unpack(free)[0], _TREE.unpack(main)[0]
         if (stored_number, flags, magic, version) != (number, _META, _MAGIC, _VERSION):
-            raise _Wrong(f"meta page {number} is none")
+            raise _Wrong(f"meta page {number} is damaged")
         if (page_bytes, unused) != (self.page_bytes, 0):
             raise _Wrong(f"meta page {number} has another page size")
         return _Meta(Tree.of(free), Tree.of(main), last_page, transaction)
 
     def _belongs_to_its_commit(self, number: int, meta: _Meta, *, is_last: bool) -> None:
-        """Hold a meta page's number against the pages its commit freed: each but the first frees some, and says when.
+        """Check a meta page's number against the record of the pages that its commit freed, which has the number too.
 
-        Without that, one changed bit could make the commit before the last one the last. It need not belong to its own:
-        a power cut may have taken a meta page that was not synced, after the commit behind that one had begun to write,
-        which is two behind this and may use its pages.
+        Otherwise one flipped bit could make the second-last commit the last one. The older meta page need not belong to
+        its own commit: a power cut may have lost an unsynced meta page after the commit that follows it had begun to
+        write. That commit is two after the one of the older meta page and may reuse its pages.
         """
         transaction = meta.transaction
         if transaction and transaction % 2 != number:
             raise _Wrong(f"transaction {transaction} is in meta page {number}")
         if transaction <= 1:
             if meta.free.root != NOWHERE or (not transaction and meta.main.root != NOWHERE):
-                raise _Wrong(f"transaction {transaction} comes after others")
+                raise _Wrong(f"transaction {transaction} has pages of earlier ones")
             return
         if is_last:
             if self._last_that_freed(meta) != _WORD.pack(transaction):
-                raise _Wrong(f"the pages that transaction {transaction} freed are not known")
+                raise _Wrong(f"the pages that transaction {transaction} freed are not recorded")
             return
         found = b""
-        with suppress(_Wrong):  # something else is there by now
+        with suppress(_Wrong):  # the pages may have been reused
             found = self._last_that_freed(meta)
         if found == _WORD.pack(transaction + 2):
             raise _Wrong(f"transaction {transaction + 2} has the number {transaction}")
@@ -250,7 +250,7 @@ class _File:
                 raise _Wrong("a list of free pages is damaged")
             count, *pages = (number for (number,) in _WORD.iter_unpack(value))
             if count != len(pages):
-                raise _Wrong("a list of free pages has another length")
+                raise _Wrong("a list of free pages has a wrong length")
             for page in pages:
                 self._see(page)
         for _, value, flags in self._walk(meta.main, 0):
@@ -258,17 +258,17 @@ class _File:
                 if len(value) != _TREE.size or _TREE.unpack(value)[0]:
                     raise _Wrong("the record of a database is damaged")
                 if any(below & _NAMED for _, _, below in self._walk(Tree.of(value), 0)):
-                    raise _Wrong("a database is named within another")
+                    raise _Wrong("a database contains a named database")
         if not all(self._seen):
             raise _Wrong(f"page {self._seen.index(0)} is neither used nor free")
 
     def _walk(self, tree: Tree, flags: int) -> Iterator[tuple[bytes, bytes, int]]:
-        """Verify a tree, and give every key, value and the flags of its node; of a value of its own pages, these."""
+        """Verify a tree; yields every key, its value, including values with their own pages, and the node's flags."""
         if tree.flags != flags:
             raise _Wrong(f"a tree has flags {tree.flags}")
         if tree.root == NOWHERE:
             if tree.depth or any(tree.counts):
-                raise _Wrong("an empty tree counts something")
+                raise _Wrong("an empty tree has nonzero counts")
             return
         found = [0, 0, 0, 0]
         before: bytes | None = None
@@ -278,11 +278,11 @@ class _File:
             self._see(number)
             kind, nodes = self._nodes(number)
             if (kind == LEAF) != (depth == tree.depth) or depth > DEPTH_MAX:
-                raise _Wrong(f"page {number} stands at another depth")
+                raise _Wrong(f"page {number} is at a wrong depth")
             keys = [_in_order(node.key, flags) for node in nodes]
             if kind == BRANCH:
                 found[0] += 1
-                # What the first key says LMDB does not look at.
+                # LMDB ignores the first key of a branch page.
                 lows, highs = [low, *keys[1:]], [*keys[1:], high]
                 below = zip(nodes, lows, highs, strict=True)
                 waiting += reversed([(node.child, depth + 1, at_least, under) for node, at_least, under in below])
@@ -304,13 +304,13 @@ class _File:
             raise _Wrong(f"a tree counts {tree.counts} and has {tuple(found)}")
 
     def _nodes(self, number: int) -> tuple[int, list[_Node]]:
-        """Kind and nodes of a branch or leaf: at least one, and together they fill what they are said to."""
+        """Kind and nodes of a branch or leaf: at least one, and together they exactly fill their part of the page."""
         page = self._read(number)
         stored_number, _, kind, lower, upper = HEAD.unpack_from(page)
         if stored_number != number or kind not in (BRANCH, LEAF):
-            raise _Wrong(f"page {number} is another one")
+            raise _Wrong(f"page {number} has another number or kind")
         if not HEAD.size < lower <= upper <= len(page) or lower % 2:
-            raise _Wrong(f"page {number} has other bounds")
+            raise _Wrong(f"page {number} has wrong bounds")
         places = [place for (place,) in Struct("=H").iter_unpack(page[HEAD.size : lower])]
         nodes = []
         filled = []
@@ -323,7 +323,7 @@ class _File:
         filled.sort()
         ends = [upper, *(end for _, end in filled)]
         if ends[:-1] != [place for place, _ in filled] or ends[-1] != len(page):
-            raise _Wrong(f"nodes of page {number} are not one behind the other")
+            raise _Wrong(f"nodes of page {number} overlap or leave gaps")
         return kind, nodes
 
     def _big_value(self, where: bytes, length: int) -> tuple[bytes, int]:
@@ -331,7 +331,7 @@ class _File:
         pages = -(-(HEAD.size + length) // self.page_bytes)
         stored_number, _, kind, low, high = HEAD.unpack_from(self._read(first))
         stored = low + (high << 16)
-        # What was put twice in a transaction, shorter the second time, keeps its pages.
+        # A value that is put twice in a transaction, shorter the second time, keeps its pages.
         if (stored_number, kind) != (first, OVERFLOW) or stored < pages:
             raise _Wrong(f"page {first} does not hold a value of {pages} pages")
         for number in range(first, first + stored):
@@ -341,7 +341,7 @@ class _File:
 
     def _see(self, number: int) -> None:
         if number >= len(self._seen) or self._seen[number]:
-            raise _Wrong(f"page {number} is used twice, or is not there")
+            raise _Wrong(f"page {number} is used twice, or does not exist")
         self._seen[number] = 1
 
     def _read(self, number: int) -> bytes:
@@ -355,9 +355,9 @@ class _Node:
     """An entry of a branch or leaf.
 
     Attributes:
-        child: Of a branch, the page below.
-        value: Of a leaf; where it has pages of its own, the number of the first.
-        end: Where in the page it ends.
+        child: In a branch, the child page.
+        value: In a leaf, the value; or the number of its first page if it has its own pages.
+        end: End of the node in the page.
     """
 
     key: bytes
@@ -385,5 +385,5 @@ class _Node:
 
 
 def _in_order(key: bytes, flags: int) -> bytes:
-    """A key so that order of bytes is order of keys."""
+    """A key encoded so that byte order is key order."""
     return _WORD.unpack(key)[0].to_bytes(_WORD.size, "big") if flags and len(key) == _WORD.size else key
