@@ -1,7 +1,7 @@
-"""A bucket of a log table without a store around it, so that a vector can say when it rolls, commits and is opened.
+"""A bucket of a log table without a store, so that a vector can control when it rolls, commits and opens.
 
-Fluss keeps what it knows of writers in snapshot files. Here two things stand for one: the file ``.writers`` at the
-beginning of a segment, and the index, which holds the writers as of the offset it is committed at.
+Fluss keeps the state of writers in snapshot files. Here two things correspond to one: the file ``.writers`` at the
+start of a segment, and the index, which has the writers as of the offset of its last commit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTIONS = StoreOptions(map_bytes=1 << 20)
 
 
 class Bucket:
-    """Opened by :meth:`reopen` only."""
+    """Opened only by :meth:`reopen`."""
 
     path: WritePath
 
@@ -60,7 +60,7 @@ class Bucket:
         return applied.result
 
     def snapshot(self) -> None:
-        """Do what a snapshot of writers is here."""
+        """Do what corresponds to a snapshot of writers."""
         self.path.roll()
         self.path.commit()
 
@@ -70,9 +70,9 @@ class Bucket:
         self.path.close()
 
     def truncate(self, offset: int) -> None:
-        """Cut the log off and open the bucket again.
+        """Truncate the log and open the bucket again.
 
-        Recovery never cuts off what was durable, and so far nobody else does: the test does it by hand, and gives up
+        Recovery never truncates durable data, and so far no other component does: the test does it by hand, and removes
         the index, which is derived and would be ahead of the log.
         """
         self.close()
@@ -88,7 +88,7 @@ class Bucket:
         self.reopen()
 
     def expire(self, offset: int) -> None:
-        """Let the segments before an offset go, as retention does: below a snapshot of the index."""
+        """Remove the segments before an offset, as retention does: below a snapshot of the index."""
         self.path.commit()
         taken = snapshot.take(
             self.place.directory, IDENTITY, self.path.index.view, lambda: DEFINITION, Files(), now_ms=self.clock.now
@@ -98,7 +98,7 @@ class Bucket:
         retention.remove_before(self.place.log, LogFiles(self.place.log, IDENTITY), expired, Files())
 
     def lose_index(self) -> None:
-        """Open the bucket without the index it had."""
+        """Open the bucket without its index."""
         self.close()
         shutil.rmtree(self.place.index)
         self.reopen()
@@ -109,20 +109,20 @@ class Bucket:
         return sorted(base for base in bases if base is not None)
 
     def snapshots(self) -> list[int]:
-        """Offsets at which the writers are kept.
+        """Offsets at which the writers are stored.
 
-        What is known of them where the log starts is no snapshot: no batch of the log tells of it.
+        The state of writers at the start of the log is not a snapshot: no batch of the log shows it.
         """
         start = LogFiles(self.place.log, IDENTITY).start()
         return sorted(offset for offset in {*self.files(), self.map_end()} if offset > start)
 
     def map_end(self) -> int:
-        """Offset up to which the index knows the writers."""
+        """Offset up to which the index has the writers."""
         with self.path.index.view() as view:
             return view.state().applied_offset
 
     def windows(self) -> dict[int, list[int]]:
-        """Sequences remembered of each writer, oldest first, once all is committed."""
+        """Remembered sequences of each writer, oldest first, after a commit."""
         self.path.commit()
         with self.path.index.view() as view:
             return {writer: [batch.sequence for batch in entry.batches] for writer, entry in view.writers().items()}

@@ -1,4 +1,4 @@
-"""A log that is opened again: torn tails, lost and damaged indexes, and what is known of writers afterwards."""
+"""Reopening a log: torn tails, lost and damaged indexes, and the state of writers afterwards."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_every_vector_has_its_runner() -> None:
 @pytest.mark.parametrize("synced", [False, True], ids=["index lost", "index kept"])
 @pytest.mark.parametrize("name", WITH_INDEXES)
 def test_sparse_indexes(name: str, synced: bool, tmp_path: Path) -> None:
-    """They are mended whether the walk for the end of the log passes their segments or not.
+    """They are repaired whether or not the search for the log's end reads their segments.
 
-    A timestamp is looked up for every offset even where the vector asks for the indexes only: it is what they are for.
+    The test looks up a timestamp for every offset, also where the vector asks only for indexes: it is their purpose.
     """
     vector = VECTORS[name]
     expected = vector["expect"]
@@ -72,7 +72,7 @@ def indexes(directory: Path) -> dict[Offset, list[Entry]]:
 
 
 def damage(directory: Path, words: str, end: LogEnd) -> None:
-    """What a vector says happens to the files."""
+    """Apply a vector's damage to the files."""
     if words == "delete every index file":
         for path in directory.glob("*.index"):
             path.unlink()
@@ -94,7 +94,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 
 @pytest.mark.parametrize("name", WITH_WRITERS)
 def test_writers(name: str, bucket: Bucket) -> None:
-    """Fluss writes a snapshot at a roll and at the close; the index is what stands for the latter."""
+    """Fluss writes a snapshot at a roll and at close; the index corresponds to the latter."""
     vector = VECTORS[name]
     build(bucket, vector["setup"])
     bucket.reopen()
@@ -107,7 +107,7 @@ def test_writers(name: str, bucket: Bucket) -> None:
 
 
 def build(bucket: Bucket, setup: str) -> None:
-    """Make the log that a vector tells of, and close it."""
+    """Build the log that a vector describes, and close it."""
     alternating = re.fullmatch(
         r"(\d+) one-record batches alternating writers ([\d,]+), roll after each; one record without writer; close",
         setup,
@@ -135,7 +135,7 @@ def build(bucket: Bucket, setup: str) -> None:
 
 
 def follow(bucket: Bucket, writer: str, steps: str) -> None:
-    """Append what was taken elsewhere, as it is; the index does not hear of it."""
+    """Append batches of another replica unchanged; the index does not see them."""
     bucket.close()
     log, states = open_log(bucket.place.log), WriterStates({})
     for step in re.findall(r"roll|\d+", steps):

@@ -2,7 +2,7 @@
 
 Here each bucket keeps its own, in the state record of its index: table, bucket, and the offset up to which the log was
 durable. It is written in the transaction that brings the rows up to there, so the two can't diverge; version and
-checksum of the record stand for the file's first lines. A partition will be a table id of its own.
+checksum of the record correspond to the file's first lines. A partition will have its own table id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KINDS = ("text_file",)
 
 
 @pytest.mark.parametrize("name", running(*KINDS))
-def test_every_entry_comes_back(name: str, tmp_path: Path) -> None:
+def test_every_entry_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     entries = VECTORS[name]["entries"]
     tables: dict[tuple[str, str], TableId] = {}
     for table, partition, bucket, offset in entries:
@@ -38,7 +38,7 @@ def test_every_entry_comes_back(name: str, tmp_path: Path) -> None:
 
 
 def with_index(store: Path, table: TableId, bucket: int, state: IndexState | None = None) -> IndexState:
-    """Open the index of a bucket, commit a state if one is given, and return the one that is there."""
+    """Open the index of a bucket, commit a state if one is given, and return the current one."""
     directory = bucket_directory(store, table, BucketId(bucket))
     directory.mkdir(parents=True, exist_ok=True)
     index = Index(open_environment(directory, Files(), map_bytes=1 << 20, create=True))

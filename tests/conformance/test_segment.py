@@ -1,6 +1,6 @@
-"""Segments: where the next offset is, what a read finds, by offset and by time.
+"""Segments: the next offset, and reads by offset and by time.
 
-Fluss allows holes between the offsets of batches. Here offsets have no gap and a hole is damage, so what lies between
+Fluss allows holes between the offsets of batches. Here offsets have no gap and a hole is damage, so the space between
 two batches of a vector is one batch without records, whose last offset delta covers it.
 """
 
@@ -42,7 +42,7 @@ def test_segment(name: str, tmp_path: Path) -> None:
     log.sync()
     assert log.end.offset == next_offset(tmp_path) == expected.get("next_offset", log.end.offset)
     if "size" in expected:
-        # An empty batch is its header: Fluss's in magic 0, ours in what is written today.
+        # An empty batch is its header: Fluss's in magic 0, ours in the current magic.
         assert expected["size"] == LAYOUTS[0].size
         assert log.end.position - segment.HEAD_BYTES == -(-LAYOUTS[MAGIC].size // ALIGNMENT) * ALIGNMENT
     for asked in vector.get("reads", ()):
@@ -55,7 +55,7 @@ def test_a_hole_is_damage(name: str, tmp_path: Path) -> None:
     vector = VECTORS[name]
     first, second = vector["batches"]
     log = begun_at(tmp_path, first["base"])
-    # Each says that all before it was durable, so that neither was torn.
+    # Each says that everything before it was durable, so neither was torn.
     log.append([batch(each["base"], each["records"], durable_end=each["base"]) for each in (first, second)])
     log.close()
     with pytest.raises(CorruptBatch, match=f"A batch has base offset {second['base']};"):
@@ -69,12 +69,12 @@ def test_time_index(name: str, tmp_path: Path) -> None:
     vector = VECTORS[name]
     entries = [Entry(Offset(offset), time, Position(offset)) for time, offset in listed(vector["entries"])]
     # Fluss asks for the last entry not newer than a time. We ask for the last one older than it, for several batches
-    # may have one time and only some have an entry; in whole milliseconds the two are one question.
+    # may have one time and only some have an entry; in whole milliseconds both ask the same.
     for time, answer in vector["lookups"]:
         assert found_in(entries, time, vector["base_offset"]) == answer
     time, answer = vector["empty_lookup"]
     assert found_in([], time, vector["base_offset"]) == answer
-    # What it is for: the first batch that is not older than a time.
+    # Its purpose: the first batch that is not older than a time.
     log = begun_at(tmp_path, vector["base_offset"])
     places = []
     before = 0
@@ -92,14 +92,14 @@ def test_time_index(name: str, tmp_path: Path) -> None:
 
 
 def begun_at(directory: Path, base: int) -> Log:
-    """A log whose only segment begins at an offset, open for appending."""
+    """A log whose only segment begins at an offset, opened for appending."""
     head = segment.SegmentHead(IDENTITY.store_id, IDENTITY.table_id, IDENTITY.bucket_id, Offset(base))
     paths.segment_file(directory, Offset(base)).write_bytes(segment.encode_head(head))
     return open_log(directory)
 
 
 def next_offset(directory: Path) -> int:
-    """The next offset as whoever opens the log finds it."""
+    """The next offset that an opener of the log finds."""
     return recovery.find_end(directory, IDENTITY, None).offset
 
 
@@ -110,7 +110,7 @@ def first_batch(directory: Path, start: int, end: int) -> int | None:
 
 
 def found_in(entries: list[Entry], time: int, base: int) -> list[int]:
-    """Time and offset of an entry, as Fluss answers: -1 and the segment's base if there is none."""
+    """Time and offset of an entry, as Fluss returns them: -1 and the segment's base if there is none."""
     entry = sparse_index.before_time(entries, time + 1)
     return [-1, base] if entry is None else [entry.timestamp, entry.offset]
 

@@ -27,7 +27,7 @@ def test_bucket(name: str) -> None:
     vector = VECTORS[name]
     text = vector["key"]
     key = bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()
-    # Alone, among keys of its length, and among others.
+    # By itself, among keys of its length, and among others.
     for keys in ([key], [key] * 3, [b"", key, b"x" * 9]):
         found = buckets_of(Octets.from_list(keys), vector["buckets"])
         assert found[keys.index(key)] == vector["expect_bucket"]
@@ -47,7 +47,7 @@ def test_limited_scan(name: str, store: kvstore.Store) -> None:
 
 
 def taken(count: int, next_count: int, kind: pa.DataType) -> tuple[list[int], int]:
-    """Ids of so many new rows, and the next count."""
+    """Ids of this many new rows, and the next count."""
     rows = pa.record_batch({"k": pa.array(range(count)), "id": pa.nulls(count, kind)})
     places = np.arange(count)
     operations = Operations(rows, np.full(count, -1), places, places, places, np.zeros(count, bool))
@@ -79,7 +79,7 @@ def test_ids(name: str) -> None:
                 taken(1, following, pa.int32())
 
 
-def test_no_two_buckets_give_out_one_id() -> None:
+def test_buckets_never_allocate_the_same_id() -> None:
     counts = np.arange(1, 3 * SEGMENT_IDS + 2)
     given = [Ids(BucketId(bucket), 4).of(counts) for bucket in range(4)]
     assert len(np.unique(np.concatenate(given))) == 4 * len(counts)

@@ -1,4 +1,4 @@
-"""What undoes a changelog, where Fluss says it."""
+"""The changes that undo a changelog, as Fluss specifies them."""
 
 from __future__ import annotations
 

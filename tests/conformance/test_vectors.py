@@ -123,7 +123,7 @@ def test_batch_format(name: str) -> None:
 
 
 def check_header(vector: dict[str, Any]) -> None:
-    """Every field stands where Fluss has it: changing its bytes changes it, and the checksum begins where it should."""
+    """Every field is where Fluss has it: changing its bytes changes it, and the checksum begins at the right place."""
     magic, offsets = vector["magic"], dict(vector["offsets"])
     rows = pa.record_batch({"a": pa.array([1, 2, 3], pa.int32())})
     batch = LogBatch(
@@ -171,7 +171,7 @@ def table_of(table: dict[str, Any]) -> tuple[pa.Schema, list[str] | None]:
 
 
 def options_of(table: dict[str, Any]) -> dict[str, Any]:
-    """What a vector's table options are called here."""
+    """Our names of a vector's table options."""
     options = table.get("options", {})
     given: dict[str, Any] = {"auto_increment": table.get("auto_increment")}
     match options.get("table.merge-engine"):
@@ -194,7 +194,7 @@ def options_of(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def converted(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    """A row with every column; Fluss's tests write as text what JSON lacks."""
+    """A row with every column; Fluss's tests write values that JSON lacks as text."""
     return {field.name: value_of(row.get(field.name), field.type) for field in schema}
 
 
@@ -210,7 +210,7 @@ def value_of(written: Any, kind: pa.DataType) -> Any:
     if pa.types.is_date(kind):
         return dt.date.fromisoformat(written)
     found = pa.scalar(written.rstrip("Z")).cast(pa.timestamp(kind.unit)).cast(kind)
-    return found.value if kind.unit == "ns" else found.as_py()  # nanoseconds are more than Python has
+    return found.value if kind.unit == "ns" else found.as_py()  # Python's times have no nanoseconds
 
 
 def column_of(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -236,7 +236,7 @@ def apply_one(
     """Apply one batch.
 
     Args:
-        schema: That of the batch.
+        schema: Schema of the batch.
     """
     rows = [converted(row, schema) for _, row in operation["batch"]]
     columns = [column_of([row[field.name] for row in rows], field.type) for field in schema]

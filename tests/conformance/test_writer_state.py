@@ -1,4 +1,4 @@
-"""What is known of writers: when it is kept, what becomes of damaged and stray snapshots, who is forgotten."""
+"""State of writers: when it is stored, what happens with damaged and stray snapshots, and expiry."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def test_operations(name: str, bucket: Bucket) -> None:
         assert run.damaged is not None
         assert os.fstat(run.damaged.fileno()).st_nlink == 0
         run.damaged.close()
-        # Whatever it is built from instead, the log behind it gives back all that was known.
+        # Whatever it is rebuilt from, the log after it restores the whole state.
         assert bucket.windows() == run.appended
 
 
 class Run:
-    """Operations of one vector, done to a bucket.
+    """Operations of one vector, applied to a bucket.
 
     Attributes:
-        appended: What was taken, by writer: its sequences.
+        appended: Accepted sequences, by writer.
         damaged: The file of the index that was damaged.
     """
 
@@ -93,7 +93,7 @@ class Run:
         self._deletes = False
 
     def snapshots(self) -> list[int]:
-        """Those there are; once some were deleted, of those that the vector took: the log had to go on a bit."""
+        """Existing snapshots; after a deletion, only those that the vector took: the log had to continue a bit."""
         if self._deletes:
             return [offset for offset in self.bucket.files() if offset in self._taken]
         return self.bucket.snapshots()
@@ -118,7 +118,7 @@ class Run:
             self.bucket.lose_index()
         elif "reopen" in operation:
             if "now" in operation:
-                # The vector's `now` is behind its expiration, whose length it does not tell; ours is put before it.
+                # The vector's `now` is after its expiration, whose length it does not give; ours is before it.
                 self._epoch_ms += EXPIRY_MS
             if self.damaged is None:
                 self.bucket.truncate(operation["truncate_and_reload"][1])
@@ -128,7 +128,7 @@ class Run:
             raise AssertionError(operation)
 
     def _append(self, batch: dict[str, Any], failure: dict[str, Any] | None) -> None:
-        # Time is the log's: a batch has the time of the clock, or that of the batch before.
+        # Time is the log's: a batch has the clock's time, or that of the batch before.
         self.bucket.clock.now = self._epoch_ms + batch["timestamp"]
         while self.bucket.path.state.applied_offset < batch["first_offset"]:
             self.bucket.append()
@@ -144,7 +144,7 @@ class Run:
         self.appended.setdefault(batch["writer"], []).append(batch["seq"])
 
     def _delete_before(self, offset: int) -> None:
-        """Snapshots go with the segments they stand before; the log must go on at least up to there."""
+        """Snapshots are removed with the segments they precede; the log must reach at least that far."""
         self._deletes = True
         while self.bucket.path.log.end.base < offset:
             self.bucket.append()
@@ -163,7 +163,7 @@ class Run:
 
 
 def damage_of(words: str) -> Callable[[bytes], bytes]:
-    """What a vector says happens to a file."""
+    """Parse a vector's damage to a file."""
     if words == "truncate file to 0 bytes":
         return lambda _: b""
     if words == "truncate file to half its size":
@@ -175,9 +175,9 @@ def damage_of(words: str) -> Callable[[bytes], bytes]:
 
 
 def damage(bucket: Bucket, change: Callable[[bytes], bytes]) -> BinaryIO:
-    """Close a bucket and damage what it knows of writers: every entry of its index, for that is what is read again.
+    """Close a bucket and damage its state of writers: every entry of its index, since that is what a reopen reads.
 
-    The damaged file is returned open, so that nothing else is taken for it.
+    Returns the damaged file open, so that no other file gets its inode.
     """
     newest = paths.writers_file(bucket.place.log, Offset(bucket.files()[-1]))
     with pytest.raises(CorruptData):
@@ -193,7 +193,7 @@ def damage(bucket: Bucket, change: Callable[[bytes], bytes]) -> BinaryIO:
 
 @pytest.mark.parametrize("name", having("snapshots"))
 def test_stray_snapshots(name: str, tmp_path: Path) -> None:
-    """Those at the beginning of a segment stay, and one at the end of the log, where the next segment begins."""
+    """Those at the start of a segment stay, and one at the end of the log, where the next segment begins."""
     vector = VECTORS[name]
     (base,), end = vector["segment_bases"], max(vector["snapshots"])
     head = segment.SegmentHead(IDENTITY.store_id, IDENTITY.table_id, IDENTITY.bucket_id, Offset(base))

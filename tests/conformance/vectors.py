@@ -1,4 +1,4 @@
-"""The vectors."""
+"""Access to the vectors."""
 
 from __future__ import annotations
 
