@@ -363,7 +363,8 @@ def open_environment(
         create: Create directory and environment if they do not exist.
         read_only: Never wait for a writer. If the environment is open in this process already, its mode applies.
         metasync: Whether a commit is durable when it returns; otherwise a power cut may undo the last one, unless
-        :meth:`Environment.sync` was called since. If the environment is open in this process already, its mode applies.
+            :meth:`Environment.sync` was called since. If the environment is open in this process already, its mode
+            applies.
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.

@@ -37,21 +37,21 @@ class StoreOptions:
 
     Attributes:
         durability: When a write is acknowledged. ``sync``: once it is on the disk. ``interval``: at once; it is on the
-        disk at most ``sync_interval_ms`` later. ``none``: at once; it is on the disk after a flush or close. With each
-        of them, a crash leaves a prefix of what was acknowledged.
+            disk at most ``sync_interval_ms`` later. ``none``: at once; it is on the disk after a flush or close. With
+            each of them, a crash leaves a prefix of what was acknowledged.
         sync_interval_ms: See ``durability``.
         segment_bytes_max: A new segment of the log begins once the current one is larger.
         log_bytes_max: The oldest segments of a log are removed while the segments after them have this many bytes,
-        except what recovery or a registered consumer needs. A table's ``retention`` is by age and applies
-        independently.
+            except what recovery or a registered consumer needs. A table's ``retention`` is by age and applies
+            independently.
         commit_bytes_max: The index is committed once this many bytes wait in it,
         commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit
-        took,
+            took,
         commit_idle_ms: or once nothing was written for this long, or for half as long as the last commit took.
         journal_sync: When a catalog edit whose loss is harmless becomes durable: the end of a commit over several
-        buckets, the progress of a consumer. ``SYNC``: at once. ``WRITE_NO_SYNC``: with the next edit. ``NO_SYNC``: it
-        waits in memory for at most ``sync_interval_ms``, invisible to other processes. All other edits are durable at
-        once.
+            buckets, the progress of a consumer. ``SYNC``: at once. ``WRITE_NO_SYNC``: with the next edit. ``NO_SYNC``:
+            it waits in memory for at most ``sync_interval_ms``, invisible to other processes. All other edits are
+            durable at once.
         edits_per_journal: A new journal of the catalog begins after this many edits; the catalog then gets an image.
         map_bytes: Address space reserved for each index; it is sparse and grows when needed.
         batch_rows_max: A larger ``upsert`` or ``delete`` is applied in several batches of this many rows.

@@ -88,7 +88,7 @@ def verify(path: Path, *, all_pages: bool) -> None:
     Args:
         path: The file; it has a commit, or was at least created.
         all_pages: Verify all pages of the last commit. Otherwise only that the two meta pages belong to their commits,
-        and that the file is not cut off.
+            and that the file is not cut off.
 
     Raises:
         CorruptData: It is not safe. Not raised while others commit so fast that no read sees a consistent file.

@@ -23,7 +23,7 @@ class Aggregate:
 
     Args:
         functions: From column name to the name of a function, or to what :func:`listagg` returns. The other columns
-        keep their last value that is not null.
+            keep their last value that is not null.
 
     Attributes:
         functions: Sorted by column.

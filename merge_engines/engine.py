@@ -28,7 +28,7 @@ class Operations:
         starts, lasts: int64 ``(m,)``, the positions in ``order`` of each key's first and last operation.
         is_delete: bool ``(n,)``, for each incoming row.
         targets: Columns that upserts set and deletes make null, including all key columns. Incoming rows have nulls in
-        the other columns. None: all columns, and a delete removes the row.
+            the other columns. None: all columns, and a delete removes the row.
         key_names: Key columns. May be left out if ``targets`` is None.
         automatic: A column that the table fills itself, never a target: a row with no other value left counts as empty.
     """
@@ -102,7 +102,7 @@ class MergeEngine(Protocol):
 
     Attributes:
         delete_behaviors: Delete behaviors that a table of this rule may have, the default first. Only with ``allow`` do
-        deletes reach :meth:`merge`.
+            deletes reach :meth:`merge`.
         takes_targets: Whether operations may be partial.
     """
 

@@ -23,7 +23,7 @@ class Sources:
         stored, incoming: int64 ``(p,)``, places in the pool.
         runs: Runs of other keys.
         wanted: int64 ``(c,)``, the elements of runs that need a computed row; includes every element that is not the
-        first of its run.
+            first of its run.
     """
 
     stored: np.ndarray
@@ -62,7 +62,7 @@ def history_of(operations: Operations, keys: np.ndarray, is_delete: np.ndarray, 
     Args:
         keys: bool ``(m,)``, true for these keys.
         is_delete, exists: bool ``(n,)`` in the order of ``order``: whether an operation is a delete, and whether its
-        key has a row before it.
+            key has a row before it.
     """
     stored, counts = operations.stored[keys], (operations.lasts - operations.starts + 1)[keys]
     of_keys = np.flatnonzero(operations.by_key(keys))

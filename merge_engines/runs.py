@@ -118,7 +118,7 @@ def choose(replaces: Callable[[np.ndarray, np.ndarray], np.ndarray], runs: Runs)
 
     Args:
         replaces: For two arrays of elements, whether each element of the first, which comes later, replaces its
-        counterpart in the second. MUST be transitive, so that neighbours can be compared first.
+            counterpart in the second. MUST be transitive, so that neighbours can be compared first.
 
     Returns:
         int64 ``(e,)``, an element of the same run, at or before this one.

@@ -31,26 +31,26 @@ def update_columns(operations: Operations, function_of: Callable[[str], Function
     Raises:
         InvalidRequest: A result can't be stored.
     """
-    pool, fates = operations.pool, _fates_of(operations)
-    after = np.where(fates.is_delete, -1, operations.incoming)
-    if fates.is_computed.any():
-        computed, sources = _sources_of(operations, fates)
+    pool, effects = operations.pool, _effects_of(operations)
+    after = np.where(effects.is_delete, -1, operations.incoming)
+    if effects.is_computed.any():
+        computed, sources = _sources_of(operations, effects)
         after[computed] = pool.num_rows + np.arange(len(computed))
         pool = _extended(operations, function_of, computed, sources)
-    if fates.does_nothing.any():
-        after = operations.kept(after, fates.does_nothing)
+    if effects.does_nothing.any():
+        after = operations.kept(after, effects.does_nothing)
     return Merged(pool, operations.before(after), after)
 
 
 @dataclass(frozen=True, slots=True)
-class _Fates:
+class _Effects:
     """Effect of each operation on its row: bool ``(n,)`` in the order of ``Operations.order``.
 
     Attributes:
         is_delete: The operation is a delete.
         exists: The key has a row before it.
         is_computed: The operation leaves a computed row. Any other upsert with an effect leaves the incoming row, any
-        other delete leaves none.
+            other delete leaves none.
         does_nothing: The operation is an upsert that changes no column.
     """
 
@@ -60,7 +60,7 @@ class _Fates:
     does_nothing: np.ndarray
 
 
-def _fates_of(operations: Operations) -> _Fates:
+def _effects_of(operations: Operations) -> _Effects:
     is_delete = operations.is_delete[operations.order]
     removes = is_delete & operations.by_key(_removable(operations)) if is_delete.any() else is_delete
     exists = np.empty(len(is_delete), bool)
@@ -68,7 +68,7 @@ def _fates_of(operations: Operations) -> _Fates:
     exists[operations.starts] = operations.stored >= 0
     only_keys = operations.is_partial and operations.targets == frozenset(operations.key_names)
     changes = is_delete | (not only_keys)
-    return _Fates(is_delete, exists, exists & ~removes & changes, exists & ~changes)
+    return _Effects(is_delete, exists, exists & ~removes & changes, exists & ~changes)
 
 
 def _removable(operations: Operations) -> np.ndarray:
@@ -91,10 +91,10 @@ def _is_needed(operations: Operations) -> bool:
 
 def _sources_of(operations: Operations, fates: _Fates) -> tuple[np.ndarray, Sources]:
     """The operations whose rows are computed, in the order of the results, and the inputs of these rows."""
-    is_pair = operations.is_single & ~fates.is_delete[operations.starts]
-    pairs = operations.starts[is_pair & fates.is_computed[operations.starts]]
-    history = history_of(operations, ~is_pair, fates.is_delete, fates.exists)
-    is_wanted = fates.is_computed[history.operations]
+    is_pair = operations.is_single & ~effects.is_delete[operations.starts]
+    pairs = operations.starts[is_pair & effects.is_computed[operations.starts]]
+    history = history_of(operations, ~is_pair, effects.is_delete, effects.exists)
+    is_wanted = effects.is_computed[history.operations]
     computed = np.concatenate([pairs, history.operations[is_wanted]])
     stored = operations.by_key(operations.stored)[pairs]
     return computed, Sources(stored, operations.incoming[pairs], history.runs, history.elements[is_wanted])

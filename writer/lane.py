@@ -152,7 +152,7 @@ class Lane:
 
         Args:
             schema_id: Schema of the rows, since the table may have a later one when they are sent; None for the current
-            one.
+                one.
         """
         self._line.append(Batch(serial, changes, schema_id))
 

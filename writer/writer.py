@@ -118,7 +118,7 @@ class TableWriter:
 
         Raises:
             SchemaMismatch: The data is none of these, or is Arrow data that does not fit. If it has several record
-            batches, those before the one that does not fit were handed over.
+                batches, those before the one that does not fit were handed over.
             RowsRefused: Too many rows were refused before; this error reports them. Nothing of this call was taken.
             StoreError: The writer has ended, for this reason; see :attr:`unacknowledged`.
         """

@@ -146,7 +146,7 @@ class Log:
 
         Raises:
             StoreFull: The disk is full, so the batches of a failed fsync can't be rewritten. They are kept; the next
-            call tries again.
+                call tries again.
             LogFailed: The disk failed twice; the log takes no appends until it is reopened.
         """
         self._check()

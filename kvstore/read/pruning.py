@@ -43,7 +43,7 @@ def ranges_where(
 
     Args:
         beyond: Include keys before the current first key and after the last one: earlier states may have had rows
-        there.
+            there.
     """
     bounds = view.bounds()
     if bounds is None:

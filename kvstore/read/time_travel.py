@@ -67,7 +67,7 @@ def first_changes(
 
     Args:
         changes: A changelog, in order, with ``_change_type``, the key and ``columns``. Postimages are skipped: the
-        preimage before each holds the earlier row.
+            preimage before each holds the earlier row.
         columns: Columns of the rows; None for all.
     """
     layout = layout_of(definition)

@@ -16,7 +16,7 @@ class AppendResult:
     Attributes:
         first_offset, last_offset: Offsets of its changes, both inclusive; a batch without effect takes one offset.
         duplicated: Whether it was applied before; then nothing was appended, and the offsets are those of the first
-        time.
+            time.
         timestamp_ms: Its commit timestamp, milliseconds since the Unix epoch.
     """
 
@@ -37,7 +37,7 @@ class WriteResult:
 
     Attributes:
         by_bucket: One result for each bucket written. For a bucket that needed several batches, the offsets span them
-        all.
+            all.
     """
 
     by_bucket: dict[BucketId, AppendResult]

@@ -46,7 +46,7 @@ class ObjectName:
 
     Attributes:
         start, end: A range has all offsets from ``start``, inclusive, to ``end``, exclusive; a snapshot has everything
-        before ``start``, which equals ``end``.
+            before ``start``, which equals ``end``.
         epoch: Epoch of the leader that wrote it.
     """
 

@@ -55,7 +55,7 @@ class Changes:
 
         Raises:
             SchemaMismatch: A row does not fit the schema, the upserts have different columns, or an operation is not
-            such a pair.
+                such a pair.
             InvalidRequest: ``schema`` is not a schema.
         """
         if not isinstance(schema, pa.Schema):
@@ -112,7 +112,7 @@ class Changes:
 
         Raises:
             SchemaMismatch: A column is missing, unknown or of the wrong type; a key is null, or an upsert has a null in
-            a column that takes none.
+                a column that takes none.
         """
         rows = intake.conform(self.rows, schema, not_null=key)
         for field, column in zip(schema, rows.columns, strict=True):

@@ -135,7 +135,7 @@ def build(bucket: Bucket, setup: str) -> None:
 
 
 def follow(bucket: Bucket, writer: str, steps: str) -> None:
-    """Append batches of another replica unchanged; the index does not see them."""
+    """Append batches with given offsets, as a follower does; the index does not see them."""
     bucket.close()
     log, states = open_log(bucket.place.log), WriterStates({})
     for step in re.findall(r"roll|\d+", steps):

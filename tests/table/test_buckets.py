@@ -200,7 +200,7 @@ def test_bad_buckets(store: kvstore.Store, options: dict[str, Any]) -> None:
     assert store.list_tables() == []
 
 
-def test_a_write_refused_by_one_bucket_names_the_process_that_holds_it(store: kvstore.Store) -> None:
+def test_a_write_refused_by_one_bucket_lists_the_buckets_that_were_written(store: kvstore.Store) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int8())])
     table = store.create_table("t", schema, "k", buckets=3, merge_engine=kvstore.Aggregate({"n": "sum"}))
     table.upsert([{"k": k, "n": 100} for k in range(30)])

@@ -1,4 +1,4 @@
-"""The log before a registered consumer's position does expire, and only that; whichever process registered it."""
+"""Retention keeps what a registered consumer has yet to read, in any process, and removes everything else."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ class TestWalImage:
             ("delete", {**ROW, "k": "b"}),
         ]
 
-    def test_inserts_are_distinguished_only_by_a_lookup(self, store: kvstore.Store) -> None:
+    def test_writes_that_look_up_the_row_log_inserts(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, "k", changelog_image="wal", merge_engine="first_row")
         send(table, ("upsert", ROW), ("upsert", {**ROW, "n": 5}), ("upsert", {**ROW, "k": "b"}))
         assert kinds_of(table) == ["insert", "insert"]

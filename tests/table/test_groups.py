@@ -200,7 +200,7 @@ class TestAGroup:
         assert passes == [1, 3, 3, 1]
 
 
-def test_overwriting_rows_have_equal_changes_in_a_group(tmp_path: Path) -> None:
+def test_overwriting_rows_are_logged_alike_in_a_group(tmp_path: Path) -> None:
     """With any engine: without preimages the table does not look whether a row existed."""
     with table_of(tmp_path / "store", merge_engine="first_row", changelog_image="wal") as table:
         row = {"k": "a", "n": 1, "s": None}

@@ -179,7 +179,7 @@ def test_snapshots_pause_in_between(opened: Callable[..., Kept], monkeypatch: py
     assert kept.start > start
 
 
-def test_a_damaged_snapshot_stops_retention(opened: Callable[..., Kept]) -> None:
+def test_a_damaged_snapshot_is_replaced_before_retention(opened: Callable[..., Kept]) -> None:
     """The damage is detected before anything is removed, and a valid snapshot is taken first."""
     kept = opened()
     kept.write()

@@ -283,7 +283,7 @@ def test_a_forgotten_writer_continues_and_reports_it(caplog: pytest.LogCaptureFi
         writer.flush()
         assert [(restart.before, restart.after) for restart in writer.restarts] == [(7, 100)]
     assert [(id, sequence) for id, sequence, _ in table.real[0].applied] == [(7, 0), (100, 0)]
-    assert "does not know writer 7 any more" in caplog.text
+    assert "has forgotten writer 7" in caplog.text
 
 
 @pytest.mark.parametrize("identity", [IDENTITY, Identity(WriterId(7), Epoch(1), "loader")])
