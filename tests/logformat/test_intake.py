@@ -306,7 +306,7 @@ class TestArrow:
             assert contents(found) == contents(rows)
 
     @given(record_batches(schemas(foreign_types(), columns_max=1), rows_max=3))
-    def test_rows_of_a_foreign_schema_keep_their_values_in_the_stored_one(self, rows: pa.RecordBatch) -> None:
+    def test_rows_of_a_foreign_schema_hold_the_same_in_the_stored_one(self, rows: pa.RecordBatch) -> None:
         stored = normalise(rows.schema)
         found = intake.one_batch(rows, stored)
         found.validate(full=True)
