@@ -89,7 +89,7 @@ def _is_needed(operations: Operations) -> bool:
     return any(not operations.pool.schema.field(name).nullable for name in values)
 
 
-def _sources_of(operations: Operations, fates: _Fates) -> tuple[np.ndarray, Sources]:
+def _sources_of(operations: Operations, effects: _Effects) -> tuple[np.ndarray, Sources]:
     """The operations whose rows are computed, in the order of the results, and the inputs of these rows."""
     is_pair = operations.is_single & ~effects.is_delete[operations.starts]
     pairs = operations.starts[is_pair & effects.is_computed[operations.starts]]

@@ -178,7 +178,7 @@ class Log:
         if self._end.offset == self._end.base:
             return
         if self._sealed:
-            self._begin_again()
+            self._leave_sealed_segment()
             return
         try:
             self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
