@@ -92,7 +92,7 @@ def request_of(
         InvalidRequest: The changes are too large, or the table takes no deletes.
     """
     if (size := bytes_of(changes.rows)) > ROWS_BYTES_MAX:
-        raise InvalidRequest(f"A batch can have at most {ROWS_BYTES_MAX} bytes; send smaller ones.", bytes=size)
+        raise InvalidRequest(f"A batch can have at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=size)
     if not overwrite:
         changes = _deletes_allowed(changes, definition)
     rows = filled(changes.rows, definition.schema)

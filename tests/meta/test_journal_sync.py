@@ -229,5 +229,5 @@ def test_a_consumer_that_goes_back_is_known_at_once(tmp_path: Path) -> None:
 
 
 def test_there_are_no_other_policies(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="journal_sync is one of SYNC, WRITE_NO_SYNC, NO_SYNC"):
+    with pytest.raises(InvalidRequest, match="journal_sync must be one of SYNC, WRITE_NO_SYNC, NO_SYNC"):
         kvstore.open(tmp_path / "s", journal_sync="sync")

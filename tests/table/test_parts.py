@@ -130,9 +130,9 @@ def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
 @pytest.mark.parametrize("epoch", [-1, True, "7", 1.5, 2**70])
 def test_an_invalid_epoch_is_refused(store: kvstore.Store, epoch: Any) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
-    with pytest.raises(InvalidRequest, match="`epoch` is an integer"):
+    with pytest.raises(InvalidRequest, match="`epoch` must be an integer"):
         table.apply_parts({}, "w", epoch)
-    with pytest.raises(InvalidRequest, match="`epoch` is an integer"):
+    with pytest.raises(InvalidRequest, match="`epoch` must be an integer"):
         table.apply_epoch(changes([]), "w", epoch)
     assert table.writers == {}
 
