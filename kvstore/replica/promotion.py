@@ -51,6 +51,23 @@ class Promotion:
         self.epoch = Epoch(0)
         self.unreached: dict[str, str] = {}
 
+    def win(self, places: Callable[[], Places], catch_up: Callable[[], None]) -> None:
+        """Take the place in every replica that can be reached, until nothing of it is new; then call :meth:`begin`.
+
+        Args:
+            places: All replicas that are known by now.
+            catch_up: Called after each time that an object was created: waits until former leaders know, and takes what
+                they shipped.
+
+        Raises:
+            WriterFenced: Another has the place in one of them, and this promotion gave up.
+        """
+        self.take(places())
+        catch_up()
+        # Replicas that were added or came back meanwhile, too; and where it is held already, it still is.
+        while self.take(places()):
+            catch_up()
+
     def take(self, places: Places) -> bool:
         """Take the place in each replica that can be reached, and see that it is still held in those that were taken.
 

@@ -325,17 +325,16 @@ class Follower:
 
     def _taken_over(self, promotion: Promotion, leader: str) -> Copy:
         """Take the leader's place, then what it shipped; the copy with its catalog in the new epoch."""
-        copy = self._open()
-        promotion.take(self._places(copy))
-        while True:
+
+        def catch_up() -> None:
             lead.let_pass()  # what is shipped meanwhile is taken
             self._pull()
-            copy = self._open()
-            if copy.state.leader_epoch >= promotion.epoch:
-                raise promotion.give_up(self._place_followed(copy.state))
-            # Replicas that were added or came back meanwhile, too; and where it is held already, it still is.
-            if not promotion.take(self._places(copy)):
-                break
+            state = self._open().state
+            if state.leader_epoch >= promotion.epoch:
+                raise promotion.give_up(self._place_followed(state))
+
+        promotion.win(lambda: self._places(self._open()), catch_up)
+        copy = self._open()
         followed = self._place_followed(copy.state)
         if not promotion.has(followed):
             raise Unavailable("The replica that the copy follows can't be reached; try again.", url=self.url)
