@@ -40,6 +40,7 @@ class Promotion:
     Attributes:
         epoch: In which it is going to lead; set by the first :meth:`take`.
         unreached: Why a replica could not be reached the last time, by its name.
+        not_shipped_to: Replicas to which no leader of this store has shipped.
     """
 
     def __init__(self, leader: str, store_id: UUID, known: Epoch) -> None:
@@ -50,6 +51,7 @@ class Promotion:
         self._taken: set[str] = set()
         self.epoch = Epoch(0)
         self.unreached: dict[str, str] = {}
+        self.not_shipped_to: set[str] = set()
 
     def win(self, places: Callable[[], Places], catch_up: Callable[[], None]) -> None:
         """Take the place in every replica that can be reached, until nothing of it is new; then call :meth:`begin`.
@@ -120,7 +122,10 @@ class Promotion:
         """What says in a replica of this store who leads, by epoch; None if it can't be reached."""
         with self._reaching(name):
             client = self._clients.get(name) or connect()
-            if not self._is_of_store(client):
+            store = self._store_of(client)
+            if store != self._store_id:
+                self.not_shipped_to.add(name)
+            if store not in (None, self._store_id):
                 self.unreached[shown_url(name)] = "It is of another store by now."
                 return None
             found = _listed(client)
@@ -128,11 +133,12 @@ class Promotion:
             return found
         return None
 
-    def _is_of_store(self, client: Client) -> bool:
+    def _store_of(self, client: Client) -> UUID | None:
+        """The store a replica is of; None if nothing was shipped there yet, or what says so is damaged."""
         try:
-            return store_file.decode(bytes(client.get(paths.STORE_FILE))).store_id == self._store_id
+            return store_file.decode(bytes(client.get(paths.STORE_FILE))).store_id
         except (FileNotFoundError, CorruptData):
-            return True  # nothing was shipped there yet, or it is damaged: a leader that ships puts it there
+            return None
 
     def _chosen(self, reached: Mapping[str, Mapping[Epoch, str]]) -> Epoch:
         newest = max((max(found, default=Epoch(0)) for found in reached.values()), default=Epoch(0))

@@ -171,7 +171,7 @@ class DropReplica(Payload, frozen=True, kw_only=True):
 
 
 class ReportReplica(Payload, frozen=True, kw_only=True):
-    """The older form of TellReplica, without a time."""
+    """TellReplica without a time. A promotion writes it for replicas whose report it does not know."""
 
     op: ClassVar[int] = 14
     name: str

@@ -32,9 +32,9 @@ from kvstore.replica.promotion import Places, Promotion
 from kvstore.replica.read.restore import make_room
 from kvstore.replica.source import Source, what_was_told
 from logformat import paths
-from logformat.catalog.edits import BeginEpoch, Edit, EndCommit, Payload, SetConsumer
+from logformat.catalog.edits import BeginEpoch, Edit, EndCommit, Payload, ReportReplica, SetConsumer
 from logformat.catalog.following_file import FollowingFile
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Shipped, Track
 from logformat.ids import BucketId, Epoch, Offset, Txid
 from logformat.replica import follower_status
 from logformat.replica.follower_status import FollowerStatus
@@ -339,7 +339,7 @@ class Follower:
         if not promotion.has(followed):
             raise Unavailable("The replica that the copy follows can't be reached; try again.", url=self.url)
         promotion.begin()
-        copy.journal.replay(list(self._last_words(copy, promotion.epoch, leader)))
+        copy.journal.replay(list(self._last_words(copy, promotion, leader)))
         return copy
 
     def _places(self, copy: Copy) -> Places:
@@ -352,7 +352,7 @@ class Follower:
         url = place_of(self._url)
         return next((name for name, replica in state.replicas.items() if place_of(replica.url) == url), self._url)
 
-    def _last_words(self, copy: Copy, epoch: Epoch, leader: str) -> Iterator[Edit]:
+    def _last_words(self, copy: Copy, promotion: Promotion, leader: str) -> Iterator[Edit]:
         now_ms, state = self._clock.now_ms(), copy.state
         last: list[Payload] = []
         for id, writers in state.writers.items():
@@ -365,10 +365,16 @@ class Follower:
                 places = [Offset(min(at, end)) for at, end in zip(consumer.offsets, ends, strict=True)]
                 if places != list(consumer.offsets):
                     last.append(SetConsumer(table_id=id, name=name, offsets=places, until_ms=consumer.until_ms))
+        # A leader takes a replica with another's objects for a wrong place, unless its catalog says that something was
+        # shipped there; and a copy may lack the report of that.
+        for name, replica in state.replicas.items():
+            if name not in promotion.not_shipped_to and not replica.shipped:
+                nothing = Shipped(track=CATALOG, start=0, end=0, snapshots=[])
+                last.append(ReportReplica(name=name, shipped=[nothing]))
         for number, payload in enumerate(last, 1):
             yield Edit(txid=Txid(state.txid + number), epoch=state.leader_epoch, time_ms=now_ms, payload=payload)
         begins = BeginEpoch(leader=leader)
-        yield Edit(txid=Txid(state.txid + len(last) + 1), epoch=epoch, time_ms=now_ms, payload=begins)
+        yield Edit(txid=Txid(state.txid + len(last) + 1), epoch=promotion.epoch, time_ms=now_ms, payload=begins)
 
 
 def _ends(copy: Copy, definition: TableDefinition) -> list[int]:
