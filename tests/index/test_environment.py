@@ -55,7 +55,7 @@ def test_a_refused_lock_file_is_reported(
     """The error is named, and opening succeeds once the disk is repaired."""
     lock = ProcessLock(tmp_path / "LOCK")
 
-    def refuse(*_: Any) -> int:
+    def refuse(*_: Any, **__: Any) -> int:
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
