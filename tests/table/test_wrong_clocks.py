@@ -130,6 +130,7 @@ class World:
 @given(steps=STEPS)
 @example(steps=[("write", 0), ("reopen", 0), ("set", 10 * DAY), ("reopen", 0), ("own", 0), ("set", 0), ("again", 0)])
 @example(steps=[("write", 0), ("set", YEARS), ("own", 0), ("again", 0), ("lose", 0), ("again", 0), ("write", 0)])
+@example(steps=[("set", YEARS), ("reopen", 0), ("own", 0), ("set", 0), ("reopen", 0), ("own", 0), ("own", 0)])
 @example(steps=[("set", -YEARS), ("reopen", 0), ("write", 1), ("set", YEARS), ("reopen", 0), ("write", 1), ("lose", 0)])
 def test_no_batch_is_applied_twice_whatever_the_clock_says(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory

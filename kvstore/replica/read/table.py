@@ -287,7 +287,7 @@ class ReplicaTable:
                 return header.commit_timestamp
             raise CorruptData("An object has nothing of what it should have.", object=str(each.name))
 
-        # Within a log commit timestamps never go back.
+        # Where timestamps went back, this finds the time in one of the stretches in which they rise.
         after = bisect_left(ranges, time_ms, key=first_time)
         for header, _, _ in reader.batches(ranges[max(after - 1, 0) : after]):
             if header.commit_timestamp >= time_ms:
