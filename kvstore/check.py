@@ -28,7 +28,7 @@ from logformat.log.batch import BatchHeader, LogBatch, decode_batch
 from logformat.log.change import ChangeType
 from logformat.log.index_state import IndexState
 from logformat.log.segment import HEAD_BYTES
-from logformat.log.writer_entry import decode_snapshot
+from logformat.log.writer_entry import WRITERS_BYTES_MAX, decode_snapshot
 
 _GAINS = (ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE)
 
@@ -277,7 +277,7 @@ class _Fold:
         """Hold what a segment was told of writers when it was begun against the batches before it."""
         path = segment.with_suffix(".writers")
         try:
-            offset, writers = decode_snapshot(read_file(path))
+            offset, writers = decode_snapshot(read_file(path, bytes_max=WRITERS_BYTES_MAX))
         except FileNotFoundError:
             return
         except OSError as error:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from kvstore.errors import LogFailed, NotAStore, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, UnsupportedOperation
 from kvstore.place import Below, StoreDirectory
 from logformat.paths import TEMPORARY
 
@@ -86,10 +86,10 @@ class Files:
         at = self._at(path)
         return os.open(at.name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=at.descriptor)
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path, *, bytes_max: int) -> bytes:
         """All of a regular file; see :func:`read_file`."""
         with os.fdopen(open_regular(path, os.O_RDONLY, self), "rb") as file:
-            return file.read()
+            return file.read(size_of(file.fileno(), path, bytes_max=bytes_max))
 
     def names_in(self, directory: Path) -> list[str]:
         """What a directory of a store lists; see :func:`names_in`."""
@@ -272,15 +272,49 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(open_regular(path), "rb")
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, *, bytes_max: int) -> bytes:
     """All of a regular file.
+
+    Args:
+        bytes_max: The largest size that a file of this kind can have.
 
     Raises:
         FileNotFoundError: It is not there.
         OSError: It is a symbolic link or something else, or can't be read.
+        CorruptData: It is larger than ``bytes_max``. Nothing was read.
     """
-    with open_file(path) as file:
-        return file.read()
+    return _DISK.read(path, bytes_max=bytes_max)
+
+
+def size_of(descriptor: int, path: Path, *, bytes_max: int, error: type[CorruptData] = CorruptData) -> int:
+    """Bytes of an open file.
+
+    Raises:
+        CorruptData: They are more than a file of this kind can have; or as ``error`` calls it.
+    """
+    size = os.fstat(descriptor).st_size
+    if size > bytes_max:
+        raise error(
+            "A file is larger than any of its kind can be; run `kvstore repair`, or put it back from a copy.",
+            path=path,
+            bytes=size,
+            bytes_max=bytes_max,
+        )
+    return size
+
+
+def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Ranges of a file between two positions that the disk stores; all others are holes, which read as zeros."""
+    while start < end:
+        try:
+            begin = os.lseek(descriptor, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # a hole up to the end of the file
+        start = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        if begin < end:
+            yield begin, min(start, end)
 
 
 _NO_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
-from kvstore.files import Files, refusal
+from kvstore.files import Files, open_file, refusal
 
 
 class ProcessLock:
@@ -197,9 +197,13 @@ def _refuses(path: Path, kind: int, files: Files) -> bool:
 _locks: weakref.WeakSet[ProcessLock | Presence] = weakref.WeakSet()
 
 
+_HOLDER_BYTES_MAX = 1 << 12
+
+
 def _holder(path: Path) -> dict[str, object]:
     try:
-        facts = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            facts = json.loads(file.read(_HOLDER_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return {}
     known = facts if isinstance(facts, dict) else {}

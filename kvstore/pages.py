@@ -16,6 +16,7 @@ from pathlib import Path
 from struct import Struct
 
 from kvstore.errors import CorruptData
+from kvstore.files import data_ranges
 
 ALL_PAGES_BYTES_MAX = 4 << 20
 """Files up to this size are verified whole at every open; larger ones only on demand."""
@@ -107,34 +108,45 @@ def verify(path: Path, *, all_pages: bool) -> None:
                     ) from wrong
 
 
-def values(path: Path) -> Iterator[bytes]:
-    """Everything that looks like a value in a page that looks like a leaf, in a tree or not.
+def values(path: Path, *, bytes_max: int) -> Iterator[bytes]:
+    """Whatever looks like a value in whatever looks like a leaf, whether or not it is in a tree.
 
-    For salvaging values with their own checksums that never change from a file that :func:`verify` rejects.
+    For what has checksums of its own, and is never changed, of a file that :func:`verify` refuses.
+
+    Args:
+        bytes_max: Values that are larger are left out.
     """
     size = path.stat().st_size
     with open(path, "rb", buffering=0) as file:
-        for start in range(0, size, PAGE_BYTES):
-            page = os.pread(file.fileno(), PAGE_BYTES, start)
-            if len(page) < HEAD.size:
+        for begin, end in data_ranges(file.fileno(), 0, size):
+            for start in range(begin // PAGE_BYTES * PAGE_BYTES, end, PAGE_BYTES):
+                yield from _values_in(file.fileno(), os.pread(file.fileno(), PAGE_BYTES, start), size, bytes_max)
+
+
+def _values_in(descriptor: int, page: bytes, size: int, bytes_max: int) -> Iterator[bytes]:
+    """Values of a page, if it looks like a leaf."""
+    if len(page) < HEAD.size:
+        return
+    _, _, kind, lower, _ = HEAD.unpack_from(page)
+    if kind != LEAF:
+        return
+    places = page[HEAD.size : min(lower, len(page)) & ~1]
+    for (place,) in Struct("=H").iter_unpack(places):
+        if place > len(page) - NODE.size:
+            continue
+        try:
+            node = _Node.of(page, place, kind)
+        except _Wrong:
+            continue
+        if not node.flags & BIG:
+            yield node.value
+        elif len(node.value) == _WORD.size and node.value_bytes <= bytes_max:
+            first = _WORD.unpack(node.value)[0]
+            if first >= size // PAGE_BYTES:
                 continue
-            _, _, kind, lower, _ = HEAD.unpack_from(page)
-            if kind != LEAF:
-                continue
-            places = page[HEAD.size : min(lower, len(page)) & ~1]
-            for (place,) in Struct("=H").iter_unpack(places):
-                if place > len(page) - NODE.size:
-                    continue
-                try:
-                    node = _Node.of(page, place, kind)
-                except _Wrong:
-                    continue
-                if not node.flags & BIG:
-                    yield node.value
-                elif len(node.value) == _WORD.size:
-                    first = _WORD.unpack(node.value)[0] * PAGE_BYTES + HEAD.size
-                    if first + node.value_bytes <= size:
-                        yield os.pread(file.fileno(), node.value_bytes, first)
+            number, _, kind, _, _ = HEAD.unpack(os.pread(descriptor, HEAD.size, first * PAGE_BYTES))
+            if (number, kind) == (first, OVERFLOW):
+                yield os.pread(descriptor, node.value_bytes, first * PAGE_BYTES + HEAD.size)
 
 
 def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:

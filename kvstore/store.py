@@ -61,7 +61,7 @@ from logformat.catalog.edits import (
     TableOptions,
 )
 from logformat.catalog.replicas import CATALOG
-from logformat.catalog.store_file import StoreFile
+from logformat.catalog.store_file import STORE_BYTES_MAX, StoreFile
 from logformat.ids import BucketId, SchemaId, TableId, Txid, WriterId
 from logformat.log.arrow_message import Compression
 from logformat.log.segment import HEAD_BYTES
@@ -740,7 +740,7 @@ def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> 
 def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
     refuse_network(path)
     with suppress(FileNotFoundError, NotADirectoryError):
-        store = store_file.decode(read_file(path / paths.STORE_FILE))
+        store = store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=STORE_BYTES_MAX))
         if not read_only:
             # Whoever created it may have died, or been refused, before its name was durable.
             files.sync_directory(path)
@@ -760,7 +760,7 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # two processes may have come to create it
         with suppress(FileNotFoundError):
-            return store_file.decode(read_file(path / paths.STORE_FILE))
+            return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=STORE_BYTES_MAX))
         return _created(path, files, clock)
     finally:
         os.close(descriptor)

@@ -558,6 +558,7 @@ def amount(text: str) -> int:
 
 
 LIMITS, SETTINGS = FORMAT.tables("Limits")
+LIMITS += FORMAT.tables("Largest files and objects")[0]
 
 
 @pytest.mark.parametrize(("limit", "value"), [(plain(limit), value) for limit, value, _ in LIMITS])

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from kvstore.bucket.snapshot_rows import EncodedRows, FileWriter, RowsWriter, read_rows
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files, names_in, open_regular
+from kvstore.files import Files, names_in, open_regular, read_file
 from kvstore.index.index import View
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
@@ -31,6 +31,7 @@ from logformat.ids import Offset, WriterId
 from logformat.log.index_state import IndexState
 from logformat.log.snapshot_manifest import (
     FORMAT,
+    MANIFEST_BYTES_MAX,
     FileSum,
     Manifest,
     decode_manifest,
@@ -43,6 +44,7 @@ from logformat.log.writer_entry import WriterEntry
 KEPT = 2
 """Snapshots of a bucket that are kept: the newest, and the one before for when that is damaged."""
 ROWS_PER_GROUP = 1 << 16
+_PIECE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,25 @@ class Snapshot:
 
     def _file(self, name: str) -> memoryview:
         path = self.directory / name
+        told = self.manifest.files[name]
         try:
-            data = _mapped(path)
+            descriptor = open_regular(path)
         except OSError as error:
             raise CorruptData("A file of a snapshot is missing.", path=path, reason=error.strerror) from error
-        if self.manifest.files.get(name) != FileSum(bytes=len(data), crc32c=crc32c(data)):
-            raise CorruptData("A file of a snapshot fails its checksum.", path=path)
-        return data
+        try:
+            size = os.fstat(descriptor).st_size
+            if size != told.bytes:
+                raise CorruptData(
+                    "A file of a snapshot has another size than its manifest says; run `kvstore repair`.",
+                    path=path,
+                    bytes=size,
+                    expected=told.bytes,
+                )
+            if _checksum(descriptor, size) != told.crc32c:
+                raise CorruptData("A file of a snapshot fails its checksum.", path=path)
+            return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
+        finally:
+            os.close(descriptor)
 
 
 def rows_told(manifest: Manifest, data: memoryview, definition: TableDefinition) -> Iterator[EncodedRows]:
@@ -160,7 +174,7 @@ def read(bucket: Path, identity: LogIdentity, offset: Offset) -> Snapshot:
     directory = paths.snapshot_directory(bucket, offset)
     path = directory / paths.SNAPSHOT_MANIFEST
     try:
-        manifest = decode_manifest(bytes(_mapped(path)))
+        manifest = decode_manifest(read_file(path, bytes_max=MANIFEST_BYTES_MAX))
     except OSError as error:
         raise CorruptData("The manifest of a snapshot is missing.", path=path, reason=error.strerror) from error
     except CorruptData as error:
@@ -363,10 +377,9 @@ def _give_up(unfinished: Path, files: Files) -> None:
         files.remove_tree(unfinished)
 
 
-def _mapped(path: Path) -> memoryview:
-    descriptor = open_regular(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
-    finally:
-        os.close(descriptor)
+def _checksum(descriptor: int, size: int) -> int:
+    """Checksum of a file, with memory for a piece of it."""
+    crc = 0
+    for at in range(0, size, _PIECE_BYTES):
+        crc = crc32c(os.pread(descriptor, min(_PIECE_BYTES, size - at), at), crc)
+    return crc

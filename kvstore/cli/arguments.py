@@ -65,7 +65,7 @@ def store_id_of(path: Path) -> UUID:
         NotAStore: There is none.
     """
     try:
-        return store_file.decode(read_file(path / paths.STORE_FILE)).store_id
+        return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)).store_id
     except OSError as error:
         raise NotAStore("There is no store here; see whether the path is right.", path=path) from error
 

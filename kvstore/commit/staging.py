@@ -6,21 +6,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptBatch, CorruptData
-from kvstore.files import Files, refusals
+from kvstore.files import Files, open_regular, refusals, size_of
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from logformat import paths
 from logformat.ids import BucketId, TableId
-from logformat.log.batch import BatchHeader, LogBatch, decode_batch, decode_header, encode_parts, verify
+from logformat.log.batch import (
+    BATCH_BYTES_MAX,
+    LAYOUTS,
+    MAGIC,
+    BatchHeader,
+    LogBatch,
+    decode_batch,
+    decode_header,
+    encode_parts,
+    verify,
+)
 from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes
 
@@ -69,15 +80,13 @@ class Staging:
         """
         path = paths.staged_file(self._store, commit.commit_id)
         try:
-            data = memoryview(self._files.read(path))
+            header, found = _batch_of(bucket, path, self._files, definition.buckets * BATCH_BYTES_MAX)
+            batch = decode_batch(found, definition.schema_of(header.schema_id))
         except FileNotFoundError as error:
             raise CorruptData(
                 "The staged rows of a commit are missing; restore them from a copy.", path=path
             ) from error
-        try:
-            header, found = next((header, found) for header, found in _batches(data) if header.bucket_id == bucket)
-            batch = decode_batch(found, definition.schema_of(header.schema_id))
-        except (CorruptBatch, StopIteration) as error:
+        except CorruptBatch as error:
             raise CorruptData(
                 "The staged rows of a commit are damaged; restore them from a copy.", path=path
             ) from error
@@ -117,9 +126,18 @@ def _batch(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, ch
     )
 
 
-def _batches(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
-    while data:
-        header = decode_header(data)
-        verify(header, data)
-        yield header, data[: header.size]
-        data = data[header.size :]
+def _batch_of(bucket: BucketId, path: Path, files: Files, bytes_max: int) -> tuple[BatchHeader, memoryview]:
+    """The batch of one bucket, verified; of others only the headers are read."""
+    descriptor = open_regular(path, files=files)
+    try:
+        size, position = size_of(descriptor, path, bytes_max=bytes_max), 0
+        while position < size:
+            header = decode_header(os.pread(descriptor, LAYOUTS[MAGIC].size, position))
+            if header.bucket_id == bucket:
+                data = memoryview(os.pread(descriptor, header.size, position))
+                verify(header, data)
+                return header, data
+            position += header.size
+    finally:
+        files.close(descriptor)
+    raise CorruptBatch("No batch of this bucket is staged.", bucket=bucket)

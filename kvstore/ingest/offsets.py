@@ -12,16 +12,22 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from kvstore.errors import CorruptData
-from kvstore.files import Files, read_file, refusals
+from kvstore.files import Files, open_file, refusals, size_of
 from kvstore.ingest.sources import is_same, order_of
 from logformat import paths
+from logformat.catalog.edits import EDIT_BYTES_MAX
 from logformat.catalog.jobs import JobStatus, SourceFile
 
 _log = logging.getLogger(__name__)
+
+TAKEN_BYTES_MAX = 1 << 32
+TAKEN_LINE_BYTES_MAX = EDIT_BYTES_MAX
+"""A line has what a BeginTask has."""
 
 
 def files_of_task(listed: Sequence[SourceFile], job: JobStatus) -> list[SourceFile]:
@@ -102,12 +108,16 @@ class Taken:
         self._end = 0
         self._is_cut = False
         try:
-            lines = read_file(self._path).splitlines(keepends=True)
+            with open_file(self._path) as file:
+                size = size_of(file.fileno(), self._path, bytes_max=TAKEN_BYTES_MAX)
+                self._read(file, size)
         except FileNotFoundError:
             return
-        for number, data in enumerate(lines, 1):
+
+    def _read(self, file: BinaryIO, size: int) -> None:
+        while data := file.readline(TAKEN_LINE_BYTES_MAX):
             line = _line(data)
-            if line is None and number < len(lines):
+            if line is None and self._end + len(data) < size:
                 raise CorruptData(
                     "What a job has taken is damaged; remove the file, and all before the offset passes for taken.",
                     path=self._path,

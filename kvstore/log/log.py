@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvstore.errors import LogFailed, StoreError, StoreFull
 from kvstore.files import Files, refusal
-from kvstore.log.segments import LogIdentity
+from kvstore.log.segments import LogIdentity, read_sparse_index
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log import segment, sparse_index
@@ -308,7 +308,7 @@ class _SparseIndexFile:
         self._last = Position(0)
         self._descriptor = -1
         try:
-            entries = sparse_index.decode(files.read(path)) if files.exists(path) else []
+            entries = read_sparse_index(path, files)
             self._descriptor = files.open(path) if entries else files.create(path, sparse_index.encode([]))
             self._entries = len(entries)
             self._last = entries[-1].position if entries else Position(0)

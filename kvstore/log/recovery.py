@@ -15,16 +15,14 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
-from kvstore.errors import CorruptBatch
+from kvstore.errors import CorruptBatch, CorruptData
 from kvstore.files import Files, read_file
 from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.log.segments import LogFiles, LogIdentity, Segment
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log import segment, sparse_index
-from logformat.log.batch import ALIGNMENT, MAGIC, decode_header, verify
+from logformat.log.batch import decode_header, verify
 from logformat.log.segment import NO_OFFSET
 from logformat.log.sparse_index import Entry
 
@@ -69,7 +67,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
         try:
             place = _step(log, place)
         except CorruptBatch:
-            if _was_durable_beyond(last.bytes_from(place.position), identity, place.offset):
+            if _was_durable_beyond(last, place.position, identity, place.offset):
                 raise
             break
     return place
@@ -129,12 +127,9 @@ def _missing(directory: Path, base: Offset, offset: Offset) -> CorruptBatch:
     )
 
 
-def _was_durable_beyond(rest: memoryview, identity: LogIdentity, offset: Offset) -> bool:
-    """Whether ``rest`` contains a whole batch that was written when the log was durable beyond ``offset``."""
-    # Batches of magic 3 are aligned; the magic rules out most positions without a checksum.
-    lines = np.frombuffer(rest, np.uint8, len(rest) // ALIGNMENT * ALIGNMENT).reshape(-1, ALIGNMENT)
-    for line in np.flatnonzero(lines[:, 12] == MAGIC):
-        data = rest[int(line) * ALIGNMENT :]
+def _was_durable_beyond(segment: Segment, position: Position, identity: LogIdentity, offset: Offset) -> bool:
+    """Whether a whole batch lies from a position on that was written when the log was durable beyond ``offset``."""
+    for data in segment.possible_batches(position):
         try:
             header = decode_header(data)
             if (header.table_id, header.bucket_id) != (identity.table_id, identity.bucket_id):
@@ -170,8 +165,9 @@ def _repair_sparse_indexes(directory: Path, log: LogFiles, end: LogEnd, files: F
 
 
 def _looks_whole(path: Path) -> bool:
-    size = path.stat().st_size - sparse_index.HEAD_BYTES if path.exists() else 0
-    return size > 0 and size % sparse_index.ENTRY_BYTES == 0
+    size = path.stat().st_size if path.exists() else 0
+    entries, rest = divmod(size - sparse_index.HEAD_BYTES, sparse_index.ENTRY_BYTES)
+    return size <= sparse_index.SPARSE_INDEX_BYTES_MAX and entries > 0 and not rest
 
 
 def _repair_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Files) -> None:
@@ -183,5 +179,9 @@ def _repair_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Fil
             if not entries or found.position - entries[-1].position >= sparse_index.INTERVAL_BYTES:
                 entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
     path, encoded = paths.sparse_index_file(directory, end.base), sparse_index.encode(entries)
-    if not path.exists() or read_file(path) != encoded:
+    try:
+        is_right = read_file(path, bytes_max=len(encoded)) == encoded
+    except (FileNotFoundError, CorruptData):
+        is_right = False
+    if not is_right:
         files.publish(path, encoded)

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from kvstore.errors import CorruptBatch, OffsetOutOfRange
-from kvstore.files import Files, no_file, open_regular
+import numpy as np
+
+from kvstore.errors import CorruptBatch, CorruptData, OffsetOutOfRange
+from kvstore.files import Files, data_ranges, no_file, open_regular, size_of
 from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
 from logformat.log import sparse_index
-from logformat.log.batch import BatchHeader, decode_header, verify
-from logformat.log.segment import HEAD_BYTES, decode_head
+from logformat.log.batch import ALIGNMENT, MAGIC, BatchHeader, decode_header, verify
+from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, decode_head
 
 _OPEN_MAX = 2
-"""Segments kept open: the current one and a neighbour."""
+"""Segments kept open: the one being read, and the one before or behind it."""
+_PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,8 @@ class Segment:
     """The file of one segment, mapped into memory.
 
     Raises:
-        CorruptBatch: The head is damaged, or belongs to another log.
-        NotAStore: The path is a link or not a file.
+        CorruptBatch: Its head is damaged, or another log's, or the file is larger than a segment can be.
+        NotAStore: It is a link, or no file at all.
     """
 
     def __init__(self, log: Path, base: Offset, identity: LogIdentity, files: Files | None = None) -> None:
@@ -126,12 +129,19 @@ class Segment:
         self._extend()
         return self._map[position:]
 
-    def sparse_index(self) -> list[sparse_index.Entry]:
-        """Entries of the sparse index; they may be wrong."""
+    def possible_batches(self, position: Position) -> Iterator[memoryview]:
+        """The rest of the file from each place on at which a batch of magic 3 may begin."""
+        self._extend()
+        descriptor = open_regular(self.path, files=self._files)
         try:
-            return sparse_index.decode(self._files.read(self.path.with_suffix(".index")))
-        except FileNotFoundError:
-            return []
+            for place in places_of_batches(descriptor, position, len(self._map)):
+                yield self._map[place:]
+        finally:
+            os.close(descriptor)
+
+    def sparse_index(self) -> list[sparse_index.Entry]:
+        """What the sparse index says; it may be wrong."""
+        return read_sparse_index(self.path.with_suffix(".index"), self._files)
 
     def _extend(self) -> None:
         try:
@@ -143,7 +153,7 @@ class Segment:
         except OSError as error:
             raise no_file(error, self.path) or error from error
         try:
-            size = os.fstat(descriptor).st_size
+            size = size_of(descriptor, self.path, bytes_max=SEGMENT_BYTES_MAX, error=CorruptBatch)
             if size != len(self._map):
                 # The old map stays alive as long as rows are views of it.
                 self._map = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
@@ -152,6 +162,29 @@ class Segment:
 
     def _corrupt(self, message: str, position: Position, expected: Offset) -> CorruptBatch:
         return CorruptBatch(message, path=self.path, position=position, offset=expected)
+
+
+def read_sparse_index(path: Path, files: Files) -> list[sparse_index.Entry]:
+    """What a sparse index says; nothing if the file is missing, or larger than one can be: it is only a hint."""
+    try:
+        return sparse_index.decode(files.read(path, bytes_max=sparse_index.SPARSE_INDEX_BYTES_MAX))
+    except (FileNotFoundError, CorruptData):
+        return []
+
+
+def places_of_batches(descriptor: int, start: int, end: int) -> Iterator[int]:
+    """Places in a segment at which a batch of magic 3 may begin; what is no such place is ruled out without a checksum.
+
+    Memory for a piece at a time is enough, and holes of the file are not read.
+
+    Args:
+        start: A multiple of the alignment.
+    """
+    for begin, stop in data_ranges(descriptor, start, end):
+        for at in range(begin // ALIGNMENT * ALIGNMENT, stop, _PIECE_BYTES):
+            piece = os.pread(descriptor, min(_PIECE_BYTES, stop - at), at)
+            lines = np.frombuffer(piece, np.uint8, len(piece) // ALIGNMENT * ALIGNMENT).reshape(-1, ALIGNMENT)
+            yield from (at + int(line) * ALIGNMENT for line in np.flatnonzero(lines[:, 12] == MAGIC))
 
 
 class LogFiles:

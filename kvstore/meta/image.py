@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.errors import CorruptImage, StoreError
-from kvstore.files import Files, names_in, open_file
+from kvstore.files import Files, names_in, open_file, size_of
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.jobs import Jobs
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
 from logformat import paths
 from logformat.catalog.image import (
+    IMAGE_BYTES_MAX,
     Commit,
     Consumer,
     Former,
@@ -130,7 +130,8 @@ def head_of(path: Path) -> Head:
 def _reading(path: Path, store_id: UUID | None) -> Iterator[Reader]:
     with open_file(path) as file:
         try:
-            reader = Reader(file.read, os.fstat(file.fileno()).st_size)
+            size = size_of(file.fileno(), path, bytes_max=IMAGE_BYTES_MAX, error=CorruptImage)
+            reader = Reader(file.read, size)
             if store_id is not None and reader.head.store_id != store_id:
                 raise CorruptImage("This is an image of another store; move it away.", of=reader.head.store_id)
             named = paths.image_txid(path.name)

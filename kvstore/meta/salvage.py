@@ -129,7 +129,7 @@ def _edits(store: Path, files: Files, found: Salvaged) -> dict[Txid, Edit]:
         found.damaged.append(str(error))
     found.knows_last = False
     if data.exists():
-        for value in pages.values(data):
+        for value in pages.values(data, bytes_max=edits.EDIT_BYTES_MAX):
             with suppress(CorruptImage):
                 edit = edits.decode(value)
                 if edit.txid not in kept or kept[edit.txid].time_ms <= edit.time_ms:

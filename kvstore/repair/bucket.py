@@ -14,9 +14,9 @@ from kvstore.check import BucketReport, check_tablet, compare_rows
 from kvstore.clock import Clock
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
-from kvstore.files import Files, read_file
+from kvstore.files import Files
 from kvstore.index.index import Index
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogFiles, read_sparse_index
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.repair.log import Known, LogMender, MendedLog
@@ -26,7 +26,7 @@ from kvstore.repair.source import Source
 from logformat import paths
 from logformat.catalog.replicas import ReplicaStatus, Track
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Sequence, WriterId
-from logformat.log import index_state, sparse_index
+from logformat.log import index_state
 from logformat.log.index_state import IndexState
 from logformat.log.segment import HEAD_BYTES
 
@@ -271,7 +271,7 @@ class BucketMender:
         """Up to where sparse indexes know the log: what stands in one was durable before."""
         end = Offset(0)
         for path in self._place.log.glob("*.index"):
-            entries = sparse_index.decode(read_file(path))
+            entries = read_sparse_index(path, self._files)
             # The first batch of a segment is always noted.
             if entries and entries[0][::2] == (paths.sparse_index_base(path.name), HEAD_BYTES):
                 end = max(end, Offset(entries[-1].offset + 1))
@@ -287,7 +287,7 @@ class BucketMender:
         if not data.is_file():
             return
         # It is no index any more, but what it says of the log with a checksum was true.
-        for value in pages.values(data):
+        for value in pages.values(data, bytes_max=index_state.STATE_BYTES_MAX):
             with suppress(CorruptData):
                 state = index_state.decode(value)
                 if (state.table_id, state.bucket_id) == (self._track.table_id, self._track.bucket):

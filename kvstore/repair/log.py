@@ -32,7 +32,7 @@ from logformat.log import sparse_index
 from logformat.log.batch import BatchHeader
 from logformat.log.segment import HEAD_BYTES, NO_OFFSET, START, SegmentHead, encode_head
 from logformat.log.sparse_index import Entry
-from logformat.log.writer_entry import decode_snapshot
+from logformat.log.writer_entry import WRITERS_BYTES_MAX, decode_snapshot
 
 
 @dataclass
@@ -473,8 +473,8 @@ class LogMender:
     def _mend_sparse_index(self, base: Offset, entries: list[Entry]) -> None:
         path = paths.sparse_index_file(self._place.log, base)
         try:
-            data = read_file(path)
-        except FileNotFoundError:
+            data = read_file(path, bytes_max=sparse_index.SPARSE_INDEX_BYTES_MAX)
+        except (FileNotFoundError, CorruptData):
             data = b""
         there = sparse_index.decode(data)
         is_whole = len(data) == sparse_index.HEAD_BYTES + len(there) * sparse_index.ENTRY_BYTES
@@ -487,7 +487,7 @@ class LogMender:
         if is_first and not base:
             self._writers = WriterStates({})
         try:
-            offset, writers = decode_snapshot(read_file(path))
+            offset, writers = decode_snapshot(read_file(path, bytes_max=WRITERS_BYTES_MAX))
         except FileNotFoundError:
             return
         except UnsupportedVersion:

@@ -9,7 +9,7 @@ import os
 from itertools import count
 from pathlib import Path
 
-from kvstore.files import Files, open_file
+from kvstore.files import Files, data_ranges, open_regular
 from logformat import paths
 
 _PIECE_BYTES = 1 << 24
@@ -44,7 +44,7 @@ class Aside:
         self._files.sync_directory(path.parent)
 
     def copy(self, path: Path) -> None:
-        """Put a copy of a file there; it stays where it is, until something takes its place.
+        """Put a copy of a file there, with the holes it has; it stays where it is, until something takes its place.
 
         Raises:
             OSError: The disk refuses, or the file can't be read.
@@ -55,11 +55,16 @@ class Aside:
             self._files.remove(unfinished)
         descriptor = self._files.open(unfinished, create=True)
         try:
-            with open_file(path) as file:
-                position = 0
-                while piece := file.read(_PIECE_BYTES):
-                    self._files.write(descriptor, [memoryview(piece)], position)
-                    position += len(piece)
+            source = open_regular(path)
+            try:
+                size = os.fstat(source).st_size
+                for begin, end in data_ranges(source, 0, size):
+                    for at in range(begin, end, _PIECE_BYTES):
+                        piece = os.pread(source, min(_PIECE_BYTES, end - at), at)
+                        self._files.write(descriptor, [memoryview(piece)], at)
+                self._files.truncate(descriptor, size)
+            finally:
+                os.close(source)
             self._files.sync(descriptor)
         finally:
             self._files.close(descriptor)

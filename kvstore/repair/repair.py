@@ -171,7 +171,7 @@ class Repair:
     def _identity(self, source: Source | None) -> UUID | None:
         path = self._path / paths.STORE_FILE
         try:
-            found = store_file.decode(read_file(path)).store_id
+            found = store_file.decode(read_file(path, bytes_max=store_file.STORE_BYTES_MAX)).store_id
         except UnsupportedVersion:
             raise
         except (FileNotFoundError, CorruptData) as error:

@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from kvstore.errors import CorruptBatch
 from kvstore.files import open_regular
-from kvstore.log.segments import LogIdentity
+from kvstore.log.segments import LogIdentity, places_of_batches
 from logformat import paths
 from logformat.ids import Offset, Position
-from logformat.log.batch import ALIGNMENT, MAGIC, BatchHeader, decode_header, verify
-from logformat.log.segment import HEAD_BYTES, SegmentHead, decode_head
+from logformat.log.batch import ALIGNMENT, BatchHeader, decode_header, verify
+from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, SegmentHead, decode_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,9 @@ class ScannedSegment:
         of: The base offset of the segment it is: the same, unless its head says otherwise.
         head: None if it is damaged, or of another log.
         size: Bytes of the file.
-        wrong: What is wrong with the head; empty if nothing is.
-        offsets, sums: Base offsets and checksums of all batches that are right, in the order they stand there.
+        wrong: What is wrong with the head or the size; empty if nothing is.
+        offsets, sums, positions: Of all batches that are right: base offset, checksum and place, in the order they
+            stand there.
         data: The file as it is now; None if all of it is right, and nobody puts another in its place.
     """
 
@@ -63,13 +62,14 @@ class ScannedSegment:
     wrong: str = ""
     offsets: array[int] = field(default_factory=lambda: array("q"))
     sums: array[int] = field(default_factory=lambda: array("I"))
+    positions: array[int] = field(default_factory=lambda: array("I"))
     data: memoryview | None = None
 
     def batches(self) -> Iterator[Place]:
         """Batches that are right, in the order they stand there; a log may have more than fit into memory."""
         data = mapped(self.path) if self.data is None else self.data
-        for position, header in _right_batches(data, self.identity):
-            yield Place(header, self.path, position)
+        for position in self.positions:
+            yield Place(decode_header(data[position:]), self.path, Position(position))
 
     def chain(self) -> Iterator[Place]:
         """Batches from the beginning on, each right behind the one before in file and offsets."""
@@ -90,13 +90,22 @@ def scan_segment(log: Path, base: Offset, identity: LogIdentity) -> ScannedSegme
     """
     path = paths.segment_file(log, base)
     found = ScannedSegment(path, base, base, identity)
-    data = mapped(path)
-    found.size = len(data)
+    descriptor = open_regular(path)
+    try:
+        found.size = os.fstat(descriptor).st_size
+        _scan(found, _mapped(descriptor), descriptor)
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _scan(found: ScannedSegment, data: memoryview, descriptor: int) -> None:
+    base, identity = found.base, found.identity
     try:
         head = decode_head(data[:HEAD_BYTES])
         if LogIdentity(head.store_id, head.table_id, head.bucket_id) != identity:
             found.wrong = "it is of another log"
-            return found
+            return
         if head.base_offset == base:
             found.head = head
         else:
@@ -104,37 +113,43 @@ def scan_segment(log: Path, base: Offset, identity: LogIdentity) -> ScannedSegme
             found.wrong = f"it is the segment at offset {head.base_offset}"
     except CorruptBatch:
         found.wrong = "its head is damaged"
+    if found.size > SEGMENT_BYTES_MAX:
+        found.wrong = f"it has {found.size} bytes, and a segment has {SEGMENT_BYTES_MAX} at most"
     position, expected, follows = HEAD_BYTES, base, True
-    for _, header in _right_batches(data, identity):
+    for place, header in _right_batches(data, descriptor, identity):
+        found.positions.append(place)
         found.offsets.append(header.base_offset)
         found.sums.append(header.crc)
         follows = follows and header.base_offset == expected
         position, expected = position + header.size, header.next_offset
     if found.wrong or position != found.size or not follows:
         found.data = data
-    return found
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file.
+    """The bytes of a segment, no more than one can have.
 
     Raises:
         OSError: It can't be read.
     """
     descriptor = open_regular(path)
     try:
-        size = os.fstat(descriptor).st_size
-        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
+        return _mapped(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _right_batches(data: memoryview, identity: LogIdentity) -> Iterator[tuple[Position, BatchHeader]]:
+def _mapped(descriptor: int) -> memoryview:
+    size = min(os.fstat(descriptor).st_size, SEGMENT_BYTES_MAX)
+    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
+
+
+def _right_batches(data: memoryview, descriptor: int, identity: LogIdentity) -> Iterator[tuple[Position, BatchHeader]]:
     position = HEAD_BYTES
     while position < len(data):
         header = _batch_at(data, position, identity)
         if header is None:
-            following = _next_batch(data, position, identity)
+            following = _next_batch(data, descriptor, position, identity)
             if following is None:
                 return
             position, header = following
@@ -142,13 +157,11 @@ def _right_batches(data: memoryview, identity: LogIdentity) -> Iterator[tuple[Po
         position += header.size
 
 
-def _next_batch(data: memoryview, position: int, identity: LogIdentity) -> tuple[int, BatchHeader] | None:
-    """The first batch behind a place at which there is none; they begin at multiples of their alignment."""
-    begin = (position // ALIGNMENT + 1) * ALIGNMENT
-    rest = data[begin:]
-    lines = np.frombuffer(rest, np.uint8, len(rest) // ALIGNMENT * ALIGNMENT).reshape(-1, ALIGNMENT)
-    for line in np.flatnonzero(lines[:, 12] == MAGIC):
-        at = begin + int(line) * ALIGNMENT
+def _next_batch(
+    data: memoryview, descriptor: int, position: int, identity: LogIdentity
+) -> tuple[int, BatchHeader] | None:
+    """The first batch after a place at which there is none; they begin at multiples of their alignment."""
+    for at in places_of_batches(descriptor, (position // ALIGNMENT + 1) * ALIGNMENT, len(data)):
         header = _batch_at(data, at, identity)
         if header is not None:
             return at, header

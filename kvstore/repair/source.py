@@ -21,7 +21,7 @@ from logformat.catalog.edits import Edit, TellReplica
 from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Track
 from logformat.ids import Epoch
 from logformat.log.batch import BatchHeader
-from logformat.replica.object_file import ObjectName, is_of, leader_epoch
+from logformat.replica.object_file import LEADER_BYTES_MAX, ObjectName, is_of, leader_epoch
 
 Met = Callable[[BatchHeader], None]
 """Called with each batch that is read, whether or not it was asked for."""
@@ -71,7 +71,7 @@ class Source:
         newest = max(leaders, default=Epoch(0))
         others = newest > ours
         if newest == ours and newest in leaders and leader is not None:
-            others = not is_of(bytes(self._client.get(leaders[newest])), leader)
+            others = not is_of(bytes(self._client.get(leaders[newest], bytes_max=LEADER_BYTES_MAX)), leader)
         if others:
             raise WriterFenced(
                 "Another leader has taken this store's place, and the replica is of that one: this copy is over. Take"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from kvstore.errors import CorruptData
-from kvstore.replica.client import Client
+from kvstore.replica.client import Client, check_size
 from kvstore.replica.contents import verify_parts
 from kvstore.replica.coverage import holes
 from logformat import paths
@@ -19,10 +19,12 @@ from logformat.catalog import store_file
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.log.batch import BATCH_BYTES_MAX
 from logformat.replica import manifest as replica_told
-from logformat.replica.object_file import FoundObject, ObjectName, decode_object, parse_name
+from logformat.replica.object_file import HEAD_BYTES, FoundObject, ObjectName, decode_object, parse_name, size_in_head
 
 RANGE_BYTES_MAX = 2 * BATCH_BYTES_MAX
 """A range that is larger is none: it is not even read."""
+UNASKED_BYTES_MAX = 32 << 20
+"""Of a larger object the head is read first, and has to say the size that was listed."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,15 @@ def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
         size: As it was listed.
 
     Raises:
-        CorruptData: It is gone, larger than any can be, damaged, or another one.
+        CorruptData: It is gone, larger than any can be or than its head says, damaged, or another one.
         UnsupportedVersion: A newer version wrote it.
     """
-    if name.kind == "range" and size > RANGE_BYTES_MAX:
-        raise CorruptData("An object is larger than any can be.", object=str(name), bytes=size)
+    if name.kind == "range":
+        check_size(str(name), size, RANGE_BYTES_MAX)
     try:
-        data = client.get(str(name))
+        if size > UNASKED_BYTES_MAX:
+            _check_head(client, store_id, name, size)
+        data = client.get(str(name), bytes_max=size)
     except FileNotFoundError as error:
         raise CorruptData("An object is gone.", object=str(name)) from error
     found = decode_object(data, name, store_id)
@@ -96,9 +100,26 @@ def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
     return found
 
 
+def _check_head(client: Client, store_id: UUID, name: ObjectName, size: int) -> None:
+    """See that the head of an object says the size it has.
+
+    Raises:
+        CorruptData: It says less, or is none.
+    """
+    try:
+        says = size_in_head(client.get_first(str(name), HEAD_BYTES), name, store_id)
+    except CorruptData as error:
+        error.where["bytes"] = size  # of the object, not of the part that was read
+        raise
+    check_size(str(name), size, says)
+
+
 def _is_of_store(client: Client, store_id: UUID, _: ReplicaStatus) -> bool:
     try:
-        return store_file.decode(bytes(client.get(paths.STORE_FILE))).store_id == store_id
+        return (
+            store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))).store_id
+            == store_id
+        )
     except (CorruptData, FileNotFoundError):
         return False
 
@@ -106,7 +127,9 @@ def _is_of_store(client: Client, store_id: UUID, _: ReplicaStatus) -> bool:
 def _says_so(client: Client, store_id: UUID, told: ReplicaStatus) -> bool:
     """Whether the replica itself says what it was told; or more, by a leader who died before he reported it."""
     try:
-        says = replica_told.decode(bytes(client.get(replica_told.NAME)), store_id)
+        says = replica_told.decode(
+            bytes(client.get(replica_told.NAME, bytes_max=replica_told.TOLD_BYTES_MAX)), store_id
+        )
     except (CorruptData, FileNotFoundError):
         return False
     ends = {each.track: each.end for each in says.shipped}

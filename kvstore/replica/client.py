@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.errors import CorruptData, InvalidRequest, Unavailable
 from kvstore.replica import directory as local
 from logformat.urls import shown_url
 
@@ -37,8 +37,19 @@ class Client(Protocol):
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Name and size of every object whose name begins with a prefix (which ends with ``/``); in no order."""
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         """All of an object.
+
+        Args:
+            bytes_max: The largest size that an object of this kind can have.
+
+        Raises:
+            FileNotFoundError: There is none of that name.
+            CorruptData: It is larger than ``bytes_max``. Nothing of it was fetched.
+        """
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        """The first bytes of an object that has at least as many.
 
         Raises:
             FileNotFoundError: There is none of that name.
@@ -90,11 +101,23 @@ class ObjectStore:
                 for each in page:
                     yield each["path"], each["size"]
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         """See :class:`Client`."""
         try:
             with _reached(self.url):
-                return memoryview(obstore.get(self._store, name).bytes())
+                # Until its bytes are asked for, only what the place says of it is here.
+                found = obstore.get(self._store, name)
+                check_size(name, found.meta["size"], bytes_max)
+                return memoryview(found.bytes())
+        except FileNotFoundError as error:
+            self._check_directory(error)
+            raise
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        """See :class:`Client`."""
+        try:
+            with _reached(self.url):
+                return memoryview(obstore.get_range(self._store, name, start=0, length=count))
         except FileNotFoundError as error:
             self._check_directory(error)
             raise
@@ -141,6 +164,21 @@ class ObjectStore:
         """See whether it is still there: what is missing with all of it is not missing there."""
         if self._directory is not None and not self._directory.is_dir():
             raise Unavailable("There is no such directory; see whether it is mounted.", url=self.url) from cause
+
+
+def check_size(name: str, size: int, bytes_max: int) -> None:
+    """See that an object has no more bytes than one of its kind can have.
+
+    Raises:
+        CorruptData: It has.
+    """
+    if size > bytes_max:
+        raise CorruptData(
+            "An object is larger than it can be; remove it, or run `kvstore replica repair` where its leader is.",
+            object=name,
+            bytes=size,
+            bytes_max=bytes_max,
+        )
 
 
 def normalised(url: str) -> str:

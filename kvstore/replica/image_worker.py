@@ -22,10 +22,17 @@ from kvstore.meta import image
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import Client
 from logformat import paths
-from logformat.catalog.image import Leader
+from logformat.catalog.image import IMAGE_BYTES_MAX, Leader
 from logformat.ids import Txid
 from logformat.replica import follower_status
-from logformat.replica.follower_status import FollowerStatus, answer_name, image_name, task_name
+from logformat.replica.follower_status import (
+    MESSAGE_BYTES_MAX,
+    STATUS_BYTES_MAX,
+    FollowerStatus,
+    answer_name,
+    image_name,
+    task_name,
+)
 
 FRESH_SECONDS = 180
 """Who said nothing for so long may be gone."""
@@ -40,7 +47,7 @@ def followers(client: Client) -> Iterator[FollowerStatus]:
     """
     for name, _ in list(client.list(follower_status.PREFIX)):
         with suppress(FileNotFoundError, CorruptData):
-            yield follower_status.decode(bytes(client.get(name)))
+            yield follower_status.decode(bytes(client.get(name, bytes_max=STATUS_BYTES_MAX)))
 
 
 def chosen(statuses: Iterable[FollowerStatus], now_ms: int) -> FollowerStatus | None:
@@ -81,7 +88,7 @@ class ElsewhereWorker:
         try:
             for _ in range(int(seconds / LOOK_SECONDS)):
                 with suppress(FileNotFoundError):
-                    found = decode_answer(bytes(self._client.get(answer_name(self._name))))
+                    found = decode_answer(bytes(self._client.get(answer_name(self._name), bytes_max=MESSAGE_BYTES_MAX)))
                     if found.epoch == self._task.epoch:
                         return found if isinstance(found, Refused) else self._taken()
                 if self._over.wait(LOOK_SECONDS):
@@ -102,7 +109,8 @@ class ElsewhereWorker:
                 unfinished = directory / paths.UNFINISHED_IMAGE
                 with suppress(FileNotFoundError):
                     self._files.remove(unfinished)
-                self._files.publish(unfinished, bytes(self._client.get(image_name(self._name))))
+                made = self._client.get(image_name(self._name), bytes_max=IMAGE_BYTES_MAX)
+                self._files.publish(unfinished, bytes(made))
                 head = image.verify(unfinished, self._task.store_id)
                 newest = next(iter(image.txids(directory)), Txid(0))
                 if head.leader != self._leader or not newest < head.txid <= self._task.txid:
@@ -135,10 +143,10 @@ def look_for_task(client: Client, name: str, path: Path, state: CatalogState, fi
         Unavailable: The replica can't be reached.
     """
     try:
-        task = decode_task(bytes(client.get(task_name(name))).decode())
+        task = decode_task(bytes(client.get(task_name(name), bytes_max=MESSAGE_BYTES_MAX)).decode())
     except FileNotFoundError:
         return False
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, CorruptData):
         client.delete(task_name(name))
         return False
     answer: Answer
@@ -149,7 +157,7 @@ def look_for_task(client: Client, name: str, path: Path, state: CatalogState, fi
             with suppress(FileNotFoundError):
                 files.remove(unfinished)
             image.save(unfinished, made, files)
-            data = read_file(unfinished)
+            data = read_file(unfinished, bytes_max=IMAGE_BYTES_MAX)
             files.remove(unfinished)
         client.replace(image_name(name), [data])
         answer = Done(epoch=task.epoch, txid=state.txid, previous=None, bytes=len(data), written=True)

@@ -22,7 +22,7 @@ from kvstore.replica.client import NO_RETRIES, Client, ObjectStore
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.ids import Epoch
-from logformat.replica.object_file import is_claim, is_of, leader_name
+from logformat.replica.object_file import LEADER_BYTES_MAX, is_claim, is_of, leader_name
 
 LEASE_SECONDS = 2.0
 WAIT_SECONDS = 2.0
@@ -165,15 +165,18 @@ def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_ship
         CorruptData: What says who leads, or which store it is, is damaged.
     """
     following, ours = Epoch(state.leader_epoch + 1), leader_name(state.leader_epoch)
-    is_followed, said = _said(client, leader_name(following)) is not None, _said(client, ours)
+    is_followed, said = (
+        _said(client, leader_name(following), LEADER_BYTES_MAX) is not None,
+        _said(client, ours, LEADER_BYTES_MAX),
+    )
     if not is_followed and said is not None and is_of(said, state.leader):
         return Epoch(0)
-    whose = _said(client, paths.STORE_FILE)
+    whose = _said(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
     if whose is None or store_file.decode(whose).store_id != store_id:
         return Epoch(0)
     if said is None and not is_followed and was_shipped_to:
         client.create(ours, [state.leader.encode()])
-        said = _said(client, ours)
+        said = _said(client, ours, LEADER_BYTES_MAX)
     if said is None or is_of(said, state.leader):
         return following if is_followed else Epoch(0)
     if not said:
@@ -185,9 +188,9 @@ def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_ship
     return Epoch(0) if is_claim(said) else Epoch(max(1, state.leader_epoch))
 
 
-def _said(client: Client, name: str) -> bytes | None:
+def _said(client: Client, name: str, bytes_max: int) -> bytes | None:
     try:
-        return bytes(client.get(name))
+        return bytes(client.get(name, bytes_max=bytes_max))
     except FileNotFoundError:
         return None
 

@@ -19,7 +19,7 @@ from kvstore.replica.client import Client
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.ids import Epoch
-from logformat.replica.object_file import claimed_by, is_of, leader_epoch, leader_name
+from logformat.replica.object_file import LEADER_BYTES_MAX, claimed_by, is_of, leader_epoch, leader_name
 from logformat.urls import shown_url
 
 _TRIES = 3
@@ -136,7 +136,7 @@ class Promotion:
     def _store_of(self, client: Client) -> UUID | None:
         """The store a replica is of; None if nothing was shipped there yet, or what says so is damaged."""
         try:
-            return store_file.decode(bytes(client.get(paths.STORE_FILE))).store_id
+            return store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))).store_id
         except (FileNotFoundError, CorruptData):
             return None
 
@@ -147,7 +147,9 @@ class Promotion:
         # Of an earlier try that died, unless another has it somewhere; one's own that is not the newest is over.
         for name, found in reached.items():
             with self._reaching(name), suppress(FileNotFoundError):
-                if newest in found and not is_of(bytes(self._clients[name].get(found[newest])), self._leader):
+                if newest in found and not is_of(
+                    bytes(self._clients[name].get(found[newest], bytes_max=LEADER_BYTES_MAX)), self._leader
+                ):
                     return Epoch(newest + 1)
         return newest
 
@@ -156,7 +158,7 @@ class Promotion:
         for _ in range(_TRIES):
             created = client.create(ours, [claimed_by(self._leader)])
             try:
-                said = bytes(client.get(ours))
+                said = bytes(client.get(ours, bytes_max=LEADER_BYTES_MAX))
             except FileNotFoundError:
                 continue  # another has just removed its own
             leaders = _listed(client)
@@ -176,7 +178,7 @@ class Promotion:
             while leaders := _listed(client):
                 newest = max(leaders)
                 try:
-                    said = bytes(client.get(leaders[newest]))
+                    said = bytes(client.get(leaders[newest], bytes_max=LEADER_BYTES_MAX))
                 except FileNotFoundError:
                     continue
                 if newest <= self._known or said != claimed_by(self._leader):

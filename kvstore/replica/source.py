@@ -64,7 +64,7 @@ class Source:
         self._client = client
         self._progress = progress
         try:
-            self.store = store_file.decode(bytes(client.get(paths.STORE_FILE)))
+            self.store = store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
         except FileNotFoundError as error:
             raise NotAStore("There is no replica here; see whether the URL is right.") from error
         self.told, listing = self._as_of_now()
@@ -239,7 +239,7 @@ def what_was_told(client: Client) -> bytes:
         MissingVersion: There is none.
     """
     try:
-        return bytes(client.get(replica_told.NAME))
+        return bytes(client.get(replica_told.NAME, bytes_max=replica_told.TOLD_BYTES_MAX))
     except FileNotFoundError as error:
         raise MissingVersion(
             "The replica does not say up to where it goes; run `kvstore replica repair` where its leader is."

@@ -14,7 +14,7 @@ import msgspec
 from logformat.catalog.jobs import FileFormat, JobOptions, JobStatistics, SourceFile, TaskCounts
 from logformat.catalog.replicas import Finding, Shipped
 from logformat.checksum import crc32c
-from logformat.errors import CorruptImage, UnsupportedVersion
+from logformat.errors import CorruptImage, InvalidRequest, UnsupportedVersion
 from logformat.ids import Epoch, JobId, Offset, SchemaId, Sequence, TableId, Txid, WriterId
 from logformat.log.arrow_message import Compression
 from logformat.urls import shown_text
@@ -23,6 +23,8 @@ ChangelogImage = Literal["full", "wal"]
 DeleteBehavior = Literal["allow", "ignore", "disable"]
 WriterKind = Literal["batches", "epochs"]
 """Kind of a named writer: it sends numbered batches to buckets, or epochs to the whole table."""
+
+EDIT_BYTES_MAX = 1 << 27
 
 _HEAD = "<IHHqqq"
 _HEAD_BYTES = struct.calcsize(_HEAD)
@@ -323,9 +325,18 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(edit: Edit) -> bytes:
-    """The edit as the journal stores it."""
+    """The edit as the journal holds it.
+
+    Raises:
+        InvalidRequest: It is too large.
+    """
     body = struct.pack(_HEAD[0] + _HEAD[2:], edit.payload.op, 1, edit.txid, edit.epoch, edit.time_ms)
     body += msgspec.json.encode(edit.payload)
+    if len(body) >= EDIT_BYTES_MAX:
+        raise InvalidRequest(
+            f"An edit of the catalog has at most {EDIT_BYTES_MAX} bytes; give a task of a job fewer files.",
+            bytes=len(body),
+        )
     return struct.pack("<I", crc32c(body)) + body
 
 

@@ -10,6 +10,7 @@ from logformat import json_line
 from logformat.urls import shown_text
 
 FORMAT = 1
+FOLLOWING_BYTES_MAX = 1 << 16
 
 
 class FollowingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -25,6 +25,8 @@ from logformat.ids import Epoch, JobId, Offset, SchemaId, Sequence, TableId, Txi
 
 FORMAT = 1
 """Version of this layout."""
+IMAGE_BYTES_MAX = 1 << 32
+RECORD_BYTES_MAX = 1 << 28
 
 _HEAD = "<II"
 _HEAD_BYTES = struct.calcsize(_HEAD)
@@ -268,7 +270,7 @@ def read_record(read: Callable[[int], bytes], left: int) -> bytes:
     if len(head) < _HEAD_BYTES:
         raise CorruptImage(_DAMAGED, reason="it is cut off")
     length, crc = struct.unpack(_HEAD, head)
-    body = read(length) if length <= left - _HEAD_BYTES else b""
+    body = read(length) if length <= min(left - _HEAD_BYTES, RECORD_BYTES_MAX) else b""
     if len(body) < length or crc != crc32c(body, crc32c(head[:_COVERED])):
         raise CorruptImage(_DAMAGED, reason="a record fails its checksum, or is cut off")
     return head + body

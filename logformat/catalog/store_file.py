@@ -10,7 +10,8 @@ from logformat.checksum import crc32c
 from logformat.errors import CorruptImage, UnsupportedVersion
 
 FORMAT = 1
-"""Version of all files in the directory."""
+"""Version of everything in the directory."""
+STORE_BYTES_MAX = 1 << 12
 
 
 class StoreFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ VERSION = 2
 """Written where timestamps were stepped over or went back; a record without these is of version 1, and shorter."""
 _FORMAT = "<IHHqIIqqqqqQqQ"
 _TIMES = "<qq"
+STATE_BYTES_MAX = struct.calcsize(_FORMAT) + struct.calcsize(_TIMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ VERSION = 1
 _FORMAT = "<4sHHq16siIqqII"
 HEAD_BYTES = struct.calcsize(_FORMAT)
 assert HEAD_BYTES == 64  # so that the first batch is aligned
+SEGMENT_BYTES_MAX = (1 << 32) - 1
+"""Positions are unsigned integers of 32 bits; a larger file is no segment."""
 _CRC_POSITION = 60
 
 

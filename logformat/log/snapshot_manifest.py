@@ -15,6 +15,8 @@ from logformat.log.writer_entry import RememberedBatch, WriterEntry
 
 FORMAT = 2
 """Version of a snapshot in which times are uncounted, or went back; one without these is of version 1."""
+MANIFEST_BYTES_MAX = 1 << 16
+"""It says how large the other files of its snapshot are."""
 
 _DIGEST = re.compile("[0-9a-f]{16}")
 _SEALED = re.compile(rb'(\{.*),"crc32c":([0-9]{1,10})\}\n', re.DOTALL)

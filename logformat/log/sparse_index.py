@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from logformat.checksum import crc32c
 from logformat.ids import Offset, Position
+from logformat.log.segment import SEGMENT_BYTES_MAX
 
 INTERVAL_BYTES = 1 << 16
 """Minimum distance of two entries, in bytes of the log."""
@@ -22,6 +23,7 @@ _HEAD = struct.pack("<4sHHQ", b"KVIX", 1, 0, 0)
 _ENTRY = "<qqII"
 ENTRY_BYTES = struct.calcsize(_ENTRY)
 HEAD_BYTES = len(_HEAD)
+SPARSE_INDEX_BYTES_MAX = HEAD_BYTES + (SEGMENT_BYTES_MAX // INTERVAL_BYTES + 1) * ENTRY_BYTES
 
 
 class Entry(NamedTuple):

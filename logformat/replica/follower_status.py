@@ -11,6 +11,9 @@ from logformat.ids import Epoch, Txid
 
 FORMAT = 1
 PREFIX = "follower/"
+STATUS_BYTES_MAX = 1 << 16
+MESSAGE_BYTES_MAX = 1 << 20
+"""A task, and the answer to it."""
 
 
 class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

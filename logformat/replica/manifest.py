@@ -13,6 +13,7 @@ from logformat.ids import Epoch
 
 NAME = "TOLD"
 FORMAT = 1
+TOLD_BYTES_MAX = 64 << 20
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

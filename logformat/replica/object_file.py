@@ -23,6 +23,8 @@ Kind = Literal["range", "snapshot"]
 
 FORMAT = 1
 PARTS_MAX = 1 << 20
+LEADER_BYTES_MAX = 1 << 12
+"""An object that says who leads."""
 _MAGIC = b"KVRO"
 _KINDS: tuple[Kind, ...] = ("range", "snapshot")
 _HEAD = "<4sHH16sqi4xqqqQII"
@@ -129,6 +131,20 @@ class FoundObject:
     parts: list[memoryview]
 
 
+def size_in_head(data: memoryview, name: ObjectName, store_id: UUID) -> int:
+    """Bytes of an object, by its head.
+
+    Args:
+        data: The head, and maybe more.
+        name: Its name.
+
+    Raises:
+        CorruptData: It is damaged, or another one.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    return HEAD_BYTES + _decode_head(data, name, store_id)[0]
+
+
 def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundObject:
     """Verify an object and locate its parts.
 
@@ -140,6 +156,15 @@ def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundOb
         CorruptData: The object is damaged, or is another one.
         UnsupportedVersion: A newer version wrote it.
     """
+    length, crc = _decode_head(data, name, store_id)
+    body = data[HEAD_BYTES:]
+    if length != len(body) or crc != crc32c(body):
+        raise CorruptData("An object is cut off, or fails its checksum.", object=str(name), bytes=len(data))
+    return FoundObject(name, _parts(body, name))
+
+
+def _decode_head(data: memoryview, name: ObjectName, store_id: UUID) -> tuple[int, int]:
+    """Length and checksum of what is behind the head."""
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
         raise CorruptData("This is not an object of a replica, or it is cut off.", object=str(name), bytes=len(data))
     _magic, version, kind, of, table, bucket, start, end, epoch, length, crc, head_crc = struct.unpack_from(_HEAD, data)
@@ -149,11 +174,8 @@ def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundOb
         raise UnsupportedVersion("A newer kvstore wrote this object; upgrade.", object=str(name), format=version)
     found = (of, table, bucket, kind, start, end, epoch)
     if found != (store_id.bytes, *_track(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
-        raise CorruptData("An object differs from what its name says.", object=str(name), start=start, end=end)
-    body = data[HEAD_BYTES:]
-    if length != len(body) or crc != crc32c(body):
-        raise CorruptData("An object is cut off, or fails its checksum.", object=str(name), bytes=len(data))
-    return FoundObject(name, _parts(body, name))
+        raise CorruptData("An object is another one than its name says.", object=str(name), start=start, end=end)
+    return length, crc
 
 
 def _track(name: ObjectName) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import Unavailable
 from kvstore.files import Files
-from kvstore.replica.client import Client
+from kvstore.replica.client import Client, check_size
 from kvstore.replica.read.restore import Restore, Restored, Target
 from kvstore.replica.replica import Replica
 from logformat.replica.object_file import ObjectName, parse_name
@@ -32,10 +32,16 @@ class Objects:
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         yield from [(name, len(data)) for name, data in self.held.items() if name.startswith(prefix)]
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         if name not in self.held:
             raise FileNotFoundError(name)
+        check_size(name, len(self.held[name]), bytes_max)
         return memoryview(self.held[name])
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        if name not in self.held:
+            raise FileNotFoundError(name)
+        return memoryview(self.held[name])[:count]
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
         if name in self.held:
@@ -71,9 +77,13 @@ class Faulty:
             self._fails()
             yield each
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         with self._maybe():
-            return self._objects.get(name)
+            return self._objects.get(name, bytes_max=bytes_max)
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        with self._maybe():
+            return self._objects.get_first(name, count)
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
         with self._maybe():

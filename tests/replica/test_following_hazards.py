@@ -88,10 +88,10 @@ def test_who_was_fenced_is_told_though_he_fenced_before(tmp_path: Path) -> None:
     one = follower(leader.objects, tmp_path / "a")
     get = leader.objects.get
 
-    def dies(name: str) -> memoryview:
+    def dies(name: str, *, bytes_max: int) -> memoryview:
         if leader_name(Epoch(1)) in leader.objects.held and name == "TOLD":
             raise Unavailable("no")
-        return get(name)
+        return get(name, bytes_max=bytes_max)
 
     leader.objects.get = dies  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
@@ -110,11 +110,11 @@ def test_who_is_fenced_while_he_promotes_is_told(tmp_path: Path) -> None:
     one, other = (follower(leader.objects, tmp_path / name) for name in "ab")
     get, raced = leader.objects.get, list[kvstore.Promoted]()
 
-    def race(name: str) -> memoryview:
+    def race(name: str, *, bytes_max: int) -> memoryview:
         if leader_name(Epoch(1)) in leader.objects.held and name == "TOLD":
             leader.objects.get = get  # type: ignore[method-assign]
             raced.append(other.promote())
-        return get(name)
+        return get(name, bytes_max=bytes_max)
 
     leader.objects.get = race  # type: ignore[method-assign]
     with pytest.raises(WriterFenced, match="Another copy"):
@@ -326,11 +326,11 @@ def test_a_place_that_fails_between_two_buckets(tmp_path: Path) -> None:
     unreachable = ["nothing"]
     get = leader.objects.get
 
-    def failing(name: str) -> memoryview:
+    def failing(name: str, *, bytes_max: int) -> memoryview:
         asked[name] = asked.get(name, 0) + 1
         if name.startswith(unreachable[-1]):
             raise Unavailable("gone for an hour")
-        return get(name)
+        return get(name, bytes_max=bytes_max)
 
     with follower(leader.objects, tmp_path / "c") as copy:
         copy.pull()

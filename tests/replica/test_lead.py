@@ -128,11 +128,11 @@ def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monk
     answers, asked = threading.Event(), threading.Event()
 
     class Silent(Objects):
-        def get(self, name: str) -> memoryview:
+        def get(self, name: str, *, bytes_max: int) -> memoryview:
             asked.set()
             if not answers.wait(600):
                 raise Unavailable("nothing")
-            return super().get(name)
+            return super().get(name, bytes_max=bytes_max)
 
     place = Silent()
     with kvstore.open(tmp_path / "s") as store:
@@ -154,14 +154,12 @@ def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path
     asked, answers = threading.Event(), threading.Event()
 
     class Late(Objects):
-        def get(self, name: str) -> memoryview:
-            first, found = not asked.is_set(), self.held.get(name)
+        def get(self, name: str, *, bytes_max: int) -> memoryview:
+            first, found = not asked.is_set(), Objects(dict(self.held))
             asked.set()
             if first:
                 assert answers.wait(600)
-            if found is None:
-                raise FileNotFoundError(name)
-            return memoryview(found)
+            return found.get(name, bytes_max=bytes_max)
 
     class Ahead(SystemClock):
         ahead = 0.0

@@ -10,10 +10,10 @@ import pytest
 
 import kvstore
 from kvstore.errors import WriterFenced
-from kvstore.replica import lead
+from kvstore.replica import leadership as lead
 from kvstore.replica.client import ObjectStore
 from logformat.ids import Epoch
-from logformat.replica_object import claimed_by, leader_name
+from logformat.replica.object_file import claimed_by, leader_name
 from tests.cli.commands import fine
 from tests.replica.objects import SCHEMA
 from tests.replica.test_lead import append_until_fenced

@@ -14,12 +14,13 @@ import pytest
 from kvstore.errors import Unavailable, WriterFenced
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import Client
-from kvstore.replica.lead import replaced_by
+from kvstore.replica.leadership import replaced_by
 from kvstore.replica.promotion import Promotion
-from logformat import paths, store_file
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.store_file import StoreFile
 from logformat.ids import Epoch
-from logformat.replica_object import claimed_by, leader_epoch, leader_name
-from logformat.store_file import StoreFile
+from logformat.replica.object_file import claimed_by, leader_epoch, leader_name
 from tests.replica.objects import Objects
 
 STORE_ID = UUID(int=7)

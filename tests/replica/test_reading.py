@@ -41,9 +41,9 @@ class Counting(Objects):
         super().__init__(held)
         self.asked: list[str] = []
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         self.asked.append(name)
-        return super().get(name)
+        return super().get(name, bytes_max=bytes_max)
 
 
 class Written:

@@ -9,7 +9,7 @@ import pytest
 from obstore.store import from_url
 
 import kvstore
-from kvstore.errors import NotAStore, Unavailable, WriterFenced
+from kvstore.errors import CorruptData, NotAStore, Unavailable, WriterFenced
 from kvstore.replica.client import ObjectStore
 from tests.replica.objects import SCHEMA
 from tests.support.tables import changes_of, rows_of
@@ -61,12 +61,15 @@ def test_an_object_is_created_once(s3_url: str) -> None:
     place = ObjectStore(f"{s3_url}/x")
     assert place.create("leader/1", [b"one"])
     assert not place.create("leader/1", [b"other"])
-    assert bytes(place.get("leader/1")) == b"one"
+    assert bytes(place.get("leader/1", bytes_max=3)) == b"one"
+    assert bytes(place.get_first("leader/1", 2)) == b"on"
+    with pytest.raises(CorruptData, match=r"larger than it can be.* bytes=3 bytes_max=2"):
+        place.get("leader/1", bytes_max=2)
     assert place.modified_ms("leader/1") > 1_700_000_000_000
     place.delete("leader/1")
     place.delete("leader/1")
     with pytest.raises(FileNotFoundError):
-        place.get("leader/1")
+        place.get("leader/1", bytes_max=3)
 
 
 def test_a_bucket_that_is_not_there(s3_url: str, tmp_path: Path) -> None:

@@ -228,7 +228,10 @@ def test_a_place_in_a_directory(tmp_path: Path) -> None:
     assert list(ObjectStore((tmp_path / "r ü").as_uri()).list()) == []
     assert place.create("tables/1/a", [b"x", memoryview(b"y")])
     assert not place.create("tables/1/a", [b"z"])
-    assert bytes(place.get("tables/1/a")) == b"xy"
+    assert bytes(place.get("tables/1/a", bytes_max=2)) == b"xy"
+    assert bytes(place.get_first("tables/1/a", 1)) == b"x"
+    with pytest.raises(CorruptData, match=r"larger than it can be.* bytes=2 bytes_max=1"):
+        place.get("tables/1/a", bytes_max=1)
     place.replace("tables/1/a", [b"z"])
     place.replace("b", [b""])
     assert sorted(place.list()) == [("b", 0), ("tables/1/a", 1)]
@@ -236,7 +239,9 @@ def test_a_place_in_a_directory(tmp_path: Path) -> None:
     place.delete("b")
     place.delete("b")
     with pytest.raises(FileNotFoundError):
-        place.get("b")
+        place.get("b", bytes_max=9)
+    with pytest.raises(FileNotFoundError):
+        place.get_first("b", 1)
 
 
 def test_in_the_background(tmp_path: Path) -> None:

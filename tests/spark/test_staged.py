@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import resource
 import signal
@@ -251,6 +252,18 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(store: kvstore.Store, tmp
     Path(message.file).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError):
         writer.commit([message])
+    assert table.count() == 0
+
+
+def test_a_file_that_is_larger_than_it_was_is_not_read(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    message = writer.stage(iter([ROWS]), 0, 0, None)
+    os.truncate(message.file, 16 << 30)
+    began = time.process_time()
+    with pytest.raises(StoreError, match=f"has another size.* bytes={16 << 30} expected="):
+        writer.commit([message])
+    assert time.process_time() - began < 2
     assert table.count() == 0
 
 

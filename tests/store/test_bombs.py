@@ -120,8 +120,8 @@ class _Listed:
     def list(self, prefix: str = "") -> Sequence[tuple[str, int]]:
         return [(prefix, RANGE_BYTES_MAX + 1)]
 
-    def get(self, name: str) -> memoryview:
-        raise AssertionError(f"{name} was fetched")
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
+        raise AssertionError(f"{name} of {bytes_max} was fetched")
 
 
 def object_of_a_replica() -> Bomb:

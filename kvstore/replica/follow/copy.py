@@ -53,7 +53,7 @@ class Copy:
         self._buckets: dict[Track, CopiedBucket] = {}
         self._is_shut = False
         try:
-            self._store = store_file.decode(read_file(path / paths.STORE_FILE))
+            self._store = store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))
         except FileNotFoundError as error:
             raise NotAStore("This copy was not made to its end; follow with it again.", path=path) from error
         with refusals(path):
@@ -214,7 +214,7 @@ def following_of(path: Path) -> FollowingFile:
         CorruptData: It can't be read.
     """
     try:
-        return following_file.decode(read_file(path / paths.FOLLOWING))
+        return following_file.decode(read_file(path / paths.FOLLOWING, bytes_max=following_file.FOLLOWING_BYTES_MAX))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore(
             "This is no copy that follows a replica; `kvstore replica follow` makes one.", path=path

@@ -28,23 +28,28 @@ class Spool:
         """As the replica has it."""
         return self._client.list(prefix)
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         """All of an object; of a range as it was fetched first.
 
         Raises:
             FileNotFoundError: There is none of that name.
+            CorruptData: It is larger than ``bytes_max``.
             StoreFull, LogFailed: The disk refuses.
         """
         parsed = parse_name(name)
         if parsed is None or parsed.kind != "range":
-            return self._client.get(name)
+            return self._client.get(name, bytes_max=bytes_max)
         file = self._file(parsed)
         with suppress(FileNotFoundError):
-            return memoryview(read_file(file))
-        data = self._client.get(name)
+            return memoryview(read_file(file, bytes_max=bytes_max))
+        data = self._client.get(name, bytes_max=bytes_max)
         with refusals(file):
             file.write_bytes(data)
         return data
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        """As the replica has it."""
+        return self._client.get_first(name, count)
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
         """As the replica does."""

@@ -33,11 +33,14 @@ from kvstore.store import _Core
 from logformat import paths
 from logformat.catalog import edits, store_file
 from logformat.catalog.edits import FindReplica, ReportReplica, TellReplica
+from logformat.catalog.image import IMAGE_BYTES_MAX
 from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Track
 from logformat.ids import BucketId, Epoch, Offset, Txid
+from logformat.log.snapshot_manifest import MANIFEST_BYTES_MAX
 from logformat.replica import manifest as replica_told
 from logformat.replica.manifest import Told
 from logformat.replica.object_file import (
+    LEADER_BYTES_MAX,
     Kind,
     ObjectName,
     claimed_by,
@@ -233,14 +236,15 @@ class Shipper:
                 raise ReplicaBehind("The catalog has no image to begin a replica with; run `kvstore meta checkpoint`.")
             offset = newest.head.txid
             path = paths.image_file(self._core.path / paths.IMAGES, offset)
-            self._create(self._named(track, "snapshot", offset, offset), [_read(path)])
+            self._create(self._named(track, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
             return offset
         tablet = self._tablet(track)
         found = snapshot.newest_valid(tablet.place.directory, tablet.place.identity)
         if found is None:
             raise ReplicaBehind("The bucket has no snapshot to begin a replica with; take one.", bucket=track.bucket)
-        names = paths.SNAPSHOT_MANIFEST, paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS
-        parts = [_read(found.directory / name) for name in names]
+        sizes = {paths.SNAPSHOT_MANIFEST: MANIFEST_BYTES_MAX}
+        sizes |= {name: found.manifest.files[name].bytes for name in (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)}
+        parts = [_read(found.directory / name, size) for name, size in sizes.items()]
         self._create(self._named(track, "snapshot", found.offset, found.offset), parts)
         return found.offset
 
@@ -311,7 +315,9 @@ class Shipper:
             return
         # Whoever created it may have died before it was reported, or was told that it failed.
         try:
-            found = decode_object(self._client.get(str(name)), name, self._core.store_id)
+            found = decode_object(
+                self._client.get(str(name), bytes_max=sum(map(len, pieces))), name, self._core.store_id
+            )
         except (CorruptData, FileNotFoundError):
             self.replace(name, parts)
             return
@@ -336,10 +342,12 @@ class Shipper:
             WriterFenced: It is.
             CorruptData: Who it is can't be known any more.
         """
-        file = read_file(self._core.path / paths.STORE_FILE)
+        file = read_file(self._core.path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)
         if not self._client.create(paths.STORE_FILE, [file]):
             try:
-                theirs = store_file.decode(bytes(self._client.get(paths.STORE_FILE))).store_id
+                theirs = store_file.decode(
+                    bytes(self._client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))
+                ).store_id
             except (CorruptData, FileNotFoundError):
                 self._client.replace(paths.STORE_FILE, [file])
             else:
@@ -361,7 +369,7 @@ class Shipper:
             if between not in leaders:
                 self._client.create(leader_name(Epoch(between)), [leader])
         try:
-            found = bytes(self._client.get(name))
+            found = bytes(self._client.get(name, bytes_max=LEADER_BYTES_MAX))
         except FileNotFoundError as error:
             raise Unavailable("The replica has lost what says who leads it; try again.", replica=self._name) from error
         if leader and not found:  # not taken as one's own: it may have been that of a leader who fenced this one
@@ -417,13 +425,13 @@ class Shipper:
         return self._core.parts(tables[track.table_id]).tablets[track.bucket]
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, bytes_max: int) -> bytes:
     """A file that another process may put another in place of.
 
     Raises:
         ReplicaBehind: It did.
     """
     try:
-        return read_file(path)
+        return read_file(path, bytes_max=bytes_max)
     except FileNotFoundError as error:
         raise ReplicaBehind("A newer one has taken this file's place; try again.", path=path) from error

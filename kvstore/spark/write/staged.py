@@ -46,6 +46,7 @@ class Staged(WriterCommitMessage):
     Attributes:
         file: Empty if it had no rows.
         checksum: CRC-32C of the file.
+        bytes: Its size.
         buckets: The bucket of each batch in it.
         query: Which query it belongs to, in a stream.
     """
@@ -55,6 +56,7 @@ class Staged(WriterCommitMessage):
     checksum: int = 0
     buckets: tuple[int, ...] = ()
     query: str | None = None
+    bytes: int = 0
 
 
 class TaskFile:
@@ -104,8 +106,9 @@ class TaskFile:
             return Staged(self._partition, query=query)
         with refusals(self._path):
             self._open.close()
-            checksum = crc32c(memoryview(_mapped(self._path)))
-        return Staged(self._partition, str(self._path), checksum, tuple(self._buckets), query)
+            data = _mapped(self._path)
+            checksum = crc32c(memoryview(data))
+        return Staged(self._partition, str(self._path), checksum, tuple(self._buckets), query, data.size)
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +147,13 @@ def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:
         raise StoreError(
             "What a task has staged can't be read; run the job again.", path=path, reason=error.strerror
         ) from error
+    if data.size != message.bytes:
+        raise StoreError(
+            "What a task has staged has another size than it had; run the job again.",
+            path=path,
+            bytes=data.size,
+            expected=message.bytes,
+        )
     if crc32c(memoryview(data)) != message.checksum:
         raise StoreError("What a task has staged is damaged; run the job again.", path=path)
     return pa.ipc.open_file(data)
