@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket import snapshot
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.files import read_file
@@ -76,42 +76,42 @@ class CheckReport:
         return self.ok
 
 
-def check_tablet(tablet: Tablet, definition: TableDefinition, bucket: BucketId) -> BucketReport:
+def check_bucket(handle: BucketHandle, definition: TableDefinition, bucket: BucketId) -> BucketReport:
     """Check one bucket, up to what is committed now; whoever writes it goes on."""
     while True:
         start = None
         report = BucketReport(definition.name, bucket)
         try:
-            start = tablet.log.start()
-            _check(tablet, definition, start, report)
+            start = handle.log.start()
+            _check(handle, definition, start, report)
         except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
-            if start is not None and isinstance(error, OffsetOutOfRange) and tablet.log.start() != start:
+            if start is not None and isinstance(error, OffsetOutOfRange) and handle.log.start() != start:
                 continue  # what was being read has expired
             report.findings.append(str(error))
         return report
 
 
-def _check(tablet: Tablet, definition: TableDefinition, start: Offset, report: BucketReport) -> None:
-    tablet.verify_pages()
+def _check(handle: BucketHandle, definition: TableDefinition, start: Offset, report: BucketReport) -> None:
+    handle.verify_pages()
     # Listed before the view is taken: a snapshot that comes later may be ahead of it.
-    taken = list(_right_snapshots(tablet, report))
-    with tablet.snapshot() as view:
+    taken = list(_right_snapshots(handle, report))
+    with handle.snapshot() as view:
         state = view.state()
         log = _Fold(definition, report, taken, start)
-        for found in tablet.log.batches(start, state.applied_offset):
+        for found in handle.log.batches(start, state.applied_offset):
             log.add(found)
         log.compare(state, view)
-        report.findings += _appended(tablet)
+        report.findings += _appended(handle)
         if definition.primary_key is not None:
             compare_rows(view, state, definition, report)
 
 
-def _appended(tablet: Tablet) -> Iterator[str]:
+def _appended(handle: BucketHandle) -> Iterator[str]:
     """Bytes behind the end of segments that were full and have a next one: no store wrote them there."""
-    log = tablet.log
+    log = handle.log
     for base, following in pairwise(log.bases()):
         # What an fsync that failed left behind its end is no finding; the segment begun then has no file of writers.
-        if paths.writers_file(tablet.place.log, following).exists():
+        if paths.writers_file(handle.place.log, following).exists():
             found, end = log.segment(base), log.segment(following).head.previous_end
             if found.size > end:
                 yield (
@@ -120,9 +120,9 @@ def _appended(tablet: Tablet) -> Iterator[str]:
                 )
 
 
-def _right_snapshots(tablet: Tablet, report: BucketReport) -> Iterator[Snapshot]:
+def _right_snapshots(handle: BucketHandle, report: BucketReport) -> Iterator[Snapshot]:
     """Snapshots whose files are all right, the oldest first."""
-    bucket, identity = tablet.place.directory, tablet.place.identity
+    bucket, identity = handle.place.directory, handle.place.identity
     for offset in reversed(snapshot.offsets(bucket)):
         try:
             found = snapshot.read(bucket, identity, offset)

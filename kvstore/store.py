@@ -19,8 +19,8 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 
 from kvstore.arguments import column_names, integer_within, printable, shown
-from kvstore.bucket.handle import Tablet
-from kvstore.check import CheckReport, check_tablet
+from kvstore.bucket.handle import BucketHandle
+from kvstore.check import CheckReport, check_bucket
 from kvstore.checkpoint.controller import Checkpoint, Controller, Follower
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock, SystemClock
@@ -46,7 +46,7 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import Durability, StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.table.definition import added_fields, bucket_key_of, options_of
-from kvstore.table.open_table import HandingOver, TableParts, open_parts
+from kvstore.table.open_table import HandingOver, OpenTable, open_parts
 from kvstore.table.table import Table
 from logformat import paths
 from logformat.catalog import store_file
@@ -256,7 +256,7 @@ class Store:
             with suppress(StoreError):  # who writes to the table next is told why
                 parts.commits.settle()
         return Table(
-            parts.tablets,
+            parts.handles,
             parts.writers,
             parts.consumers,
             current,
@@ -347,9 +347,9 @@ class Store:
         catalog = core.catalog()
         tables = sorted(catalog.tables.values(), key=lambda table: table.name)
         buckets = [
-            check_tablet(tablet, table, BucketId(bucket))
+            check_bucket(handle, table, BucketId(bucket))
             for table in tables
-            for bucket, tablet in enumerate(core.parts(table).tablets)
+            for bucket, handle in enumerate(core.parts(table).handles)
         ]
         findings = [f"the catalog lacks table {id}" for id in core.unknown_tables(catalog)]
         findings += core.damaged_images()
@@ -450,7 +450,7 @@ class _Core:
         self._files = files
         self._clock = clock = SteadyClock(clock)
         self._mutex = threading.Lock()
-        self._parts: dict[TableId, TableParts] = {}
+        self._parts: dict[TableId, OpenTable] = {}
         self._handing_over: HandingOver | None = None
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         with refusals(path):
@@ -526,7 +526,7 @@ class _Core:
             raise NoSuchTable("The table was dropped.", table=definition.name)
         return now
 
-    def parts(self, definition: TableDefinition) -> TableParts:
+    def parts(self, definition: TableDefinition) -> OpenTable:
         """What this process has open of a table."""
         with self._mutex:
             if definition.id not in self._parts:
@@ -562,10 +562,10 @@ class _Core:
             with refusals(self.path):
                 self._files.make_directory(self.path / paths.TABLES)
                 self._files.make_directory(self.path / paths.TABLES / str(definition.id))
-            for tablet in self._opened(definition, lambda: definition).tablets:
+            for handle in self._opened(definition, lambda: definition).handles:
                 with refusals(self.path):
-                    self._files.make_directory(tablet.place.directory)
-                tablet.create()
+                    self._files.make_directory(handle.place.directory)
+                handle.create()
             return edit
 
         self._journal.append(decide)
@@ -588,18 +588,18 @@ class _Core:
 
     def drop_table(self, name: str) -> None:
         definition = self.definition(name)
-        tablets = self.parts(definition).tablets
+        handles = self.parts(definition).handles
         with ExitStack() as refused:
-            for tablet in tablets:
-                tablet.claim()
-                refused.callback(tablet.give_back)
+            for handle in handles:
+                handle.claim()
+                refused.callback(handle.give_back)
             self._journal.append(lambda _: DropTable(table_id=definition.id))
             refused.pop_all()
         with self._mutex:
             self._parts.pop(definition.id, None)
-        for tablet in tablets:
+        for handle in handles:
             with suppress(StoreError):  # what could not be committed goes too
-                tablet.close()
+                handle.close()
         self._remove_files(definition.id)
 
     def drop_writer(self, name: str) -> None:
@@ -620,8 +620,8 @@ class _Core:
         return new_writer_id(self._journal)
 
     def flush(self) -> None:
-        for tablet in self._all_tablets():
-            tablet.flush()
+        for handle in self._all_handles():
+            handle.flush()
         self._journal.flush()
         self._files.check()
 
@@ -656,14 +656,14 @@ class _Core:
         if self._files.place is self.place:
             self._files.place = None
 
-    def _all_parts(self) -> list[TableParts]:
+    def _all_parts(self) -> list[OpenTable]:
         with self._mutex:
             return list(self._parts.values())
 
-    def _all_tablets(self) -> list[Tablet]:
-        return [tablet for parts in self._all_parts() for tablet in parts.tablets]
+    def _all_handles(self) -> list[BucketHandle]:
+        return [handle for parts in self._all_parts() for handle in parts.handles]
 
-    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition]) -> TableParts:
+    def _opened(self, definition: TableDefinition, current: Callable[[], TableDefinition]) -> OpenTable:
         return open_parts(
             *(self.path, self._identity.store_id, definition, current, self._journal),
             *(self.options, self._files, self._clock),

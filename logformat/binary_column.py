@@ -26,7 +26,7 @@ _INLINE = np.dtype([("length", "<i4"), ("bytes", "V12")])
 """Arrow's views of a string of more than 12 bytes, and of a shorter one. No cast to ``binary`` reads the prefix."""
 
 
-class Octets:
+class BinaryColumn:
     """A column of byte strings without nulls.
 
     Attributes:
@@ -43,13 +43,13 @@ class Octets:
         self.width = width
 
     @classmethod
-    def from_matrix(cls, matrix: np.ndarray) -> Octets:
+    def from_matrix(cls, matrix: np.ndarray) -> BinaryColumn:
         """Column of the rows of a C-contiguous uint8 matrix ``(n, width)``, not copied."""
         rows, width = matrix.shape
         return cls(matrix.reshape(rows * width), np.arange(rows + 1) * width, width)
 
     @classmethod
-    def from_arrow(cls, column: pa.Array) -> Octets:
+    def from_arrow(cls, column: pa.Array) -> BinaryColumn:
         """Column of a ``binary`` or ``string`` array; the bytes are not copied."""
         _, offsets, data = column.buffers()
         if not len(column):
@@ -58,7 +58,7 @@ class Octets:
         return cls(np.frombuffer(data or b"", np.uint8), cuts)
 
     @classmethod
-    def from_list(cls, strings: Sequence[bytes]) -> Octets:
+    def from_list(cls, strings: Sequence[bytes]) -> BinaryColumn:
         """Column of a list of byte strings."""
         offsets = np.zeros(len(strings) + 1, np.int64)
         np.fromiter(map(len, strings), np.int64, len(strings)).cumsum(out=offsets[1:])
@@ -82,14 +82,14 @@ class Octets:
         assert self.width is not None
         return self.flat[self.offsets[0] : self.offsets[-1]].reshape(len(self), self.width)
 
-    def slice(self, start: int, stop: int) -> Octets:
+    def slice(self, start: int, stop: int) -> BinaryColumn:
         """The strings from ``start`` to ``stop`` (exclusive); they lie in order and are not copied."""
-        return Octets(self.flat, self.offsets[start : stop + 1], self.width)
+        return BinaryColumn(self.flat, self.offsets[start : stop + 1], self.width)
 
-    def without_empty(self) -> Octets:
+    def without_empty(self) -> BinaryColumn:
         """The strings that are not empty."""
         there = self.lengths > 0
-        return self if there.all() else Octets(self.flat, np.append(self.offsets[:-1][there], self.offsets[-1]))
+        return self if there.all() else BinaryColumn(self.flat, np.append(self.offsets[:-1][there], self.offsets[-1]))
 
     def to_arrow(self) -> pa.BinaryArray:
         """Convert to a ``binary`` array; the bytes are not copied.
@@ -113,11 +113,11 @@ class Octets:
             strings = self.to_arrow().to_numpy(zero_copy_only=False).tolist()
         return strings
 
-    def take(self, places: np.ndarray) -> Octets:
+    def take(self, places: np.ndarray) -> BinaryColumn:
         """The strings at the given places, in that order."""
         if self.width is not None:
-            return Octets.from_matrix(self.matrix()[places])
-        return Octets.from_arrow(self.to_arrow().take(pa.array(places)))
+            return BinaryColumn.from_matrix(self.matrix()[places])
+        return BinaryColumn.from_arrow(self.to_arrow().take(pa.array(places)))
 
     def words(self) -> tuple[np.ndarray, np.ndarray | None]:
         """The strings as uint64 words, the last word of each padded with zeros.
@@ -139,7 +139,7 @@ def windows(flat: np.ndarray, width: int) -> np.ndarray:
 
 def gather(
     buffers: Sequence[np.ndarray], starts: np.ndarray, lengths: np.ndarray, which: np.ndarray | None = None
-) -> Octets:
+) -> BinaryColumn:
     """Copies strings from any places in any order; of known width if all have the same length and lie in one buffer.
 
     Args:
@@ -158,10 +158,10 @@ def gather(
         _put_inline(views, buffers)
     data = [pa.py_buffer(buffer) for buffer in buffers]
     column = pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *data])
-    return Octets.from_arrow(column.cast(_BINARY))
+    return BinaryColumn.from_arrow(column.cast(_BINARY))
 
 
-def gather_padded(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Octets | None:
+def gather_padded(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> BinaryColumn | None:
     """Like :func:`gather`, with shorter strings padded with zeros to the width of the longest.
 
     Args:
@@ -188,21 +188,21 @@ def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryA
     bounds = np.zeros(2 * len(starts) + 1, np.int64)
     bounds[0:-1:2], bounds[1::2] = starts, ends
     bounds[-1] = bounds[-2] if len(starts) else 0
-    return Octets(flat, bounds).to_arrow().take(pa.array(np.arange(0, 2 * len(starts), 2)))
+    return BinaryColumn(flat, bounds).to_arrow().take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
-def join(*columns: Octets) -> Octets:
+def join(*columns: BinaryColumn) -> BinaryColumn:
     """Concatenates columns row by row."""
     if len(columns[0]) == 1:
         return _one(np.concatenate([column.flat[column.offsets[0] : column.offsets[1]] for column in columns]))
-    return Octets.from_arrow(pc.binary_join_element_wise(*(column.to_arrow() for column in columns), EMPTY))
+    return BinaryColumn.from_arrow(pc.binary_join_element_wise(*(column.to_arrow() for column in columns), EMPTY))
 
 
-def word_padding(lengths: np.ndarray) -> Octets:
+def word_padding(lengths: np.ndarray) -> BinaryColumn:
     """For strings of these lengths, the zeros that pad them to whole words."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     (-lengths & (WORD - 1)).cumsum(out=offsets[1:])
-    return Octets(np.zeros(offsets[-1], np.uint8), offsets)
+    return BinaryColumn(np.zeros(offsets[-1], np.uint8), offsets)
 
 
 def _words(matrix: np.ndarray) -> np.ndarray:
@@ -222,8 +222,8 @@ def _words(matrix: np.ndarray) -> np.ndarray:
     return words
 
 
-def _gather_matrix(flat: np.ndarray, starts: np.ndarray, width: int) -> Octets:
-    return Octets.from_matrix(windows(flat, width)[starts].view(np.uint8).reshape(-1, width))
+def _gather_matrix(flat: np.ndarray, starts: np.ndarray, width: int) -> BinaryColumn:
+    return BinaryColumn.from_matrix(windows(flat, width)[starts].view(np.uint8).reshape(-1, width))
 
 
 def _put_inline(views: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
@@ -232,5 +232,5 @@ def _put_inline(views: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
         views.view(_INLINE)["bytes"][rows] = windows(buffer, _INLINE_MAX)[views["start"][rows]]
 
 
-def _one(string: np.ndarray) -> Octets:
-    return Octets(string, np.array([0, len(string)]))
+def _one(string: np.ndarray) -> BinaryColumn:
+    return BinaryColumn(string, np.array([0, len(string)]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import crc32c as _library
 import numpy as np
 
-from logformat.binary_column import WORD, Octets
+from logformat.binary_column import WORD, BinaryColumn
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -78,7 +78,7 @@ def value_sums(words: np.ndarray, starts: np.ndarray | None = None) -> np.ndarra
     return _sums(words, starts, _VALUE_WEIGHTS)
 
 
-def key_sums(keys: Octets) -> np.ndarray:
+def key_sums(keys: BinaryColumn) -> np.ndarray:
     """Unmixed sums (uint64) of a column of keys, none of them empty."""
     sums = _sums(*keys.words(), _KEY_WEIGHTS)
     # Makes a key differ from the same key with zeros appended.

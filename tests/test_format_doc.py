@@ -47,7 +47,7 @@ from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from kvstore.spark.write.sink import KvStoreWriter
 from kvstore.spark.write.staged import OLD_SECONDS
 from logformat import checksum, paths
-from logformat.binary_column import WORD, Octets
+from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog import edits, following_file, image, jobs, store_file
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import (
@@ -178,7 +178,7 @@ PEOPLE = pa.schema([pa.field("id", pa.int64(), False), pa.field("name", pa.strin
 OTHERS = pa.schema([("name", pa.string()), ("age", pa.int16()), ("ok", pa.bool_())])
 ROW_CODEC = RowCodec({SchemaId(1): OTHERS})
 ROW_KEY = bytes.fromhex("02 80 00 00 00 00 00 00 05")
-KEY_SUMS = checksum.key_sums(Octets.from_list([ROW_KEY]))
+KEY_SUMS = checksum.key_sums(BinaryColumn.from_list([ROW_KEY]))
 
 
 def decoded_batch(data: bytes) -> dict[str, Any]:
@@ -245,12 +245,12 @@ def decoded_object(data: bytes) -> dict[str, Any]:
     found = replica_object.decode_object(memoryview(data), OBJECT, STORE_ID)
     assert [edits.decode(bytes(part)).txid for part in found.parts] == [3]
     kind, *_ = struct.unpack_from("<H", data, 6)
-    track = {"table_id": found.name.track.table_id, "bucket": found.name.track.bucket}
+    stream = {"table_id": found.name.stream.table_id, "bucket": found.name.stream.bucket}
     length, body_crc = len(data) - replica_object.HEAD_BYTES, checksum.crc32c(data[replica_object.HEAD_BYTES :])
     return {
         "kind": kind,
         "store_id": STORE_ID.bytes,
-        **track,
+        **stream,
         "start": found.name.start,
         "end": found.name.end,
         "leader_epoch": found.name.epoch,
@@ -270,7 +270,7 @@ def decoded_segment(data: bytes) -> dict[str, Any]:
 
 
 def decoded_row(data: bytes) -> dict[str, Any]:
-    columns, hashes = ROW_CODEC.decode(Octets.from_list([data]), KEY_SUMS, SchemaId(1))
+    columns, hashes = ROW_CODEC.decode(BinaryColumn.from_list([data]), KEY_SUMS, SchemaId(1))
     assert [column.to_pylist() for column in columns] == [["Anna"], [None], [True]]
     return {"checksum": int(hashes[0]) & 0xFFFFFFFF, "schema_id": 1}
 
@@ -878,7 +878,7 @@ def test_row_checksum() -> None:
         "checksum": row_hash % 2**32,
     }
     assert key_sum == KEY_SUMS[0]
-    assert row_hash == ROW_CODEC.decode(Octets.from_list([FORMAT.dump("Row")]), KEY_SUMS, SchemaId(1))[1][0]
+    assert row_hash == ROW_CODEC.decode(BinaryColumn.from_list([FORMAT.dump("Row")]), KEY_SUMS, SchemaId(1))[1][0]
     assert f"It stands under the key `{ROW_KEY.hex(' ')}`" in FORMAT.text
 
 
@@ -887,7 +887,7 @@ def test_row_checksums_of_rows_of_any_length() -> None:
     names = ["", "a", "x" * 7, "y" * 700]
     codec = RowCodec({SchemaId(1): pa.schema([("name", pa.string())])})
     keys = [b"\x02" + name.encode() + b"\x00" for name in names]
-    values, hashes = codec.encode([pa.array(names)], checksum.key_sums(Octets.from_list(keys)), SchemaId(1))
+    values, hashes = codec.encode([pa.array(names)], checksum.key_sums(BinaryColumn.from_list(keys)), SchemaId(1))
     said = [arithmetic.sums(key, value)[2] for key, value in zip(keys, values.to_list(), strict=True)]
     assert said == hashes.tolist()
 
@@ -1353,7 +1353,7 @@ def test_names_of_objects() -> None:
     assert {plain(name) for name, *_ in table if "<" not in name} == {paths.STORE_FILE, replica_told.NAME}
     assert f"`{paths.SHIPPING}`" in FORMAT.prose
     told = re.findall(r"`(\w+)`", re.findall(r"`crc32c` last: (.*?), as in TellReplica", FORMAT.prose)[0])
-    assert told == [field.name for field in msgspec.structs.fields(replica_told.Told)]
+    assert told == [field.name for field in msgspec.structs.fields(replica_told.ReplicaManifest)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Client of a table: batches rows, numbers its batches and sends them until they are acknowledged."""
 
-from writer.lane import Restart
+from writer.bucket_queue import Restart
 from writer.options import WriterOptions
 from writer.refused import Refused
 from writer.target import Appended, AppendTarget, Identity, TargetTable

@@ -8,7 +8,7 @@ from operator import index
 from logformat.errors import InvalidRequest
 from logformat.log.arrow_message import RAW_BYTES_MAX
 from logformat.log.batch import RECORDS_MAX
-from writer.lane import Timing
+from writer.bucket_queue import Timing
 
 _MS_MAX = 2**31 - 1
 RANGES = {

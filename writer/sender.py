@@ -18,10 +18,10 @@ from typing import Any
 from logformat.errors import NotAcknowledged, StoreClosed, StoreError, Unavailable, UnsupportedOperation
 from logformat.rows.changes import Changes
 from writer.accumulator import Accumulator
+from writer.bucket_queue import BucketQueue, PendingCall, Restart, Sending
 from writer.buffer import Buffer
 from writer.clock import Clock
 from writer.intake import Item
-from writer.lane import Lane, PendingCall, Restart, Sending
 from writer.options import WriterOptions
 from writer.refused import Refused
 from writer.target import AppendTarget, Identity, TargetTable
@@ -56,10 +56,10 @@ class Sender:
         self._options = options
         self._clock = clock
         self._new_id = new_id
-        self._events: queue.SimpleQueue[tuple[Lane, Sending, Future[Any]] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[BucketQueue, Sending, Future[Any]] | None] = queue.SimpleQueue()
         self.buffer = Buffer(options.buffer_bytes, options.batch_rows, lambda: self._events.put(None))
         self._accumulator = Accumulator(table, options)
-        self._lanes: dict[int, Lane] = {}
+        self._bucket_queues: dict[int, BucketQueue] = {}
         self._targets: dict[int, AppendTarget] = {}
         self._serial = 0
         self._open: dict[int, int] = {}
@@ -106,7 +106,7 @@ class Sender:
             )
 
     def _left(self, items: list[Item]) -> tuple[list[Changes], list[Refused]]:
-        left = [changes for lane in self._lanes.values() for changes in lane.unacknowledged()]
+        left = [changes for bucket_queue in self._bucket_queues.values() for changes in bucket_queue.unacknowledged()]
         left += [made.changes for made in self._accumulator.batches]
         left += self._accumulator.left_over(items)
         return left, self._accumulator.refused
@@ -117,10 +117,10 @@ class Sender:
         if self.buffer.aborted:
             return self._await_last(now)
         self._gather(now)
-        for bucket, lane in self._lanes.items():
+        for bucket, bucket_queue in self._bucket_queues.items():
             if self.buffer.aborted:
                 break  # a call may take long
-            self._drive(bucket, lane, now)
+            self._drive(bucket, bucket_queue, now)
         self._settle()
         return not (self.buffer.abandoned and self._is_done)
 
@@ -130,7 +130,7 @@ class Sender:
 
     def _wait(self) -> None:
         """Wait for the next event, then take all answers that are there."""
-        wake = [time for lane in self._lanes.values() if (time := lane.wake_at()) is not None]
+        wake = [time for bucket_queue in self._bucket_queues.values() if (time := bucket_queue.wake_at()) is not None]
         wake += [time for time in (self._linger_at, self._abort_at) if time is not None]
         try:
             timeout = max(0.0, min(wake) - self._clock.monotonic()) if wake else None
@@ -140,15 +140,15 @@ class Sender:
         except queue.Empty:
             pass
 
-    def _take_answer(self, event: tuple[Lane, Sending, Future[Any]] | None) -> None:
+    def _take_answer(self, event: tuple[BucketQueue, Sending, Future[Any]] | None) -> None:
         if event is None:
             return
-        lane, sending, future = event
+        bucket_queue, sending, future = event
         error = future.exception()
         if error is None:
-            lane.acknowledged(sending, future.result())
+            bucket_queue.acknowledged(sending, future.result())
         elif isinstance(error, StoreError):
-            lane.failed(sending, error, self._clock.monotonic())
+            bucket_queue.failed(sending, error, self._clock.monotonic())
         else:
             raise error
 
@@ -157,7 +157,7 @@ class Sender:
         if self._abort_at is None:
             self._abort_at = now + min(ABORT_SECONDS, self._options.request_timeout_ms / 1000)
         self._settle()
-        return now < self._abort_at and any(lane.in_flight for lane in self._lanes.values())
+        return now < self._abort_at and any(bucket_queue.in_flight for bucket_queue in self._bucket_queues.values())
 
     # Input
 
@@ -195,26 +195,26 @@ class Sender:
         batches = self._accumulator.batches
         while batches:
             bucket, changes, schema_id, size = batches[0]
-            if bucket not in self._lanes:
+            if bucket not in self._bucket_queues:
                 self._targets[bucket] = self._table.bucket(bucket)
-                self._lanes[bucket] = Lane(bucket, self._identity, self._options.timing, random.random)
+                self._bucket_queues[bucket] = BucketQueue(bucket, self._identity, self._options.timing, random.random)
             self._open[self._serial] = size
-            self._lanes[bucket].add(changes, self._serial, schema_id)
+            self._bucket_queues[bucket].add(changes, self._serial, schema_id)
             batches.popleft()
             self._serial += 1
 
     # Output
 
-    def _drive(self, bucket: int, lane: Lane, now: float) -> None:
+    def _drive(self, bucket: int, bucket_queue: BucketQueue, now: float) -> None:
         target = self._targets[bucket]
-        call = lane.pending_call(now)
+        call = bucket_queue.pending_call(now)
         if call is not None:
             try:
-                lane.call_succeeded(self._make_call(call, target))
+                bucket_queue.call_succeeded(self._make_call(call, target))
             except StoreError as error:
-                lane.call_failed(error, now)
+                bucket_queue.call_failed(error, now)
         put_off: Unavailable | None = None
-        for sending in lane.due(now):
+        for sending in bucket_queue.due(now):
             try:
                 if self.buffer.aborted:
                     put_off = put_off or Unavailable("The writer is ending; this batch was not sent.")
@@ -232,8 +232,8 @@ class Sender:
                     put_off = error  # the target would not take later batches either
                 future = Future()
                 future.set_exception(error)
-            future.add_done_callback(partial(self._answer, lane, sending))
-        for restart in lane.restarts:
+            future.add_done_callback(partial(self._answer, bucket_queue, sending))
+        for restart in bucket_queue.restarts:
             log.warning(
                 "bucket %d has forgotten writer %d; continuing as writer %d; rows that may be written twice: %d",
                 restart.bucket,
@@ -241,13 +241,13 @@ class Sender:
                 restart.after,
                 sum(map(len, restart.in_doubt)),
             )
-        self.restarts += lane.restarts
-        lane.restarts = []
-        if lane.error is not None:
-            raise lane.error
+        self.restarts += bucket_queue.restarts
+        bucket_queue.restarts = []
+        if bucket_queue.error is not None:
+            raise bucket_queue.error
 
-    def _answer(self, lane: Lane, sending: Sending, future: Future[Any]) -> None:
-        self._events.put((lane, sending, future))
+    def _answer(self, bucket_queue: BucketQueue, sending: Sending, future: Future[Any]) -> None:
+        self._events.put((bucket_queue, sending, future))
 
     def _make_call(self, call: PendingCall, target: AppendTarget) -> int | None:
         if call is PendingCall.BEGIN:
@@ -258,12 +258,12 @@ class Sender:
 
     def _settle(self) -> None:
         size, refused = 0, []
-        for lane in self._lanes.values():
-            for settled in lane.settled:
+        for bucket_queue in self._bucket_queues.values():
+            for settled in bucket_queue.settled:
                 size += self._open.pop(settled.serial)
                 if settled.error is not None:
                     refused.append(Refused(settled.changes, settled.error))
-            lane.settled = []
+            bucket_queue.settled = []
         if size or refused:
             self.buffer.settle(size, refused)
         first_open = next(iter(self._open), self._serial)

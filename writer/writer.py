@@ -18,9 +18,9 @@ from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.intake import Data, Keys
 from writer.accumulator import columns_of
+from writer.bucket_queue import Restart
 from writer.clock import Clock, SystemClock
 from writer.intake import Key, Whole
-from writer.lane import Restart
 from writer.options import WriterOptions
 from writer.refused import Refused
 from writer.sender import Sender

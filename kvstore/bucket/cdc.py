@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kvstore.request.take_rows import pick
+from kvstore.request.take_rows import take_rows
 from logformat.log.change import ChangeType
 from merge_engines.engine import Merged
 
@@ -41,4 +41,4 @@ def records_of(
     if not preimages:
         recorded[:, 0] &= ~changed
     ends = recorded.cumsum()[1::2]
-    return change_types[recorded], pick(merged.pool, places[recorded]), ends
+    return change_types[recorded], take_rows(merged.pool, places[recorded]), ends

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.committer import Committer
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.recovery import BucketPlace, is_at_end, is_complete, open_for_writing, usable_index
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.bucket.write_path import WritePath
@@ -20,7 +20,7 @@ from kvstore.files import Files, refusals
 from kvstore.index.index import Index, View
 from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
-from kvstore.log.retention import Standing
+from kvstore.log.retention import ReaderPositions
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
@@ -37,7 +37,7 @@ RECOVER_SECONDS = 0.25
 """How long a reader may not see what a writer that died has acknowledged."""
 
 
-class Tablet:
+class BucketHandle:
     """A bucket's files, opened when they are needed.
 
     Args:
@@ -60,7 +60,7 @@ class Tablet:
         show_last_edit: Callable[[], None],
         commits: CommitLock,
         staged: Callable[[OpenCommit], Request],
-        standing: Standing,
+        reader_positions: ReaderPositions,
         options: StoreOptions,
         files: Files,
         clock: Clock,
@@ -74,7 +74,7 @@ class Tablet:
         self._show_last_edit = show_last_edit
         self._commits = commits
         self._staged = staged
-        self._standing = standing
+        self._reader_positions = reader_positions
         self._options = options
         self._files = files
         self._clock = clock
@@ -87,7 +87,7 @@ class Tablet:
         self._is_own = self._is_claimed = False
         self._recover_next = self._look_next = 0.0
         self._closed = False
-        self._upkeep: Upkeep | None = None
+        self._maintenance: Maintenance | None = None
 
     @property
     def log(self) -> LogFiles:
@@ -237,12 +237,12 @@ class Tablet:
         return now - uncounted_after(state.last_timestamp, state.uncounted_ms, now)
 
     def take_snapshot(self) -> Snapshot:
-        """Take a snapshot of everything acknowledged, as the bucket's writer; see :meth:`Upkeep.snapshot`."""
-        return self._with_upkeep(Upkeep.snapshot)
+        """Take a snapshot of everything acknowledged, as the bucket's writer; see :meth:`Maintenance.snapshot`."""
+        return self._with_maintenance(Maintenance.snapshot)
 
     def retain(self) -> None:
-        """Let go what has expired of the log, as the bucket's writer; see :meth:`Upkeep.retain`."""
-        self._with_upkeep(Upkeep.retain)
+        """Let go what has expired of the log, as the bucket's writer; see :meth:`Maintenance.retain`."""
+        self._with_maintenance(Maintenance.retain)
 
     def verify_pages(self) -> None:
         """Verify the pages of what is committed of the index.
@@ -314,7 +314,7 @@ class Tablet:
         """Commit everything and let other processes write; who reads here goes on, and who writes here begins anew."""
         with self._opening:
             self._is_own = False
-            self._stop_upkeep()
+            self._stop_maintenance()
             committer, self._committer = self._committer, None
             try:
                 if committer is not None:
@@ -334,25 +334,25 @@ class Tablet:
             finally:
                 self._process_lock.release()
 
-    def _stop_upkeep(self) -> None:
-        upkeep, self._upkeep = self._upkeep, None
-        if upkeep is not None:
-            upkeep.close()
+    def _stop_maintenance(self) -> None:
+        maintenance, self._maintenance = self._maintenance, None
+        if maintenance is not None:
+            maintenance.close()
 
-    def _with_upkeep(self, work: Callable[[Upkeep], T]) -> T:
+    def _with_maintenance(self, work: Callable[[Maintenance], T]) -> T:
         while True:
             self._writer()
-            upkeep = self._upkeep
+            maintenance = self._maintenance
             try:
-                if upkeep is not None:
-                    return work(upkeep)
+                if maintenance is not None:
+                    return work(maintenance)
             except StoreClosed:
-                if self._upkeep is upkeep:
+                if self._maintenance is maintenance:
                     raise
             # The bucket was handed over meanwhile.
 
     def _stop(self) -> None:
-        self._stop_upkeep()
+        self._stop_maintenance()
         committer, self._committer = self._committer, None
         try:
             if committer is not None:
@@ -379,7 +379,7 @@ class Tablet:
                 self._check_open()
                 if self._committer is None and self._process_lock.try_acquire():
                     self._committer = self._begin_writing()
-                    self._upkeep = self._begin_upkeep(self._committer)
+                    self._maintenance = self._begin_maintenance(self._committer)
                 if self._committer is not None:
                     return self._committer
             if not commits or self._clock.monotonic() >= deadline:
@@ -430,14 +430,14 @@ class Tablet:
     def _gave_up(self, committer: Committer) -> bool:
         return self._committer is not committer
 
-    def _begin_upkeep(self, committer: Committer) -> Upkeep:
-        upkeep = Upkeep(
+    def _begin_maintenance(self, committer: Committer) -> Maintenance:
+        maintenance = Maintenance(
             *(self.place, committer.index, committer.flush, self._current),
-            *(self._options, self._files, self._clock, self._standing),
+            *(self._options, self._files, self._clock, self._reader_positions),
         )
-        committer.rolled, committer.growing = upkeep.look, upkeep.growing
-        upkeep.look()
-        return upkeep
+        committer.rolled, committer.growing = maintenance.look, maintenance.growing
+        maintenance.look()
+        return maintenance
 
     def _reader(self) -> Index:
         with self._opening:

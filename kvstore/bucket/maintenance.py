@@ -1,4 +1,4 @@
-"""Upkeep of a bucket beside its writer: snapshots, and the beginning of the log when it has expired.
+"""Maintenance of a bucket beside its writer: snapshots, and the beginning of the log when it has expired.
 
 * One thing at a time, in a thread of its own or in that of whoever asks for a snapshot. The committer never waits for
   it, but for a piece of work to end when the index must grow: no transaction may be live then. The work begins anew.
@@ -35,7 +35,7 @@ class _Interrupted(Exception):
     """The work is to end, because the index must grow or the bucket is closed."""
 
 
-class Upkeep:
+class Maintenance:
     """Snapshots and retention of a bucket that this process writes.
 
     Args:
@@ -57,7 +57,7 @@ class Upkeep:
         options: StoreOptions,
         files: Files,
         clock: Clock,
-        standing: retention.Standing = retention.nobody,
+        reader_positions: retention.ReaderPositions = retention.nobody,
     ) -> None:
         self._place = place
         self._index = index
@@ -66,7 +66,7 @@ class Upkeep:
         self._options = options
         self._files = files
         self._clock = clock
-        self._standing = standing
+        self._reader_positions = reader_positions
         self._retention_ms = current().options.retention_ms
         self._working = threading.Lock()
         self._state = threading.Condition()
@@ -116,7 +116,9 @@ class Upkeep:
             with self._view() as view:
                 committed = synced_end(view.state())
             needed = retention.needed_from(newest.log_end, committed)
-            retention.remove_before(self._place.log, log, Offset(min(expired, needed)), self._files, self._standing)
+            retention.remove_before(
+                self._place.log, log, Offset(min(expired, needed)), self._files, self._reader_positions
+            )
 
     def look(self) -> None:
         """Have the log looked at soon, in the thread that does so."""

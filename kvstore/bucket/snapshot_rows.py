@@ -19,7 +19,7 @@ from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.checksum import crc32c, key_sums
 from logformat.ids import SchemaId
 from logformat.log.snapshot_manifest import FileSum
@@ -140,7 +140,7 @@ class RowsWriter:
             sorting_columns=pq.SortingColumn.from_ordering(self._schema, [(name, "ascending") for name in key]),
         )
 
-    def write(self, keys: Octets, values: Octets) -> np.ndarray:
+    def write(self, keys: BinaryColumn, values: BinaryColumn) -> np.ndarray:
         """Write some rows; returns their hashes.
 
         Raises:
@@ -178,8 +178,8 @@ def _may_repeat(field: pa.Field) -> bool:
 class EncodedRows:
     """Rows as the index holds them: keys, values, and for checks the sums of the keys and the hashes of the rows."""
 
-    keys: Octets
-    values: Octets
+    keys: BinaryColumn
+    values: BinaryColumn
     sums: np.ndarray
     hashes: np.ndarray
 
@@ -236,7 +236,7 @@ def _encoded(rows: pa.RecordBatch, definition: TableDefinition) -> EncodedRows:
         return EncodedRows(keys, parts[0], sums, hashes)
     back = pa.array(np.argsort(np.concatenate(places)))
     joined = pa.concat_arrays([part.to_arrow() for part in parts]).take(back)
-    return EncodedRows(keys, Octets.from_arrow(joined), sums, hashes)
+    return EncodedRows(keys, BinaryColumn.from_arrow(joined), sums, hashes)
 
 
 def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -34,9 +34,9 @@ from kvstore.request.request import Request, group
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
-from kvstore.request.take_rows import pick
+from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import Offset, SchemaId, WriterId
 from logformat.log.batch import (
@@ -307,7 +307,7 @@ class WritePath:
         try:
             if self._has_preimages or is_delete.any():
                 there = np.flatnonzero(exchanged.there)
-                keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+                keys_of = take_rows(incoming, grouping.order[grouping.starts[there]])
                 old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
                 operations = self._operations(request, exchanged.there, old_rows, incoming)
                 change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
@@ -332,9 +332,9 @@ class WritePath:
         grouping, options = request.grouping, self.definition.options
         incoming = filled(request.changes.rows, self.definition.schema)
         listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
-        values = Octets.from_list(self.index.get(listed))
+        values = BinaryColumn.from_list(self.index.get(listed))
         there = values.lengths > 0
-        keys_of = pick(incoming, grouping.order[grouping.starts[there]])
+        keys_of = take_rows(incoming, grouping.order[grouping.starts[there]])
         old_rows, old_hashes = self._layout.decode(values.without_empty(), sums[there], keys_of)
         operations = self._operations(request, there, old_rows, incoming)
         merged = self._engine_of(request).merge(operations)
@@ -349,7 +349,7 @@ class WritePath:
         changed = final != operations.stored
         put, removed = changed & (final >= 0), changed & (final < 0)
         schema_id = self.definition.schema_id
-        new_values, new_hashes = self._layout.encode_values(pick(merged.pool, final[put]), sums[put], schema_id)
+        new_values, new_hashes = self._layout.encode_values(take_rows(merged.pool, final[put]), sums[put], schema_id)
         self.index.put(list(compress(listed, put)), new_values.to_list())
         self.index.remove(list(compress(listed, removed)))
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
@@ -404,7 +404,7 @@ class WritePath:
         """Leave updates out that change nothing: every value has the bytes it had."""
         updates = np.flatnonzero((merged.before >= 0) & (merged.after >= 0) & (merged.before != merged.after))
         before, after = (
-            self._layout.encode_values(pick(merged.pool, places[updates]), np.zeros(len(updates), np.uint64),
+            self._layout.encode_values(take_rows(merged.pool, places[updates]), np.zeros(len(updates), np.uint64),
                                        self.definition.schema_id)[0].to_arrow()
             for places in (merged.before, merged.after)
         )  # fmt: skip
@@ -427,7 +427,7 @@ class WritePath:
         return exchanged.effect(verified(exchanged.values, exchanged.sums[exchanged.there]))
 
     def _exchange(
-        self, keys: Octets, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
+        self, keys: BinaryColumn, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
     ) -> _Exchanged:
         """Bring the index up to date for some keys and take out what it held: with the last row, one pass does both.
 
@@ -438,7 +438,7 @@ class WritePath:
         """
         sums = key_sums(keys)
         listed = keys.to_list()
-        values, hashes = self._layout.encode_values(pick(rows, places[put]), sums[put], schema_id)
+        values, hashes = self._layout.encode_values(take_rows(rows, places[put]), sums[put], schema_id)
         if put.all():
             old = self.index.replace(listed, values.to_list())
         else:
@@ -447,7 +447,7 @@ class WritePath:
             both = np.empty(len(listed), object)
             both[put], both[~put] = old_of_put, old_of_removed
             old = both.tolist()
-        found = Octets.from_list(old)
+        found = BinaryColumn.from_list(old)
         there = found.lengths > 0
         return _Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
 
@@ -584,7 +584,7 @@ class _Exchanged:
     hashes: np.ndarray
     old: list[bytes]
     there: np.ndarray
-    values: Octets
+    values: BinaryColumn
 
     def effect(self, old_hashes: np.ndarray) -> _Effect:
         """What it adds to count and digest, given the hashes of the rows that were there."""

@@ -52,8 +52,8 @@ class Recovery:
     tables: list[str]
     damaged: list[str]
     gone: list[str]
-    put_aside: list[Path]
-    aside: Path
+    move_to_quarantine: list[Path]
+    quarantine: Path
     written: bool
 
 
@@ -62,7 +62,7 @@ class _Plan:
     edit: Edit
     state: CatalogState
     gone: list[str]
-    put_aside: list[Path] = field(default_factory=list)
+    move_to_quarantine: list[Path] = field(default_factory=list)
 
 
 def recover(
@@ -85,9 +85,9 @@ def recover(
         before = _last_commit(store, files)
         left = salvage(store, store_id, files, elsewhere)
         plan = _plan(store, left, clock, () if elsewhere is None else elsewhere.also)
-        aside = paths.lost_directory(store, plan.edit.txid)
+        quarantine = paths.lost_directory(store, plan.edit.txid)
         if write:
-            _carry_out(store, store_id, plan, aside, files, clock, before)
+            _carry_out(store, store_id, plan, quarantine, files, clock, before)
     return Recovery(
         image=left.image,
         txid=plan.edit.txid,
@@ -95,8 +95,8 @@ def recover(
         tables=sorted(table.name for table in plan.state.tables.values()),
         damaged=left.damaged,
         gone=plan.gone,
-        put_aside=plan.put_aside,
-        aside=aside,
+        move_to_quarantine=plan.move_to_quarantine,
+        quarantine=quarantine,
         written=write,
     )
 
@@ -149,13 +149,13 @@ def _has_changes(table: Path) -> bool:
 
 
 def _carry_out(
-    store: Path, store_id: UUID, plan: _Plan, aside: Path, files: Files, clock: Clock, before: int | None
+    store: Path, store_id: UUID, plan: _Plan, quarantine: Path, files: Files, clock: Clock, before: int | None
 ) -> None:
     # First: once there is the image, the catalog lacks nothing that it knows of.
     files.make_directory(store / paths.LOST)
-    files.make_directory(aside)
-    for path in plan.put_aside:
-        _put_aside(path, store, aside, files)
+    files.make_directory(quarantine)
+    for path in plan.move_to_quarantine:
+        _move_to_quarantine(path, store, quarantine, files)
     images = store / paths.IMAGES
     unfinished = images / paths.UNFINISHED_IMAGE
     with suppress(FileNotFoundError):
@@ -172,8 +172,8 @@ def _carry_out(
         if _last_commit(store, files) != before:
             raise StoreLocked("Another process uses the store; end it first.", path=journal)
         if journal.exists():
-            files.rename(journal, aside / journal.name)
-            files.sync_directory(aside)
+            files.rename(journal, quarantine / journal.name)
+            files.sync_directory(quarantine)
         files.rename(made, journal)
         files.sync_directory(journal.parent)
     if (store / paths.FOLLOWING).exists():  # it follows no more: who recovers a copy has nothing better left
@@ -181,15 +181,15 @@ def _carry_out(
         files.sync_directory((store / paths.FOLLOWING).parent)
     for txid in image.txids(images):
         if txid < plan.edit.txid:  # the new journal does not go on behind it
-            _put_aside(paths.image_file(paths.IMAGES, txid), store, aside, files)
+            _move_to_quarantine(paths.image_file(paths.IMAGES, txid), store, quarantine, files)
 
 
-def _put_aside(path: Path, store: Path, aside: Path, files: Files) -> None:
+def _move_to_quarantine(path: Path, store: Path, quarantine: Path, files: Files) -> None:
     """Move something from the store's directory to another, under the name it had there."""
     for directory in reversed(path.parents[:-1]):
-        files.make_directory(aside / directory)
-    files.rename(store / path, aside / path)
-    files.sync_directory((aside / path).parent)
+        files.make_directory(quarantine / directory)
+    files.rename(store / path, quarantine / path)
+    files.sync_directory((quarantine / path).parent)
     files.sync_directory((store / path).parent)
 
 

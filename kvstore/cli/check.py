@@ -71,15 +71,21 @@ def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool
         progress = show if errors.is_terminal else lambda _: None
         report = kvstore.repair(path, replica, accept_loss=accept_loss, progress=progress)
     if as_json:
-        print_json({"ok": bool(report), **asdict(report), "aside": None if report.aside is None else str(report.aside)})
+        print_json(
+            {
+                "ok": bool(report),
+                **asdict(report),
+                "aside": None if report.quarantine is None else str(report.quarantine),
+            }
+        )
     else:
         console = Console()
         _print_buckets(console, report.buckets)
-        for word, lines in (("mended", report.mended), ("gone", report.gone)):
+        for word, lines in (("mended", report.repaired), ("gone", report.gone)):
             for line in lines:
                 print_line(f"{word}: {line}")
-        if report.aside is not None:
-            print_line(f"What was replaced is in {report.aside}.")
+        if report.quarantine is not None:
+            print_line(f"What was replaced is in {report.quarantine}.")
         print_findings(console, report.left)
     if not report:
         raise typer.Exit(1)

@@ -274,9 +274,9 @@ def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -
 
 def _print_findings(name: str, findings: list[Finding]) -> None:
     for each in findings:
-        track = "catalog" if each.track == CATALOG else f"table {each.track.table_id} bucket {each.track.bucket}"
+        stream = "catalog" if each.stream == CATALOG else f"table {each.stream.table_id} bucket {each.stream.bucket}"
         what = each.object if each.object is not None else f"offsets {each.start} to {each.end}"
-        print_line(f"{name}: {each.kind} {track} {what}")
+        print_line(f"{name}: {each.kind} {stream} {what}")
 
 
 def _facts(report: kvstore.ReplicaReport) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from operator import ge
 from typing import Any
 
 from kvstore.arguments import integer, printable, shown
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.named_writers import NAME_BYTES_MAX
 from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreFull, UnsupportedOperation
@@ -38,14 +38,14 @@ class Consumers:
 
     def __init__(
         self,
-        tablets: Sequence[Tablet],
+        handles: Sequence[BucketHandle],
         journal: Journal,
         current: Callable[[], TableDefinition],
         options: StoreOptions,
         clock: Clock,
     ) -> None:
-        self._table = tablets[0].place.identity.table_id
-        self._tablets = tablets
+        self._table = handles[0].place.identity.table_id
+        self._handles = handles
         self._journal = journal
         self._current = current
         self._options = options
@@ -83,7 +83,7 @@ class Consumers:
         if self._current().options.retention_ms is not None or self._options.log_bytes_max < UNLIMITED:
             return True
         # A limit by size is known to the process that writes only; that there is one shows once it has taken effect.
-        return any(tablet.log.start() for tablet in self._tablets)
+        return any(handle.log.start() for handle in self._handles)
 
     def _put(self, name: str, offsets: Sequence[Offset], until_ms: int | None, *, strict: bool) -> None:
         """Register offsets; where they have expired those that are left, or if ``strict`` none at all."""
@@ -93,7 +93,7 @@ class Consumers:
 
         def decide(state: CatalogState) -> SetConsumer:
             self._known(state)
-            starts = [tablet.log.start() for tablet in self._tablets]
+            starts = [handle.log.start() for handle in self._handles]
             for bucket, (offset, start) in enumerate(zip(offsets, starts, strict=True)):
                 if strict and offset < start:
                     raise OffsetOutOfRange(
@@ -117,23 +117,23 @@ class Consumers:
         return state.consumers_of(self._table)
 
     def _offsets_given(self, given: Any) -> list[Offset]:
-        if not isinstance(given, Mapping) or set(given) != set(range(len(self._tablets))):
+        if not isinstance(given, Mapping) or set(given) != set(range(len(self._handles))):
             raise InvalidRequest(
                 "Give the next offset to read, for each bucket of the table: {0: 17, …}.",
                 offsets=shown(given),
-                buckets=len(self._tablets),
+                buckets=len(self._handles),
             )
-        found = [integer("offset", given[bucket]) for bucket in range(len(self._tablets))]
+        found = [integer("offset", given[bucket]) for bucket in range(len(self._handles))]
         if not all(0 <= offset <= OFFSET_MAX for offset in found):
             raise OffsetOutOfRange("No log has such an offset; give one of its changes.", offsets=shown(given))
         return [Offset(offset) for offset in found]
 
     def _check_ends(self, offsets: Sequence[Offset]) -> None:
-        for bucket, (offset, tablet) in enumerate(zip(offsets, self._tablets, strict=True)):
-            end = tablet.committed().applied_offset
+        for bucket, (offset, handle) in enumerate(zip(offsets, self._handles, strict=True)):
+            end = handle.committed().applied_offset
             if end < offset:
-                tablet.flush()  # it may be acknowledged here, and not yet committed
-                end = tablet.committed().applied_offset
+                handle.flush()  # it may be acknowledged here, and not yet committed
+                end = handle.committed().applied_offset
             if end < offset:
                 raise OffsetOutOfRange(
                     "The log ends before this offset; give the one after the last change that was read.",

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from uuid import uuid4
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
 from kvstore.errors import NoSuchTable, StoreError, StoreLocked
@@ -40,7 +40,7 @@ class Commits:
     def __init__(
         self,
         table: TableId,
-        tablets: Several[Tablet],
+        handles: Several[BucketHandle],
         lock: CommitLock,
         staging: Staging,
         journal: Journal,
@@ -48,7 +48,7 @@ class Commits:
         clock: Clock,
     ) -> None:
         self._table = table
-        self._tablets = dict(enumerate(tablets))
+        self._handles = dict(enumerate(handles))
         self._lock = lock
         self._staging = staging
         self._journal = journal
@@ -74,11 +74,11 @@ class Commits:
 
     def knows(self, writer_id: WriterId) -> bool:
         """Whether any bucket has a batch of a writer with a name. It is the caller's turn."""
-        return any(tablet.last_sequence(writer_id) is not None for tablet in self._tablets.values())
+        return any(handle.last_sequence(writer_id) is not None for handle in self._handles.values())
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name; None if it has none. It is the caller's turn."""
-        return self._tablets[BucketId(0)].last_sequence(writer_id)
+        return self._handles[BucketId(0)].last_sequence(writer_id)
 
     def settle(self) -> None:
         """Bring open commits of dead processes to their end, unless somebody is about to."""
@@ -103,12 +103,12 @@ class Commits:
         parts = {bucket: Prepared(request, decision) for bucket, request in requests.items()}
         if len(parts) == 1:
             decision.set_result(True)  # one batch is all or nothing by itself
-            self._tablets[0].prepare(parts[BucketId(0)])
+            self._handles[0].prepare(parts[BucketId(0)])
             return WriteResult({BucketId(0): parts[BucketId(0)].answer.result()})
         takes_place = False
         try:
             for bucket, part in parts.items():
-                self._tablets[bucket].prepare(part)
+                self._handles[bucket].prepare(part)
             self._staging.write(commit, definition, {b: request.changes for b, request in requests.items()})
             answers = {bucket: part.ready.result() for bucket, part in parts.items()}
             if all(answer.duplicated for answer in answers.values()):
@@ -136,8 +136,8 @@ class Commits:
     def _settle(self) -> None:
         commits = self._writers().commits
         if commits:
-            for tablet in self._tablets.values():
-                tablet.settle()
+            for handle in self._handles.values():
+                handle.settle()
             for commit in commits:
                 self._end(commit)
         self._staging.sweep(())
@@ -171,22 +171,22 @@ class Commits:
         try:
             with ExitStack() as asking:
                 deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
-                for tablet in self._tablets.values():
-                    while not self._takes(tablet, deadline):
+                for handle in self._handles.values():
+                    while not self._takes(handle, deadline):
                         if not self._lock.wanted:
                             asking.enter_context(self._lock.wanting())
                         pause()
             yield
         finally:
             if self._lock.presence.others():
-                for tablet in self._tablets.values():
-                    if not tablet.is_own:
+                for handle in self._handles.values():
+                    if not handle.is_own:
                         with suppress(StoreError):  # all of it is in the log, and who writes next is told
-                            tablet.stop_writing()
+                            handle.stop_writing()
 
-    def _takes(self, tablet: Tablet, deadline: float) -> bool:
+    def _takes(self, handle: BucketHandle, deadline: float) -> bool:
         try:
-            tablet.take()
+            handle.take()
         except StoreLocked:
             if self._clock.monotonic() >= deadline:
                 raise

@@ -19,7 +19,7 @@ from kvstore.errors import CorruptData
 from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
 from kvstore.pages import tree_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
 from logformat.log import index_state, writer_entry
 from logformat.log.index_state import IndexState
@@ -74,7 +74,9 @@ class View:
         """Values of keys, in order; empty where a key is missing. No stored value is empty."""
         return list(map(self._transaction.get, keys, repeat(b"")))
 
-    def rows(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[tuple[Octets, Octets]]:
+    def rows(
+        self, chunk: int, start: bytes = ROW, stop: bytes | None = None
+    ) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
         """Keys and values of the rows from ``start`` to ``stop`` (exclusive), in key order.
 
         In chunks of at most ``chunk`` rows. Zero words may follow a value: they change neither its checksum nor its
@@ -93,7 +95,9 @@ class View:
             if following is not None and (stop is None or following < stop):
                 yield from self._leaves.rows(chunk, following, stop)
 
-    def _rows_by_cursor(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[tuple[Octets, Octets]]:
+    def _rows_by_cursor(
+        self, chunk: int, start: bytes, stop: bytes | None
+    ) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
         found = self._between(start, stop)
         waiting_keys: list[bytes] = []
         waiting_values: list[bytes] = []
@@ -104,10 +108,10 @@ class View:
             waiting_values += values
             waiting_bytes += sum(map(len, values))
             if len(waiting_keys) == chunk or waiting_bytes >= CHUNK_BYTES:
-                yield Octets.from_list(waiting_keys), Octets.from_list(waiting_values)
+                yield BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values)
                 waiting_keys, waiting_values, waiting_bytes = [], [], 0
         if waiting_keys:
-            yield Octets.from_list(waiting_keys), Octets.from_list(waiting_values)
+            yield BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values)
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """The first and the last key; None if there are no rows."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kvstore.errors import CorruptData
 from kvstore.pages import BIG, BRANCH, DEPTH_MAX, HEAD, LEAF, NODE, NOWHERE, OVERFLOW, Tree
-from logformat.binary_column import Octets, gather, gather_padded, windows
+from logformat.binary_column import BinaryColumn, gather, gather_padded, windows
 
 CHUNK_BYTES = 8 << 20
 """Limit in bytes of a chunk's values, or one larger value. Larger chunks would page-fault new memory each time."""
@@ -49,7 +49,7 @@ class Leaves:
         self._check_held = check_held
         self._file_pages = os.fstat(descriptor).st_size // page_bytes
 
-    def rows(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[tuple[Octets, Octets]]:
+    def rows(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
         """Keys and values from ``start`` to ``stop`` (exclusive), in key order.
 
         Args:
@@ -163,7 +163,7 @@ class Leaves:
             raise _damaged("nodes overlap or leave gaps", pages=f"{numbers.min()}..{numbers.max()}")
         return _Nodes(firsts, keys, key_bytes, values, value_bytes, big, heads_of_nodes & 0xFFFFFFFFFFFF)
 
-    def _values(self, flat: np.ndarray, nodes: _Nodes, some: slice) -> Octets:
+    def _values(self, flat: np.ndarray, nodes: _Nodes, some: slice) -> BinaryColumn:
         """Values of some nodes of leaves, including values that have their own pages."""
         starts, lengths, big = nodes.values[some], nodes.value_bytes[some], nodes.big[some]
         if not big.any():
@@ -233,7 +233,7 @@ class _Nodes:
     children: np.ndarray
 
 
-def _check_order(last: bytes, keys: Octets) -> None:
+def _check_order(last: bytes, keys: BinaryColumn) -> None:
     column = keys.to_arrow()
     rise = pc.less(column.slice(0, max(0, len(column) - 1)), column.slice(1))
     if len(keys) and (keys[0] <= last or rise.false_count):

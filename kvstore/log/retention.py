@@ -22,7 +22,7 @@ from logformat.ids import OFFSET_MAX, Offset
 UNLIMITED = OFFSET_MAX
 """No size limit: more bytes than any log has."""
 
-Standing = Callable[[], AbstractContextManager[Iterable[Offset]]]
+ReaderPositions = Callable[[], AbstractContextManager[Iterable[Offset]]]
 """Positions of registered readers. While the context is open, no position moves and no reader registers."""
 
 
@@ -75,7 +75,9 @@ def needed_from(snapshot: LogEnd, index: LogEnd) -> Offset:
     return min(snapshot.base, index.base)
 
 
-def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files, standing: Standing = nobody) -> Offset:
+def remove_before(
+    directory: Path, log: LogFiles, offset: Offset, files: Files, reader_positions: ReaderPositions = nobody
+) -> Offset:
     """Remove every segment that has nothing from ``offset`` on; returns the new start of the log.
 
     Args:
@@ -87,7 +89,7 @@ def remove_before(directory: Path, log: LogFiles, offset: Offset, files: Files, 
     """
     bases = log.bases()
     for base, following in pairwise(bases):
-        with standing() as offsets:
+        with reader_positions() as offsets:
             if following > min((offset, *offsets)):
                 return base
             files.remove(paths.segment_file(directory, base))

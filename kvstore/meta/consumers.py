@@ -46,7 +46,7 @@ class TableConsumers:
             if consumer.until_ms is None
         }
 
-    def standing(self, bucket: BucketId, now_ms: int) -> list[Offset]:
+    def reader_positions(self, bucket: BucketId, now_ms: int) -> list[Offset]:
         """From where on somebody has still to read a bucket."""
         return [consumer.offsets[bucket] for consumer in self.named.values() if not consumer.is_over(now_ms)]
 

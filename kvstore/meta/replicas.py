@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 import msgspec
 
 from logformat.catalog.edits import AddReplica, DropReplica, FindReplica, ReportReplica, TellReplica
-from logformat.catalog.replicas import CATALOG, ReplicaStatus, Track
+from logformat.catalog.replicas import CATALOG, ReplicaStatus, Stream
 from logformat.ids import TableId
 
 Replicas = Mapping[str, ReplicaStatus]
@@ -28,18 +28,20 @@ def replicas_after(known: Replicas, edit: AboutReplica, tables: Container[TableI
     elif isinstance(edit, DropReplica):
         del now[edit.name]
     elif isinstance(edit, FindReplica):
-        found = [each for each in edit.findings if _is_there(each.track, tables)]
+        found = [each for each in edit.findings if _is_there(each.stream, tables)]
         now[edit.name] = msgspec.structs.replace(now[edit.name], findings=found, checked_ms=edit.checked_ms)
     else:
-        told = {each.track: each for each in (*now[edit.name].shipped, *edit.shipped) if _is_there(each.track, tables)}
+        told = {
+            each.stream: each for each in (*now[edit.name].shipped, *edit.shipped) if _is_there(each.stream, tables)
+        }
         as_of_ms = edit.as_of_ms if isinstance(edit, TellReplica) else now[edit.name].as_of_ms
-        shipped = [told[track] for track in sorted(told)]
+        shipped = [told[stream] for stream in sorted(told)]
         now[edit.name] = msgspec.structs.replace(now[edit.name], shipped=shipped, as_of_ms=as_of_ms)
     return now
 
 
-def _is_there(track: Track, tables: Container[TableId]) -> bool:
-    return track == CATALOG or track.table_id in tables
+def _is_there(stream: Stream, tables: Container[TableId]) -> bool:
+    return stream == CATALOG or stream.table_id in tables
 
 
 def without_table(known: Replicas, table_id: TableId) -> dict[str, ReplicaStatus]:
@@ -47,8 +49,8 @@ def without_table(known: Replicas, table_id: TableId) -> dict[str, ReplicaStatus
     return {
         name: msgspec.structs.replace(
             replica,
-            shipped=[each for each in replica.shipped if each.track.table_id != table_id],
-            findings=[each for each in replica.findings if each.track.table_id != table_id],
+            shipped=[each for each in replica.shipped if each.stream.table_id != table_id],
+            findings=[each for each in replica.findings if each.stream.table_id != table_id],
         )
         for name, replica in known.items()
     }

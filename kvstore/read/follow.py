@@ -18,7 +18,7 @@ from typing import SupportsIndex
 
 import pyarrow as pa
 
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
@@ -111,7 +111,7 @@ class ChangeReader:
         whole_updates: See :func:`kvstore.read.changelog.changes_between`.
     """
 
-    tablet: Tablet
+    handle: BucketHandle
     current: Callable[[], TableDefinition]
     columns: Sequence[str]
     whole_updates: bool = False
@@ -131,9 +131,9 @@ class ChangeReader:
 
     def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch | None]:
         full = isinstance(start, str) and start == "full"
-        with self.tablet.snapshot() as view:
+        with self.handle.snapshot() as view:
             state = view.state()
-            now, log = state.applied_offset, self.tablet.log
+            now, log = state.applied_offset, self.handle.log
             first = now if full else start
             span = span_from(first, end, log, now) if follow else Span(*range_between(first, end, log, now))
             if full:
@@ -153,7 +153,7 @@ class ChangeReader:
             end = now if span.end is None else min(now, span.end)
             definition = self.current()  # read after `now`, so that it has the schemas of all committed changes
             if place < end:
-                found = span.of(self.tablet.log, place, end)
+                found = span.of(self.handle.log, place, end)
                 yield from changes_between(
                     found, definition, state.bucket_id, place, end, self.columns, whole_updates=self.whole_updates
                 )
@@ -161,7 +161,7 @@ class ChangeReader:
                 return
             place = end
             yield None  # other readers may take their turn
-            state = self.tablet.committed()
+            state = self.handle.committed()
             if state.applied_offset < place:
                 raise OffsetOutOfRange(
                     "The log ends before an offset that was already read; was an older copy restored?",

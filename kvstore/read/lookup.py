@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, rows_now
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
 from logformat.rows import intake
@@ -23,7 +23,7 @@ FOUND = "_found"
 
 
 def rows_of_keys(
-    tablets: Sequence[Tablet], current: Callable[[], TableDefinition], key_rows: pa.RecordBatch
+    handles: Sequence[BucketHandle], current: Callable[[], TableDefinition], key_rows: pa.RecordBatch
 ) -> pa.Table:
     """One row for each key, in order; see :meth:`kvstore.Table.lookup`.
 
@@ -32,12 +32,12 @@ def rows_of_keys(
         key_rows: The key columns.
     """
     encoded = layout_of(current()).encode_keys(key_rows)
-    values = _values(tablets, current(), key_rows, encoded.to_list())
+    values = _values(handles, current(), key_rows, encoded.to_list())
     definition = current()  # read after the values, so that it has the schemas of all rows
     layout = layout_of(definition)
     there = np.fromiter(map(bool, values), bool, len(values))
     found_keys = key_rows.filter(pa.array(there))
-    rows, _ = layout.decode(Octets.from_list(list(filter(None, values))), key_sums(encoded)[there], found_keys)
+    rows, _ = layout.decode(BinaryColumn.from_list(list(filter(None, values))), key_sums(encoded)[there], found_keys)
     places = pa.array(np.cumsum(there) - 1, mask=~there)
     columns = [
         key_rows.column(field.name) if field.name in layout.key_names else rows.column(field.name).take(places)
@@ -48,17 +48,19 @@ def rows_of_keys(
     return pa.Table.from_arrays([*columns, pa.array(there)], schema=pa.schema([*fields, found]))
 
 
-def row_of_key(tablets: Sequence[Tablet], current: Callable[[], TableDefinition], key: Any) -> dict[str, Any] | None:
+def row_of_key(
+    handles: Sequence[BucketHandle], current: Callable[[], TableDefinition], key: Any
+) -> dict[str, Any] | None:
     """The row of one key, or None; see :meth:`kvstore.Table.get`."""
     codec = layout_of(current()).single
-    code = codec.encode_key(key) if codec is not None and len(tablets) == 1 else None
+    code = codec.encode_key(key) if codec is not None and len(handles) == 1 else None
     if codec is not None and code is not None:
-        value = tablets[0].value(code)
+        value = handles[0].value(code)
         if value is None or codec.knows(value):
             return None if value is None else codec.decode(key, code, value)
         # Another process has added a column since.
     key_rows = intake.key_rows([key], layout_of(current()).key_schema)
-    row: dict[str, Any] = rows_of_keys(tablets, current, key_rows).to_pylist()[0]
+    row: dict[str, Any] = rows_of_keys(handles, current, key_rows).to_pylist()[0]
     return row if row.pop(FOUND) else None
 
 
@@ -78,32 +80,32 @@ def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:
 
 
 def rows_of_prefix(
-    tablets: Sequence[Tablet], current: Callable[[], TableDefinition], prefix: pa.RecordBatch
+    handles: Sequence[BucketHandle], current: Callable[[], TableDefinition], prefix: pa.RecordBatch
 ) -> pa.Table:
     """All rows whose key begins with the values in the single row of ``prefix``."""
     definition = current()
     start = layout_of(definition).keys.encode_prefix(prefix.columns).to_list()[0]
     keys = KeyRange(start, _after(start))
     if set(definition.bucket_key or ()) <= set(prefix.schema.names):
-        tablets = [tablets[int(buckets_of_rows(definition, prefix)[0])]]
+        handles = [handles[int(buckets_of_rows(definition, prefix)[0])]]
     batches = []
-    for tablet in tablets:
-        with tablet.latest() as view:
+    for handle in handles:
+        with handle.latest() as view:
             batches += list(rows_now(view, current(), definition.schema.names, keys))
     return pa.Table.from_batches(batches, definition.schema)
 
 
 def _values(
-    tablets: Sequence[Tablet], definition: TableDefinition, key_rows: pa.RecordBatch, keys: list[bytes]
+    handles: Sequence[BucketHandle], definition: TableDefinition, key_rows: pa.RecordBatch, keys: list[bytes]
 ) -> list[bytes]:
-    if len(tablets) == 1:
-        with tablets[0].latest() as view:
+    if len(handles) == 1:
+        with handles[0].latest() as view:
             return view.get(keys)
     buckets = buckets_of_rows(definition, key_rows)
     values = np.full(len(keys), b"", object)
     for bucket in map(BucketId, np.unique(buckets).tolist()):
         places = np.flatnonzero(buckets == bucket)
-        with tablets[bucket].latest() as view:
+        with handles[bucket].latest() as view:
             found = view.get([keys[place] for place in places])
         for place, value in zip(places, found, strict=True):
             values[place] = value

@@ -22,7 +22,7 @@ from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, evenly_between
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
 from logformat.rows.python_values import MISFITS
 
@@ -143,7 +143,7 @@ def _with_outside(
     """Adds the ranges before the first key and after the last, if the filter can be true there."""
     layout = layout_of(definition)
     field = pc.field(layout.key_names[0])
-    low, high = layout.keys.decode(Octets.from_list(list(bounds)))[0]
+    low, high = layout.keys.decode(BinaryColumn.from_list(list(bounds)))[0]
     outside = possible_places([field <= low, field >= high], definition.schema, filter)
     before = [KeyRange(stop=bounds[0])] if 0 in outside else []
     after = [KeyRange(bounds[1] + b"\0")] if 1 in outside else []
@@ -162,7 +162,7 @@ def _possible(
     """The ranges, as first and last key, in which the filter can be true."""
     layout = layout_of(definition)
     field = pc.field(layout.key_names[0])
-    lows, highs = (layout.keys.decode(Octets.from_list(list(keys)))[0] for keys in zip(*ranges, strict=True))
+    lows, highs = (layout.keys.decode(BinaryColumn.from_list(list(keys)))[0] for keys in zip(*ranges, strict=True))
     guarantees = [(field >= low) & (field <= high) for low, high in zip(lows, highs, strict=True)]
     return [ranges[place] for place in possible_places(guarantees, definition.schema, filter)]
 

@@ -33,7 +33,7 @@ from kvstore.read.pruning import ranges_where
 from kvstore.read.scan import KeyRange, rows_now
 from kvstore.request.request import group
 from kvstore.request.row_layout import layout_of
-from kvstore.request.take_rows import pick
+from kvstore.request.take_rows import take_rows
 from logformat.checksum import key_sums
 from logformat.ids import BucketId, Offset
 from logformat.log.batch import decode_batch, decode_header
@@ -162,7 +162,7 @@ class TemporaryRows:
         lasts = grouping.order[grouping.lasts]
         put = stays[lasts]
         listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
-        values, _ = self._layout.encode_values(pick(rows, lasts[put]), sums[put], self._schema_id)
+        values, _ = self._layout.encode_values(take_rows(rows, lasts[put]), sums[put], self._schema_id)
         with self._refusals():
             self._index.put(list(compress(listed, put)), values.to_list())
             self._index.remove(list(compress(listed, ~put)))

@@ -19,7 +19,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, milliseconds, one_offset
 from kvstore.read.time_travel import FirstChanges, check_undoable, first_changes
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
 from logformat.rows import intake
 from logformat.rows.keys import ROW
@@ -234,7 +234,7 @@ def _within(changes: FirstChanges, within: KeyRange) -> FirstChanges:
     return FirstChanges(changes.keys.slice(low, high), changes.rows.slice(low, high - low), changes.existed[low:high])
 
 
-def _replaced(rows: pa.RecordBatch, keys: Octets, undone: FirstChanges, some: slice) -> pa.RecordBatch:
+def _replaced(rows: pa.RecordBatch, keys: BinaryColumn, undone: FirstChanges, some: slice) -> pa.RecordBatch:
     """Rows in which those of some undone changes are replaced by their earlier state."""
     if some.start == some.stop:
         return rows

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import inserts_of
@@ -19,10 +19,10 @@ from kvstore.read.pruning import offsets_where, ranges_where
 from kvstore.read.scan import KeyRange, bytes_within, rows_as_of, scan_schema, split_keys
 from logformat.ids import BucketId, Offset
 
-Read = Callable[[Tablet, View], Iterator[pa.RecordBatch]]
+Read = Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
 
 
-class Shares:
+class Splits:
     """Planned reads of one bucket; created by :meth:`kvstore.Table.shares`.
 
     Args:
@@ -32,11 +32,11 @@ class Shares:
 
     def __init__(
         self,
-        tablet: Tablet,
+        handle: BucketHandle,
         current: Callable[[], TableDefinition],
-        held: Callable[[Tablet, Read], Iterator[pa.RecordBatch]],
+        held: Callable[[BucketHandle, Read], Iterator[pa.RecordBatch]],
     ) -> None:
-        self._tablet = tablet
+        self._handle = handle
         self._current = current
         self._held = held
 
@@ -46,7 +46,7 @@ class Shares:
         Raises:
             OffsetOutOfRange: The log no longer has ``start``.
         """
-        return self._tablet.log.commit_end(start, end, records)
+        return self._handle.log.commit_end(start, end, records)
 
     def offsets_where(
         self, schema: pa.Schema, filter: pc.Expression | None, start: Offset, end: Offset
@@ -60,34 +60,34 @@ class Shares:
             return []
         if filter is None:
             return [(start, end)]
-        tablet = self._tablet
-        bucket, timestamp = BucketId(tablet.place.identity.bucket_id), tablet.committed().last_timestamp
-        return offsets_where(tablet.log, schema, filter, bucket, start, end, timestamp)
+        handle = self._handle
+        bucket, timestamp = BucketId(handle.place.identity.bucket_id), handle.committed().last_timestamp
+        return offsets_where(handle.log, schema, filter, bucket, start, end, timestamp)
 
     def change_bytes(self, start: Offset, end: Offset) -> int:
         """Approximate bytes of the log in a range of offsets."""
-        return self._tablet.log.bytes_between(start, end)
+        return self._handle.log.bytes_between(start, end)
 
     def split_changes(self, start: Offset, end: Offset, parts: int) -> list[tuple[Offset, Offset]]:
         """A range of offsets divided between commits, into at most ``parts`` parts of about equal size."""
-        return self._tablet.log.split(start, end, parts, 1)
+        return self._handle.log.split(start, end, parts, 1)
 
     def keys_where(self, filter: pc.Expression | None, *, as_of: int) -> list[KeyRange]:
         """Ranges of keys outside of which no row, as of an offset, passes the filter."""
         if filter is None:
             return [KeyRange()]
-        with self._tablet.snapshot() as view:
+        with self._handle.snapshot() as view:
             # Earlier keys may lie outside of the current ones.
             return ranges_where(view, self._current(), filter, beyond=view.state().applied_offset != as_of)
 
     def row_bytes(self, ranges: Sequence[KeyRange]) -> int:
         """Approximate bytes of the index in ranges of keys."""
-        with self._tablet.snapshot() as view:
+        with self._handle.snapshot() as view:
             return bytes_within(view, ranges)
 
     def split_keys(self, ranges: Sequence[KeyRange], parts: int) -> list[tuple[KeyRange, ...]]:
         """Ranges of keys divided into at most ``parts`` parts of about equal size."""
-        with self._tablet.snapshot() as view:
+        with self._handle.snapshot() as view:
             return split_keys(view, ranges, parts)
 
     def rows(
@@ -96,10 +96,10 @@ class Shares:
         """Like :meth:`kvstore.Table.scan`, for ranges of keys."""
         names = scan_schema(self._current(), columns).names
 
-        def read(tablet: Tablet, view: View) -> Iterator[pa.RecordBatch]:
-            return rows_as_of(view, tablet.log, self._current(), Offset(as_of), names, keys)
+        def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
+            return rows_as_of(view, handle.log, self._current(), Offset(as_of), names, keys)
 
-        return self._held(self._tablet, read)
+        return self._held(self._handle, read)
 
     def inserts(
         self, keys: Sequence[KeyRange], columns: Sequence[str], *, as_of: int, timestamp: int
@@ -112,6 +112,6 @@ class Shares:
         """
         definition = self._current()
         names = [name for name in columns if name in definition.schema.names] or definition.primary_key
-        bucket = BucketId(self._tablet.place.identity.bucket_id)
+        bucket = BucketId(self._handle.place.identity.bucket_id)
         rows = self.rows(keys, names, as_of=as_of)
         return inserts_of(rows, definition, bucket, Offset(as_of), timestamp, columns)

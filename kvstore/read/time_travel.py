@@ -18,7 +18,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changelog_schema
 from kvstore.request.request import group
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes
 
@@ -38,7 +38,7 @@ class FirstChanges:
         existed: For each key, whether it had a row before.
     """
 
-    keys: Octets
+    keys: BinaryColumn
     rows: pa.RecordBatch
     existed: np.ndarray
 
@@ -89,7 +89,7 @@ def first_changes(
     return FirstChanges(keys, rows, existed)
 
 
-def _folded(batches: list[pa.RecordBatch], definition: TableDefinition) -> tuple[Octets, pa.RecordBatch]:
+def _folded(batches: list[pa.RecordBatch], definition: TableDefinition) -> tuple[BinaryColumn, pa.RecordBatch]:
     changes = pa.concat_batches(batches)
     grouping = group(layout_of(definition).encode_keys(changes))
     return grouping.keys, changes.take(pa.array(grouping.order[grouping.starts]))

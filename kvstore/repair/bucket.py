@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from kvstore import pages
 from kvstore.bucket import snapshot
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
-from kvstore.check import BucketReport, check_tablet, compare_rows
+from kvstore.check import BucketReport, check_bucket, compare_rows
 from kvstore.clock import Clock
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
@@ -19,12 +19,12 @@ from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles, read_sparse_index
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
-from kvstore.repair.log import Known, LogMender, MendedLog
+from kvstore.repair.log import LogEvidence, LogRepair, RepairedLog
 from kvstore.repair.loss import Loss
-from kvstore.repair.quarantine import Aside
+from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from logformat import paths
-from logformat.catalog.replicas import ReplicaStatus, Track
+from logformat.catalog.replicas import ReplicaStatus, Stream
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Sequence, WriterId
 from logformat.log import index_state
 from logformat.log.index_state import IndexState
@@ -34,7 +34,7 @@ DAMAGE = (CorruptData, OffsetOutOfRange, UnknownSchema)
 
 
 @dataclass
-class MendedBucket:
+class RepairedBucket:
     """What became of a bucket.
 
     Attributes:
@@ -46,7 +46,7 @@ class MendedBucket:
         report: Of a check behind all of it; None if the log can't be read at all.
     """
 
-    mended: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     end: Offset | None = None
@@ -54,7 +54,7 @@ class MendedBucket:
     report: BucketReport | None = None
 
 
-class BucketMender:
+class BucketRepair:
     """Mends one bucket.
 
     Args:
@@ -65,7 +65,7 @@ class BucketMender:
 
     def __init__(
         self,
-        tablet: Tablet,
+        handle: BucketHandle,
         definition: TableDefinition,
         bucket: BucketId,
         replicas: Iterable[ReplicaStatus],
@@ -73,25 +73,25 @@ class BucketMender:
         options: StoreOptions,
         files: Files,
         clock: Clock,
-        aside: Aside,
+        quarantine: Quarantine,
         source: Source | None,
     ) -> None:
-        self._tablet = tablet
-        self._place = tablet.place
+        self._handle = handle
+        self._place = handle.place
         self._definition = definition
         self._bucket = bucket
         self._options = options
         self._files = files
         self._clock = clock
-        self._aside = aside
+        self._quarantine = quarantine
         self._source = source
-        self._track = Track(definition.id, bucket)
-        told = [each for replica in replicas for each in replica.shipped if each.track == self._track]
+        self._track = Stream(definition.id, bucket)
+        told = [each for replica in replicas for each in replica.shipped if each.stream == self._track]
         self._shipped = max((each.end for each in told), default=0)
         self._damaged: list[Offset] = []
-        self._done = MendedBucket()
+        self._done = RepairedBucket()
 
-    def mend(self, *, accepts_loss: bool) -> MendedBucket:
+    def repair(self, *, accepts_loss: bool) -> RepairedBucket:
         """Mend what can be.
 
         Raises:
@@ -131,20 +131,20 @@ class BucketMender:
 
     def _mend_log(self, *, accepts_loss: bool) -> None:
         known = self._known()
-        mender = LogMender(self._place, known, self._files, self._aside, self._source)
-        log = mender.mend()
+        log_repair = LogRepair(self._place, known, self._files, self._quarantine, self._source)
+        log = log_repair.repair()
         if accepts_loss and log.holes and log.holes[-1].is_unknown_end:
             self._done.gone.append(str(log.holes[-1]))
             known.accepts_unknown = True
-            mender = LogMender(self._place, known, self._files, self._aside, self._source)
-            log = mender.mend()
-        self._done.mended += log.mended
+            log_repair = LogRepair(self._place, known, self._files, self._quarantine, self._source)
+            log = log_repair.repair()
+        self._done.repaired += log.repaired
         if log.holes and not accepts_loss:
             self._done.left += list(self._lost(log))
         elif log.holes:
-            self._go_on_without(mender, log, known)
+            self._go_on_without(log_repair, log, known)
 
-    def _lost(self, log: MendedLog) -> Iterator[str]:
+    def _lost(self, log: RepairedLog) -> Iterator[str]:
         advice = (
             "--accept-loss goes on without them"
             if self._source is not None
@@ -155,10 +155,10 @@ class BucketMender:
             if hole.start < hole.end or hole.is_end:
                 yield f"{what} lacks {hole}: {advice}"
 
-    def _go_on_without(self, mender: LogMender, log: MendedLog, known: Known) -> None:
+    def _go_on_without(self, log_repair: LogRepair, log: RepairedLog, known: LogEvidence) -> None:
         self._load_snapshot(log, known)
         with self._index() as index:
-            loss = Loss(self._place, mender, log, known, self._files, self._aside)
+            loss = Loss(self._place, log_repair, log, known, self._files, self._quarantine)
             state = self._state_if_right(index)
             hole = log.holes[0].start
             cuts = state is None or state.applied_offset <= hole or self._loses_less_behind(log, known, state)
@@ -185,19 +185,19 @@ class BucketMender:
             self._move_damaged_snapshots()
             taken = paths.snapshot_directory(self._place.directory, state.applied_offset)
             if taken.exists():
-                self._aside.move(taken)
+                self._quarantine.move(taken)
             self._take_snapshot()
             if loss.is_new:  # older ones go on from segments that are no more
                 for offset in snapshot.offsets(self._place.directory):
                     if offset != state.applied_offset:
-                        self._aside.move(paths.snapshot_directory(self._place.directory, offset))
+                        self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
             loss.move_history()
         self._source, self._shipped = None, 0
-        again = LogMender(self._place, self._known(), self._files, self._aside).mend()
+        again = LogRepair(self._place, self._known(), self._files, self._quarantine).repair()
         if again.holes:
             self._done.left += list(self._lost(again))
 
-    def _load_snapshot(self, log: MendedLog, known: Known) -> None:
+    def _load_snapshot(self, log: RepairedLog, known: LogEvidence) -> None:
         """Have an index of the newest snapshot if that is behind all that can be had without it."""
         if self._definition.primary_key is None:
             return  # rows are in the log alone
@@ -215,9 +215,9 @@ class BucketMender:
                 self._damaged.append(taken.offset)
                 continue
             if self._place.index.exists():
-                self._aside.move(self._place.index)
+                self._quarantine.move(self._place.index)
             put_in_place(self._place, self._files)
-            self._done.mended.append(f"the index was made anew of the snapshot at offset {taken.offset}")
+            self._done.repaired.append(f"the index was made anew of the snapshot at offset {taken.offset}")
             return
 
     def _refuse_shipped(self, end: int) -> None:
@@ -230,7 +230,7 @@ class BucketMender:
                 shipped=self._shipped,
             )
 
-    def _loses_less_behind(self, log: MendedLog, known: Known, state: IndexState) -> bool:
+    def _loses_less_behind(self, log: RepairedLog, known: LogEvidence, state: IndexState) -> bool:
         """Whether of a log table, whose rows are nowhere else, more is before the first hole than would be kept."""
         if self._definition.primary_key is not None:
             return False
@@ -241,9 +241,9 @@ class BucketMender:
         behind = end - following if following <= applied else reached - applied
         return log.holes[0].start - log.bases[0] >= behind
 
-    def _known(self) -> Known:
+    def _known(self) -> LogEvidence:
         """What index, snapshots and replicas know of the log."""
-        found = Known(has_rows=self._has_rows)
+        found = LogEvidence(has_rows=self._has_rows)
         self._damaged = []
         for offset in reversed(snapshot.offsets(self._place.directory)):
             try:
@@ -340,10 +340,10 @@ class BucketMender:
                     log_start=self._start(),
                 )
             if self._place.index.exists():
-                self._aside.move(self._place.index)
+                self._quarantine.move(self._place.index)
         self._open()
         if not is_there:
-            self._done.mended.append("the index was damaged or missing: it was made anew")
+            self._done.repaired.append("the index was damaged or missing: it was made anew")
 
     def _open(self) -> None:
         """Recover the bucket as its next writer would."""
@@ -361,12 +361,12 @@ class BucketMender:
             )
         self._move_damaged_snapshots()
         if not covers:
-            self._done.mended.append(f"a snapshot was taken, at offset {self._take_snapshot()}")
+            self._done.repaired.append(f"a snapshot was taken, at offset {self._take_snapshot()}")
 
     def _move_damaged_snapshots(self) -> None:
         for offset in self._damaged:
-            self._aside.move(paths.snapshot_directory(self._place.directory, offset))
-            self._done.mended.append(f"the snapshot at offset {offset} was damaged, and is put aside")
+            self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
+            self._done.repaired.append(f"the snapshot at offset {offset} was damaged, and is put aside")
         self._damaged = []
 
     def _take_snapshot(self) -> Offset:
@@ -387,15 +387,15 @@ class BucketMender:
                 return
             if with_snapshots:
                 for offset in snapshot.offsets(self._place.directory):
-                    self._aside.move(paths.snapshot_directory(self._place.directory, offset))
+                    self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
             if self._place.index.exists():
-                self._aside.move(self._place.index)
+                self._quarantine.move(self._place.index)
             self._open()
         except DAMAGE as error:
             self._done.left.append(str(error))
         else:
             what = "index and snapshots" if with_snapshots else "the index"
-            self._done.mended.append(f"{what} did not agree with the log: it was made anew")
+            self._done.repaired.append(f"{what} did not agree with the log: it was made anew")
 
     def _check(self) -> BucketReport:
-        return check_tablet(self._tablet, self._definition, self._bucket)
+        return check_bucket(self._handle, self._definition, self._bucket)

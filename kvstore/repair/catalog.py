@@ -14,7 +14,7 @@ from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
 from kvstore.meta.salvage import salvage
 from kvstore.meta.state import CatalogState
-from kvstore.repair.quarantine import Aside
+from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from logformat import paths
 from logformat.ids import Epoch
@@ -22,7 +22,7 @@ from logformat.ids import Epoch
 _TASK_SECONDS = 600
 
 
-class CatalogMender:
+class CatalogRepair:
     """Mends one catalog.
 
     Args:
@@ -38,11 +38,11 @@ class CatalogMender:
         self._files = files
         self._clock = clock
         self._source = source
-        self.mended: list[str] = []
+        self.repaired: list[str] = []
         self.gone: list[str] = []
         self.left: list[str] = []
 
-    def mend(self, aside: Aside, *, accepts_loss: bool) -> CatalogState | None:
+    def repair(self, quarantine: Quarantine, *, accepts_loss: bool) -> CatalogState | None:
         """The catalog, once it can be loaded; None if it can't.
 
         Raises:
@@ -63,7 +63,7 @@ class CatalogMender:
         if self._source is not None:
             self._source.admit(state.leader_epoch, state.leader, state.replicas.values())
         if damaged:
-            self._replace_images(state, damaged, aside)
+            self._replace_images(state, damaged, quarantine)
         return state
 
     def _loaded(self) -> tuple[CatalogState, list[Path]]:
@@ -101,21 +101,21 @@ class CatalogMender:
         found = recovery.recover(
             *(self._store, self._store_id, self._files, self._clock), write=True, elsewhere=elsewhere
         )
-        self.mended.append(
+        self.repaired.append(
             f"the catalog goes on from edit {found.txid}, in epoch {found.leader_epoch}, from what was left here and in"
-            f" the replica; what it was is in {found.aside}: {wrong}"
+            f" the replica; what it was is in {found.quarantine}: {wrong}"
         )
         self.gone += [f"of the catalog: {each}" for each in found.gone]
         return True
 
-    def _replace_images(self, state: CatalogState, damaged: list[Path], aside: Aside) -> None:
+    def _replace_images(self, state: CatalogState, damaged: list[Path], quarantine: Quarantine) -> None:
         images = self._store / paths.IMAGES
         lock = ProcessLock(images / paths.LOCK_FILE, self._files)
         if not lock.try_acquire():
             raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=images)
         try:
             for path in damaged:
-                aside.move(path)
+                quarantine.move(path)
         finally:
             lock.release()
         task = Task(
@@ -127,4 +127,4 @@ class CatalogMender:
         )
         done = worker.run(task, self._files, self._clock)
         for path in damaged:
-            self.mended.append(f"{path.name} was damaged, and is put aside; the newest image is of edit {done.txid}")
+            self.repaired.append(f"{path.name} was damaged, and is put aside; the newest image is of edit {done.txid}")

@@ -22,11 +22,11 @@ from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files, names_in, read_file
 from kvstore.log.log import LogEnd
 from kvstore.log.writer_state import WriterStates
-from kvstore.repair.quarantine import Aside
+from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.scan import Place, ScannedSegment, mapped, scan_segment
 from kvstore.repair.source import Source
 from logformat import paths
-from logformat.catalog.replicas import Track
+from logformat.catalog.replicas import Stream
 from logformat.ids import OFFSET_MAX, Offset, Position
 from logformat.log import sparse_index
 from logformat.log.batch import BatchHeader
@@ -36,7 +36,7 @@ from logformat.log.writer_entry import WRITERS_BYTES_MAX, decode_snapshot
 
 
 @dataclass
-class Known:
+class LogEvidence:
     """What else knows of a log.
 
     Attributes:
@@ -89,7 +89,7 @@ class Hole:
 
 
 @dataclass
-class MendedLog:
+class RepairedLog:
     """How a log is by now.
 
     Attributes:
@@ -102,7 +102,7 @@ class MendedLog:
     bases: list[Offset] = field(default_factory=list)
     end: Offset = Offset(0)
     holes: list[Hole] = field(default_factory=list)
-    mended: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class _Written:
     from_replica: int = 0
 
 
-class LogMender:
+class LogRepair:
     """Mends one log.
 
     Args:
@@ -124,21 +124,21 @@ class LogMender:
     """
 
     def __init__(
-        self, place: BucketPlace, known: Known, files: Files, aside: Aside, source: Source | None = None
+        self, place: BucketPlace, known: LogEvidence, files: Files, quarantine: Quarantine, source: Source | None = None
     ) -> None:
         self._place = place
         self._known = known
         self._files = files
-        self._aside = aside
+        self._quarantine = quarantine
         self._source = source
-        self._track = Track(place.identity.table_id, place.identity.bucket_id)
+        self._track = Stream(place.identity.table_id, place.identity.bucket_id)
         self._segments: dict[Offset, ScannedSegment] = {}
         self._pool: dict[Offset, Place] = {}
-        self._log = MendedLog()
+        self._log = RepairedLog()
         self._writers: WriterStates | None = None
         self._heads_due: list[tuple[Offset, Offset | None, SegmentHead]] = []
 
-    def mend(self) -> MendedLog:
+    def repair(self) -> RepairedLog:
         """Write anew what can be; and what is made of the log.
 
         Raises:
@@ -159,7 +159,7 @@ class LogMender:
         self._mend_segments(bases)
         return self._log
 
-    def put_aside(self, base: Offset) -> None:
+    def move_to_quarantine(self, base: Offset) -> None:
         """Move a segment away, with all that belongs to it.
 
         Raises:
@@ -171,7 +171,7 @@ class LogMender:
             paths.writers_file(self._place.log, base),
         ):
             if path.exists():
-                self._aside.move(path)
+                self._quarantine.move(path)
         self._segments.pop(base, None)
 
     def begin_at(self, offset: Offset, stop: Offset | None) -> None:
@@ -210,7 +210,7 @@ class LogMender:
 
     def _publish(self, path: Path) -> None:
         if path.exists():
-            self._aside.copy(path)
+            self._quarantine.copy(path)
         self._files.rename(_unfinished(path), path)
         self._files.sync_directory(path.parent)
 
@@ -290,7 +290,9 @@ class LogMender:
         for base, stop, head in self._heads_due:  # once the segments behind follow on them
             self._add_to_pool(self._segments[base], OFFSET_MAX if stop is None else stop)
             self._replace(base, stop, head)
-            self._log.mended.append(f"{paths.segment_file(self._place.log, base).name} follows on the one before again")
+            self._log.repaired.append(
+                f"{paths.segment_file(self._place.log, base).name} follows on the one before again"
+            )
 
     def _mend_segment(
         self, base: Offset, stop: Offset | None, previous: Offset | None, before: LogEnd | None
@@ -355,7 +357,7 @@ class LogMender:
             return None
         self._publish(path)
         taken = f", {made.from_replica} of its batches from the replica" if made.from_replica else ""
-        self._log.mended.append(f"{path.name} was written anew{taken}: {wrong or 'it ends elsewhere'}")
+        self._log.repaired.append(f"{path.name} was written anew{taken}: {wrong or 'it ends elsewhere'}")
         return made
 
     def _ends(self, base: Offset, following: Offset | None) -> Position | None:
@@ -499,16 +501,16 @@ class LogMender:
         if offset == base and (self._writers is None or self._writers.all() == writers):
             return
         if self._writers is None:
-            self._aside.move(path)
-            self._log.mended.append(f"{path.name} was damaged, and is put aside: it only saves time")
+            self._quarantine.move(path)
+            self._log.repaired.append(f"{path.name} was damaged, and is put aside: it only saves time")
         else:
             self._put(path, self._writers.snapshot(base), "what a segment says of writers")
 
     def _put(self, path: Path, data: bytes, what: str) -> None:
         if path.exists():
-            self._aside.copy(path)
+            self._quarantine.copy(path)
         self._files.publish(path, data)
-        self._log.mended.append(f"{path.name} was made anew of the log: the {what} was damaged or missing")
+        self._log.repaired.append(f"{path.name} was made anew of the log: the {what} was damaged or missing")
 
 
 def _is_all_of(segment: ScannedSegment | None, found: _Written) -> bool:

@@ -16,8 +16,8 @@ from kvstore.files import Files
 from kvstore.index.index import Index
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles
-from kvstore.repair.log import Hole, Known, LogMender, MendedLog
-from kvstore.repair.quarantine import Aside
+from kvstore.repair.log import Hole, LogEvidence, LogRepair, RepairedLog
+from kvstore.repair.quarantine import Quarantine
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log.index_state import IndexState
@@ -36,14 +36,20 @@ class Loss:
     """
 
     def __init__(
-        self, place: BucketPlace, mender: LogMender, log: MendedLog, known: Known, files: Files, aside: Aside
+        self,
+        place: BucketPlace,
+        log_repair: LogRepair,
+        log: RepairedLog,
+        known: LogEvidence,
+        files: Files,
+        quarantine: Quarantine,
     ) -> None:
         self._place = place
-        self._mender = mender
+        self._log_repair = log_repair
         self._log = log
         self._known = known
         self._files = files
-        self._aside = aside
+        self._quarantine = quarantine
         self._start = log.bases[0]
         self.is_new = False
 
@@ -77,7 +83,7 @@ class Loss:
                 self._cut_behind(behind)
             self._move_sparse_index(self._start)
             stop = min((base for base in self._log.bases if base > self._start), default=None)
-            self._mender.begin_at(self._start, stop)
+            self._log_repair.begin_at(self._start, stop)
         synced = self._end_at(self._start, applied)
         moved = replace(state, synced_base=synced.base, synced_position=synced.position, synced_offset=synced.offset)
         index.commit(moved)
@@ -92,11 +98,11 @@ class Loss:
         """End the log where a hole begins that is behind where it is to begin, in the same segment or in another."""
         for base in reversed(self._log.bases):
             if base > hole.base or hole.start == base > self._start:
-                self._mender.put_aside(base)
+                self._log_repair.move_to_quarantine(base)
                 self._log.bases.remove(base)
         if self._start < hole.base in self._log.bases:
             self._move_sparse_index(hole.base)
-            self._mender.cut_at(hole.base, hole.start)
+            self._log_repair.cut_at(hole.base, hole.start)
 
     def _in_no_place(self) -> list[str]:
         return [str(hole) for hole in self._log.holes if hole.start < hole.end]
@@ -105,7 +111,7 @@ class Loss:
         """Put aside what is before the beginning of the log."""
         for base in self._log.bases:
             if base < self._start:
-                self._mender.put_aside(base)
+                self._log_repair.move_to_quarantine(base)
 
     def cut(self, *, keeps_index: bool) -> list[str]:
         """Cut the log where the first hole begins; what says that there was more is put aside.
@@ -118,15 +124,15 @@ class Loss:
         """
         hole = self._log.holes[0]
         if not keeps_index and self._place.index.exists():
-            self._aside.move(self._place.index)
+            self._quarantine.move(self._place.index)
         for offset in snapshot.offsets(self._place.directory):
             if offset > hole.start:
-                self._aside.move(paths.snapshot_directory(self._place.directory, offset))
+                self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
         for base in reversed(self._log.bases):
             if base > hole.base:
-                self._mender.put_aside(base)
+                self._log_repair.move_to_quarantine(base)
         self._move_sparse_index(hole.base)
-        self._mender.cut_at(hole.base, hole.start)
+        self._log_repair.cut_at(hole.base, hole.start)
         known = max([self._known.end, self._log.end, *(each.end for each in self._log.holes)])
         gone = [
             f"all from offset {hole.start} on, to {known - 1} at least, with what that did to rows; these offsets are"
@@ -138,7 +144,7 @@ class Loss:
         """It says too that there was more."""
         sparse = paths.sparse_index_file(self._place.log, base)
         if sparse.exists():
-            self._aside.move(sparse)
+            self._quarantine.move(sparse)
 
     def _end_at(self, base: Offset, offset: Offset) -> LogEnd:
         """Where the log has an offset at which a batch ends, behind the beginning of a segment."""

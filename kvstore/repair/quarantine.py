@@ -15,7 +15,7 @@ from logformat import paths
 _PIECE_BYTES = 1 << 24
 
 
-class Aside:
+class Quarantine:
     """A directory in ``lost/`` of one's own; it is made when something is put there.
 
     Args:

@@ -25,9 +25,9 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
-from kvstore.repair.bucket import BucketMender, MendedBucket
-from kvstore.repair.catalog import CatalogMender
-from kvstore.repair.quarantine import Aside
+from kvstore.repair.bucket import BucketRepair, RepairedBucket
+from kvstore.repair.catalog import CatalogRepair
+from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from kvstore.replica.client import ObjectStore, normalised
 from kvstore.store import Store, path_of
@@ -54,11 +54,11 @@ class RepairReport:
         aside: The directory that has what was replaced; None if nothing was.
     """
 
-    mended: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     buckets: list[BucketReport] = field(default_factory=list)
-    aside: Path | None = None
+    quarantine: Path | None = None
 
     def __bool__(self) -> bool:
         return not self.left
@@ -121,7 +121,7 @@ class Repair:
         self._clock = clock
         self._source = source
         self._progress = progress
-        self._aside = Aside(self._path, files)
+        self._quarantine = Quarantine(self._path, files)
         self._report = RepairReport()
 
     def run(self, *, accepts_loss: bool) -> RepairReport:
@@ -140,16 +140,16 @@ class Repair:
             store_id = self._identity(source)
             if store_id is not None:
                 self._progress("catalog")
-                catalog = CatalogMender(self._path, store_id, self._files, self._clock, source)
-                state = catalog.mend(self._aside, accepts_loss=accepts_loss)
-                report.mended += catalog.mended
+                catalog = CatalogRepair(self._path, store_id, self._files, self._clock, source)
+                state = catalog.repair(self._quarantine, accepts_loss=accepts_loss)
+                report.repaired += catalog.repaired
                 report.gone += catalog.gone
                 report.left += catalog.left
                 if state is not None:
                     self._mend_tables(store_id, state, source, accepts_loss=accepts_loss)
         if source is not None:
             report.left += [f"the replica: {each} Run `kvstore replica repair`." for each in source.bad]
-        report.aside = self._aside.directory if self._aside.names else None
+        report.quarantine = self._quarantine.directory if self._quarantine.names else None
         return report
 
     @contextmanager
@@ -193,9 +193,9 @@ class Repair:
         for store_id in told:
             _check_same(store_id, source)
         if path.exists():
-            self._aside.copy(path)
+            self._quarantine.copy(path)
         self._files.publish(path, source.store_file)
-        self._report.mended.append("STORE was damaged or missing: it is the replica's")
+        self._report.repaired.append("STORE was damaged or missing: it is the replica's")
         return source.store_id
 
     def _mend_tables(self, store_id: UUID, state: CatalogState, source: Source | None, *, accepts_loss: bool) -> None:
@@ -210,13 +210,15 @@ class Repair:
             for bucket in range(table.buckets)
             if (place := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
         ]
-        mended: dict[TableId, dict[int, MendedBucket]] = {}
+        repaired: dict[TableId, dict[int, RepairedBucket]] = {}
         with self._locked(places), self._journal(store_id) as journal:
             for table in tables:
-                mended[table.id] = self._mend_table(store_id, state, table, journal, source, accepts_loss=accepts_loss)
+                repaired[table.id] = self._mend_table(
+                    store_id, state, table, journal, source, accepts_loss=accepts_loss
+                )
             if state.lost_to:  # another leader has taken this one's place: nobody may edit it any more
-                mended = {}
-            for id, buckets in mended.items():
+                repaired = {}
+            for id, buckets in repaired.items():
                 self._move_consumers(journal, state, id, buckets)
                 self._give_up_commits(journal, state, id, buckets)
         self._end_commits(state)
@@ -252,48 +254,48 @@ class Repair:
         source: Source | None,
         *,
         accepts_loss: bool,
-    ) -> dict[int, MendedBucket]:
+    ) -> dict[int, RepairedBucket]:
         """Mend a table; what became of its buckets."""
-        mended = {}
+        repaired = {}
         parts = open_parts(
             *(self._path, store_id, table, lambda: table, journal, _OPTIONS, self._files, self._clock),
             read_only=lambda: True,
         )
         try:
-            for number, tablet in enumerate(parts.tablets):
+            for number, handle in enumerate(parts.handles):
                 name = f"{table.name}/{number}"
                 self._progress(name)
-                if not tablet.place.directory.is_dir():
+                if not handle.place.directory.is_dir():
                     self._report.left.append(
                         f"{name}: its directory is missing: give a replica by --from, or restore it from a copy"
                     )
                     continue
-                done = BucketMender(
-                    tablet,
+                done = BucketRepair(
+                    handle,
                     table,
                     BucketId(number),
                     state.replicas.values(),
                     options=_OPTIONS,
                     files=self._files,
                     clock=self._clock,
-                    aside=self._aside,
+                    quarantine=self._quarantine,
                     source=source,
-                ).mend(accepts_loss=accepts_loss)
-                self._report.mended += [f"{name}: {each}" for each in done.mended]
+                ).repair(accepts_loss=accepts_loss)
+                self._report.repaired += [f"{name}: {each}" for each in done.repaired]
                 self._report.gone += [f"{name}: {each}" for each in done.gone]
                 self._report.left += [f"{name}: {each}" for each in done.left]
                 if done.report is not None:
                     self._report.buckets.append(done.report)
-                mended[number] = done
+                repaired[number] = done
         finally:
             parts.close()
-        return mended
+        return repaired
 
     def _move_consumers(
-        self, journal: Journal, state: CatalogState, id: TableId, mended: Mapping[int, MendedBucket]
+        self, journal: Journal, state: CatalogState, id: TableId, repaired: Mapping[int, RepairedBucket]
     ) -> None:
         """Whoever stands behind the end of a log, also one that an earlier repair cut, would miss what comes next."""
-        ends = {bucket: done.end for bucket, done in mended.items() if done.end is not None}
+        ends = {bucket: done.end for bucket, done in repaired.items() if done.end is not None}
         for name, consumer in state.consumers_of(id).named.items():
             places = [min(at, ends.get(bucket, at)) for bucket, at in enumerate(consumer.offsets)]
             if places != list(consumer.offsets):
@@ -301,13 +303,13 @@ class Repair:
                 journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def _give_up_commits(
-        self, journal: Journal, state: CatalogState, id: TableId, mended: Mapping[int, MendedBucket]
+        self, journal: Journal, state: CatalogState, id: TableId, repaired: Mapping[int, RepairedBucket]
     ) -> None:
         """An open commit over several buckets can't come to its end where a log was cut before the one before it."""
         for commit in state.writers_of(id).commits:
             behind = [
                 bucket
-                for bucket, done in mended.items()
+                for bucket, done in repaired.items()
                 if done.end is not None
                 and commit.sequence > next_sequence(done.last_sequences.get(commit.writer_id, NO_SEQUENCE))
             ]

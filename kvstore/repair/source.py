@@ -18,7 +18,7 @@ from kvstore.replica.contents import batches
 from kvstore.replica.coverage import path_from, path_to
 from logformat.catalog import store_file
 from logformat.catalog.edits import Edit, TellReplica
-from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Track
+from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Stream
 from logformat.ids import Epoch
 from logformat.log.batch import BatchHeader
 from logformat.replica.object_file import LEADER_BYTES_MAX, ObjectName, is_of, leader_epoch
@@ -49,7 +49,7 @@ class Source:
         self._source = source.Source(client)
         self.store_file = store_file.encode(self._source.store)
         self.store_id = self._source.store.store_id
-        self._limits: dict[Track, int] | None = None
+        self._limits: dict[Stream, int] | None = None
         self._left_out: set[ObjectName] = set()
         self.bad: list[str] = []
 
@@ -82,19 +82,19 @@ class Source:
         if newest < ours:
             self._limits = {}
             for each in (shipped for replica in replicas for shipped in replica.shipped):
-                self._limits[each.track] = max(each.end, self._limits.get(each.track, 0))
+                self._limits[each.stream] = max(each.end, self._limits.get(each.stream, 0))
 
-    def end(self, track: Track) -> int:
+    def end(self, stream: Stream) -> int:
         """Up to where it was told that the track goes; 0 if it was told nothing that counts."""
-        told = self._shipped(track)
-        return 0 if told is None else self._limited(track, told.end)
+        told = self._shipped(stream)
+        return 0 if told is None else self._limited(stream, told.end)
 
-    def start(self, track: Track) -> int:
+    def start(self, stream: Stream) -> int:
         """Where its ranges of a track begin."""
-        starts = [name.start for name in self._objects(track) if name.kind == "range"]
+        starts = [name.start for name in self._objects(stream) if name.kind == "range"]
         return min(starts, default=0)
 
-    def batches(self, track: Track, start: int, stop: int, met: Met) -> Iterator[tuple[BatchHeader, memoryview]]:
+    def batches(self, stream: Stream, start: int, stop: int, met: Met) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Batches from an offset on, each behind the one before, up to another offset or as far as it has them.
 
         Raises:
@@ -105,7 +105,7 @@ class Source:
         at = start
         while at < stop:
             is_whole = True
-            for piece in path_from(at, stop, self._objects(track)).pieces:
+            for piece in path_from(at, stop, self._objects(stream)).pieces:
                 try:
                     found = self._source.read(piece.name)
                 except UnsupportedVersion:
@@ -115,7 +115,7 @@ class Source:
                     self._left_out.add(piece.name)
                     is_whole = False  # another may have the same
                     break
-                until = self._limited(track, piece.until)
+                until = self._limited(stream, piece.until)
                 for header, data in batches(found):
                     if header.next_offset > until:
                         break
@@ -153,15 +153,15 @@ class Source:
             state, edits, [TellReplica(name=name, as_of_ms=told_of.as_of_ms, shipped=told_of.shipped) for name in names]
         )
 
-    def _shipped(self, track: Track) -> Shipped | None:
-        return next((each for each in self._source.told.shipped if each.track == track), None)
+    def _shipped(self, stream: Stream) -> Shipped | None:
+        return next((each for each in self._source.told.shipped if each.stream == stream), None)
 
-    def _limited(self, track: Track, offset: int) -> int:
-        return offset if self._limits is None else min(offset, self._limits.get(track, 0))
+    def _limited(self, stream: Stream, offset: int) -> int:
+        return offset if self._limits is None else min(offset, self._limits.get(stream, 0))
 
-    def _objects(self, track: Track) -> list[ObjectName]:
+    def _objects(self, stream: Stream) -> list[ObjectName]:
         """All that is listed and not bad: who shipped may have died before it was reported."""
-        return [name for name in self._source.objects(track) if name not in self._left_out]
+        return [name for name in self._source.objects(stream) if name not in self._left_out]
 
 
 def _after(state: CatalogState, edits: Iterable[Edit]) -> CatalogState:

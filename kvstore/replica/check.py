@@ -49,14 +49,14 @@ def findings(client: Client, store_id: UUID, told: ReplicaStatus) -> list[Findin
     """
     listing = Listing.of(client)
     found = [
-        Finding(kind="BAD", track=name.track, start=name.start, end=name.end, object=str(name))
+        Finding(kind="BAD", stream=name.stream, start=name.start, end=name.end, object=str(name))
         for name in sorted(listing.sizes)
         if not _is_right(client, store_id, name, listing.sizes[name])
     ]
     if told.shipped:
         for name, is_right in ((paths.STORE_FILE, _is_of_store), (replica_told.NAME, _says_so)):
             if not is_right(client, store_id, told):
-                found.append(Finding(kind="BAD", track=CATALOG, start=0, end=0, object=name))
+                found.append(Finding(kind="BAD", stream=CATALOG, start=0, end=0, object=name))
     return [*found, *missing(told, listing.sizes)]
 
 
@@ -64,13 +64,13 @@ def missing(told: ReplicaStatus, objects: Iterable[ObjectName]) -> Iterator[Find
     """What a replica was told, and lists no object for."""
     objects = list(objects)
     for shipped in told.shipped:
-        of_track = [each for each in objects if each.track == shipped.track]
+        of_track = [each for each in objects if each.stream == shipped.stream]
         for start, end in holes(shipped, of_track):
-            yield Finding(kind="MISSING_VERSION", track=shipped.track, start=start, end=end)
+            yield Finding(kind="MISSING_VERSION", stream=shipped.stream, start=start, end=end)
         there = {each.start for each in of_track if each.kind == "snapshot"}
         for offset in shipped.snapshots:
             if offset not in there:
-                yield Finding(kind="MISSING_VERSION", track=shipped.track, start=offset, end=offset)
+                yield Finding(kind="MISSING_VERSION", stream=shipped.stream, start=offset, end=offset)
 
 
 def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> FoundObject:
@@ -132,8 +132,8 @@ def _says_so(client: Client, store_id: UUID, told: ReplicaStatus) -> bool:
         )
     except (CorruptData, FileNotFoundError):
         return False
-    ends = {each.track: each.end for each in says.shipped}
-    return all(ends.get(each.track, 0) >= each.end for each in told.shipped)
+    ends = {each.stream: each.end for each in says.shipped}
+    return all(ends.get(each.stream, 0) >= each.end for each in told.shipped)
 
 
 def _is_right(client: Client, store_id: UUID, name: ObjectName, size: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.errors import ReplicaBehind
-from logformat.catalog.replicas import Track
+from logformat.catalog.replicas import Stream
 from logformat.ids import WriterId
 
 
@@ -18,7 +18,7 @@ class Committed(NamedTuple):
     offset: int
 
 
-class Standing(NamedTuple):
+class BucketHistory(NamedTuple):
     """A bucket.
 
     Attributes:
@@ -36,7 +36,7 @@ class Standing(NamedTuple):
         return {**self.before, **{each.writer: each.sequence for each in self.batches if each.offset < end}}
 
 
-def untorn(standings: Mapping[Track, Standing], writers: Iterable[WriterId]) -> dict[Track, int]:
+def consistent_cut(histories: Mapping[Stream, BucketHistory], writers: Iterable[WriterId]) -> dict[Stream, int]:
     """The last ends of the buckets of a table at which all have the same commits of each writer.
 
     A bucket ends before the first of its ``batches`` that another lacks.
@@ -45,27 +45,27 @@ def untorn(standings: Mapping[Track, Standing], writers: Iterable[WriterId]) -> 
         ReplicaBehind: There are none: what comes before the batches of one is behind what another has.
     """
     writers = set(writers)
-    ends = {track: standing.end for track, standing in standings.items()}
+    ends = {stream: history.end for stream, history in histories.items()}
     while True:
-        last = {track: standing.last(ends[track]) for track, standing in standings.items()}
+        last = {stream: history.last(ends[stream]) for stream, history in histories.items()}
         common = {writer: min(found.get(writer, -1) for found in last.values()) for writer in writers}
-        for track, standing in standings.items():  # in each pass, for what is common gets less
-            if any(standing.before.get(writer, -1) > sequence for writer, sequence in common.items()):
+        for stream, history in histories.items():  # in each pass, for what is common gets less
+            if any(history.before.get(writer, -1) > sequence for writer, sequence in common.items()):
                 raise ReplicaBehind(
                     "No moment of the replica has the same commits in all buckets; try again, or a later moment.",
-                    table_id=track.table_id,
-                    bucket=track.bucket,
+                    table_id=stream.table_id,
+                    bucket=stream.bucket,
                 )
         cut = {
-            track: min(
+            stream: min(
                 (
                     each.offset
-                    for each in standing.batches
-                    if each.offset < ends[track] and each.writer in writers and each.sequence > common[each.writer]
+                    for each in history.batches
+                    if each.offset < ends[stream] and each.writer in writers and each.sequence > common[each.writer]
                 ),
-                default=ends[track],
+                default=ends[stream],
             )
-            for track, standing in standings.items()
+            for stream, history in histories.items()
         }
         if cut == ends:
             return ends

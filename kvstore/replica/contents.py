@@ -37,7 +37,10 @@ def batches(found: FoundObject) -> Iterator[tuple[BatchHeader, memoryview]]:
     for part in found.parts:
         header = decode_header(part)
         verify(header, part)
-        if header.size != len(part) or (header.table_id, header.bucket_id) != (name.track.table_id, name.track.bucket):
+        if header.size != len(part) or (header.table_id, header.bucket_id) != (
+            name.stream.table_id,
+            name.stream.bucket,
+        ):
             raise CorruptData("An object has a batch that does not belong to it.", object=str(name))
         if header.base_offset != expected:
             raise CorruptData("A batch of an object does not follow the one before.", object=str(name), offset=expected)
@@ -97,12 +100,12 @@ def verify_parts(found: FoundObject, store_id: UUID) -> None:
     """
     if found.name.kind == "snapshot":
         parts = snapshot_parts(found)
-        if found.name.track == CATALOG:
+        if found.name.stream == CATALOG:
             _verify_image(found.name, parts[0], store_id)
         else:
             _verify_snapshot(found.name, parts, store_id)
         return
-    checked: Iterator[object] = edits_of(found) if found.name.track == CATALOG else batches(found)
+    checked: Iterator[object] = edits_of(found) if found.name.stream == CATALOG else batches(found)
     for _ in checked:
         pass
 
@@ -119,7 +122,7 @@ def _verify_snapshot(name: ObjectName, parts: list[memoryview], store_id: UUID) 
     told = decode_manifest(bytes(parts[0]))
     sums = {file: FileSum(bytes=len(data), crc32c=crc32c(data)) for file, data in zip(_FILES, parts[1:], strict=True)}
     of = told.store_id, told.table_id, told.bucket_id, told.applied_offset
-    if of != (store_id, name.track.table_id, name.track.bucket, name.start) or told.files != sums:
+    if of != (store_id, name.stream.table_id, name.stream.bucket, name.start) or told.files != sums:
         raise CorruptData("An object has another snapshot, or not all of it.", object=str(name))
 
 
@@ -129,7 +132,7 @@ def snapshot_parts(found: FoundObject) -> list[memoryview]:
     Raises:
         CorruptData: There are more, or fewer.
     """
-    expected = 1 if found.name.track == CATALOG else 3
+    expected = 1 if found.name.stream == CATALOG else 3
     if len(found.parts) != expected:
         raise CorruptData("A snapshot has another number of files.", object=str(found.name), files=len(found.parts))
     return found.parts

@@ -23,7 +23,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class ShippedPath:
     """What takes a reader to an offset.
 
     Attributes:
@@ -37,7 +37,7 @@ class Path:
     pieces: list[Piece]
 
 
-def path_to(end: int, told: Shipped, objects: Iterable[ObjectName]) -> Path | None:
+def path_to(end: int, told: Shipped, objects: Iterable[ObjectName]) -> ShippedPath | None:
     """The path to an offset that begins earliest; None if there is none.
 
     Args:
@@ -52,17 +52,17 @@ def path_to(end: int, told: Shipped, objects: Iterable[ObjectName]) -> Path | No
             continue
         chosen = list(_chain(start, end, pieces))
         if (chosen[-1].until if chosen else start) >= end:
-            return Path(start, max(named, key=lambda each: each.epoch) if start else None, chosen)
+            return ShippedPath(start, max(named, key=lambda each: each.epoch) if start else None, chosen)
     return None
 
 
-def path_from(start: int, end: int, objects: Iterable[ObjectName]) -> Path:
+def path_from(start: int, end: int, objects: Iterable[ObjectName]) -> ShippedPath:
     """The path from an offset towards another, as far as there is one.
 
     Args:
         objects: Those of the track.
     """
-    return Path(start, None, list(_chain(start, end, _pieces(list(objects)))))
+    return ShippedPath(start, None, list(_chain(start, end, _pieces(list(objects)))))
 
 
 def reached(told: Shipped, objects: Iterable[ObjectName]) -> int:

@@ -113,8 +113,10 @@ class Replica:
         status = self._status()
         behind = {}
         for definition in self._core.catalog().tables.values():
-            ends = [tablet.log_end() for tablet in self._core.parts(definition).tablets]
-            has = {int(each.track.bucket): each.end for each in status.shipped if each.track.table_id == definition.id}
+            ends = [handle.log_end() for handle in self._core.parts(definition).handles]
+            has = {
+                int(each.stream.bucket): each.end for each in status.shipped if each.stream.table_id == definition.id
+            }
             behind[definition.name] = sum(max(0, end - has.get(bucket, 0)) for bucket, end in enumerate(ends))
         shipped, edits = edits_pushed(self._core.journal, status)
         return ReplicaReport(

@@ -17,21 +17,21 @@ from kvstore.meta import image
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.replica.check import Listing, read_object
 from kvstore.replica.client import Client
-from kvstore.replica.consistent_cut import Committed, Standing
+from kvstore.replica.consistent_cut import BucketHistory, Committed
 from kvstore.replica.contents import batches_along, edits_of, snapshot_parts
-from kvstore.replica.coverage import Path as Way, path_from, path_to, reached
+from kvstore.replica.coverage import ShippedPath, path_from, path_to, reached
 from kvstore.store import BUCKETS_MAX
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import Edit
 from logformat.catalog.image import Head, Reader
-from logformat.catalog.replicas import CATALOG, Shipped, Track
+from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import WriterId
 from logformat.log.batch import BatchHeader
 from logformat.log.snapshot_manifest import Manifest, decode_manifest, decode_writers
 from logformat.replica import manifest as replica_told
-from logformat.replica.manifest import Told
+from logformat.replica.manifest import ReplicaManifest
 from logformat.replica.object_file import FoundObject, ObjectName
 
 _TRIES = 20
@@ -58,7 +58,7 @@ class Source:
     """
 
     store: StoreFile
-    told: Told
+    told: ReplicaManifest
 
     def __init__(self, client: Client, progress: Callable[[int], None] = lambda _: None) -> None:
         self._client = client
@@ -68,54 +68,54 @@ class Source:
         except FileNotFoundError as error:
             raise NotAStore("There is no replica here; see whether the URL is right.") from error
         self.told, listing = self._as_of_now()
-        self._sizes: dict[Track, dict[ObjectName, int]] = {}
+        self._sizes: dict[Stream, dict[ObjectName, int]] = {}
         for name, size in listing.sizes.items():
-            self._sizes.setdefault(name.track, {})[name] = size
-        self._shipped = {each.track: each for each in self.told.shipped}
+            self._sizes.setdefault(name.stream, {})[name] = size
+        self._shipped = {each.stream: each for each in self.told.shipped}
         self._read_last: dict[ObjectName, FoundObject] = {}
 
-    def objects(self, track: Track) -> list[ObjectName]:
+    def objects(self, stream: Stream) -> list[ObjectName]:
         """Of a track, in no order."""
-        return list(self.sizes(track))
+        return list(self.sizes(stream))
 
-    def sizes(self, track: Track) -> dict[ObjectName, int]:
+    def sizes(self, stream: Stream) -> dict[ObjectName, int]:
         """Of these, the bytes of each as they were listed."""
-        return self._sizes.get(track, {})
+        return self._sizes.get(stream, {})
 
-    def shipped(self, track: Track) -> Shipped:
+    def shipped(self, stream: Stream) -> Shipped:
         """What the replica was told of a track; of a table that was dropped since, what is there."""
-        if track in self._shipped:
-            return self._shipped[track]
-        named = self.objects(track)
+        if stream in self._shipped:
+            return self._shipped[stream]
+        named = self.objects(stream)
         starts = sorted(each.start for each in named if each.kind == "snapshot")
         start = 0 if any(each.start == 0 for each in named) or not starts else starts[0]
         furthest = max((each.end for each in named), default=0)
-        told = Shipped(track=track, start=start, end=furthest, snapshots=starts)
+        told = Shipped(stream=stream, start=start, end=furthest, snapshots=starts)
         return msgspec.structs.replace(told, end=reached(told, named))
 
-    def way(self, track: Track, end: int) -> Way:
+    def way(self, stream: Stream, end: int) -> ShippedPath:
         """The way to an offset, from as early as there is one.
 
         Raises:
             MissingVersion: There is none.
         """
-        found = path_to(end, self.shipped(track), self.objects(track))
+        found = path_to(end, self.shipped(stream), self.objects(stream))
         if found is None:
-            raise self._hole(track, reached(self.shipped(track), self.objects(track)), end)
+            raise self._hole(stream, reached(self.shipped(stream), self.objects(stream)), end)
         return found
 
-    def way_from(self, track: Track, start: int, end: int) -> Way:
+    def way_from(self, stream: Stream, start: int, end: int) -> ShippedPath:
         """The way from an offset to another.
 
         Raises:
             MissingVersion: There is none.
         """
-        found = path_from(start, end, self.objects(track))
+        found = path_from(start, end, self.objects(stream))
         if (found.pieces[-1].until if found.pieces else start) < end:
-            raise self._hole(track, found.pieces[-1].until if found.pieces else start, end)
+            raise self._hole(stream, found.pieces[-1].until if found.pieces else start, end)
         return found
 
-    def batches(self, way: Way, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    def batches(self, way: ShippedPath, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Batches of a way that end at or before an offset, each once.
 
         Raises:
@@ -124,14 +124,14 @@ class Source:
         found = batches_along(((self.read(piece.name), piece.until) for piece in way.pieces), way.start)
         return takewhile(lambda each: each[0].next_offset <= end, found)
 
-    def standing(
+    def history(
         self,
-        way: Way,
+        way: ShippedPath,
         end: int,
         writers: Set[WriterId],
         before: Mapping[WriterId, int],
         goes_on: Callable[[BatchHeader], bool],
-    ) -> Standing:
+    ) -> BucketHistory:
         """What a bucket has at the end of a way, or before the first batch that is not to be taken.
 
         Args:
@@ -151,9 +151,9 @@ class Source:
             if header.writer_id in writers:
                 found.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
             at = header.next_offset
-        return Standing(before, found, at)
+        return BucketHistory(before, found, at)
 
-    def edits(self, way: Way) -> Iterator[Edit]:
+    def edits(self, way: ShippedPath) -> Iterator[Edit]:
         """Edits of a way of the catalog, in order, each once.
 
         Raises:
@@ -194,22 +194,22 @@ class Source:
             CorruptData: It is not what it should be.
         """
         if name not in self._read_last:
-            size = self._sizes[name.track][name]
+            size = self._sizes[name.stream][name]
             self._read_last[name] = read_object(self._client, self.store.store_id, name, size)
             self._progress(size)
         if len(self._read_last) > _OBJECTS_KEPT:
             del self._read_last[next(iter(self._read_last))]
         return self._read_last[name]
 
-    def _hole(self, track: Track, begin: int, end: int) -> MissingVersion:
-        where = "the catalog" if track == CATALOG else f"bucket {track.bucket} of table {track.table_id}"
+    def _hole(self, stream: Stream, begin: int, end: int) -> MissingVersion:
+        where = "the catalog" if stream == CATALOG else f"bucket {stream.bucket} of table {stream.table_id}"
         return MissingVersion(
             f"The replica has a hole in {where}; run `kvstore replica repair` where its leader is.",
             missing_from=begin,
             before=end,
         )
 
-    def _as_of_now(self) -> tuple[Told, Listing]:
+    def _as_of_now(self) -> tuple[ReplicaManifest, Listing]:
         """What the replica was told, and what it lists: all of it and maybe more, for its leader goes on."""
         for _ in range(_TRIES):
             before = what_was_told(self._client)
@@ -223,11 +223,11 @@ class Source:
         raise ReplicaBehind("The replica changes all the time; try again.")
 
 
-def _goes_on(before: Told, after: Told) -> bool:
+def _goes_on(before: ReplicaManifest, after: ReplicaManifest) -> bool:
     """Whether what was told first is there still: nothing began anew, and nobody else leads."""
-    now = {each.track: each for each in after.shipped}
+    now = {each.stream: each for each in after.shipped}
     return before.leader_epoch == after.leader_epoch and all(
-        (to := now.get(each.track)) is not None and to.start == each.start and to.end >= each.end
+        (to := now.get(each.stream)) is not None and to.start == each.start and to.end >= each.end
         for each in before.shipped
     )
 

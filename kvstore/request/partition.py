@@ -44,11 +44,11 @@ def spread(definition: TableDefinition, changes: Changes, other: BucketId) -> It
     Args:
         other: The bucket of all changes if the table has no bucket key.
     """
-    for bucket, places in places_by_bucket(definition, changes.rows, other):
+    for bucket, places in row_indices_by_bucket(definition, changes.rows, other):
         yield bucket, changes if places is None else changes.take(places)
 
 
-def places_by_bucket(
+def row_indices_by_bucket(
     definition: TableDefinition, rows: pa.RecordBatch, other: BucketId
 ) -> Iterator[tuple[BucketId, pa.Int64Array | None]]:
     """The rows of each bucket that has any, by index and in order; None for all rows.

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import Epoch, Sequence, WriterId
 from logformat.rows.changes import Changes
 from logformat.rows.ordering import in_order
@@ -25,7 +25,7 @@ class Grouping:
         order, starts, lasts: See :class:`merge_engines.engine.Operations`.
     """
 
-    keys: Octets
+    keys: BinaryColumn
     order: np.ndarray
     starts: np.ndarray
     lasts: np.ndarray
@@ -96,7 +96,7 @@ class Prepared:
 _FIRST = np.zeros(1, np.int64)
 
 
-def group(keys: Octets) -> Grouping:
+def group(keys: BinaryColumn) -> Grouping:
     """Group operations by key; those of one key keep their order."""
     if len(keys) < 2:
         first = _FIRST[: len(keys)]

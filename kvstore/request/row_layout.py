@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.meta.state import TableDefinition
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import SchemaId
 from logformat.rows.keys import KeyCodec
@@ -53,7 +53,7 @@ class TableLayout:
             }
         )
 
-    def encode_keys(self, rows: pa.RecordBatch) -> Octets:
+    def encode_keys(self, rows: pa.RecordBatch) -> BinaryColumn:
         """Encode the keys of rows in any of the table's schemas.
 
         Raises:
@@ -61,12 +61,14 @@ class TableLayout:
         """
         return self.keys.encode([rows.column(name) for name in self.key_names])
 
-    def encode_values(self, rows: pa.RecordBatch, sums: np.ndarray, schema_id: SchemaId) -> tuple[Octets, np.ndarray]:
+    def encode_values(
+        self, rows: pa.RecordBatch, sums: np.ndarray, schema_id: SchemaId
+    ) -> tuple[BinaryColumn, np.ndarray]:
         """Encode values of rows in one of the table's schemas; see :meth:`logformat.rows.rows.RowCodec.encode`."""
         return self._rows.encode([rows.column(name) for name in self._value_names[schema_id]], sums, schema_id)
 
     def decode(
-        self, values: Octets, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
+        self, values: BinaryColumn, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray]:
         """Decode rows in the current schema, with their hashes.
 
@@ -85,7 +87,7 @@ class TableLayout:
         return pa.RecordBatch.from_arrays(ordered, schema=schema), hashes
 
     def decode_found(
-        self, keys: Octets, values: Octets, names: Sequence[str] | None = None
+        self, keys: BinaryColumn, values: BinaryColumn, names: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray]:
         """Like :meth:`decode`, for rows whose keys are only known encoded."""
         columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)

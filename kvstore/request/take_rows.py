@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 
-def pick(rows: pa.RecordBatch, places: np.ndarray) -> pa.RecordBatch:
+def take_rows(rows: pa.RecordBatch, places: np.ndarray) -> pa.RecordBatch:
     """The rows at the given places, in that order; the batch itself if these are all rows in order."""
     count = len(places)
     if count == rows.num_rows and (places == np.arange(count)).all():

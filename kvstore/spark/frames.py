@@ -24,7 +24,7 @@ from kvstore.spark.failures import shown_alone
 from kvstore.spark.options import Kind
 from kvstore.spark.read.batch import Pinned, changes_wanted
 from kvstore.spark.read.place import TablePlace
-from kvstore.spark.read.splits import Share, Wanted, read, shares_of
+from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema, spark_schema
 from kvstore.table.table import Table
 
@@ -43,7 +43,7 @@ def rows_frame(
         ends = {bucket: last for bucket, (_, last) in table.offset_ranges("latest").items()}
     else:
         ends = table.offsets_as_of(as_of)
-    wanted = [Wanted(bucket, end, end) for bucket, end in ends.items()]
+    wanted = [ReadRange(bucket, end, end) for bucket, end in ends.items()]
     return _frame(table, spark, Kind.ROWS, wanted, schema, table.scan_schema(), where)
 
 
@@ -66,7 +66,7 @@ def _frame(
     table: Table,
     spark: SparkSession,
     kind: Kind,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ReadRange],
     schema: pa.Schema,
     whole: pa.Schema,
     where: pc.Expression | None,
@@ -77,7 +77,7 @@ def _frame(
     needed = schema.names if where is None else whole.names
     place = TablePlace.of(str(table.store_path), table, kind)
     Pinned(place, tuple(wanted)).hold(table)
-    shares = shares_of(place, table, wanted, where)
+    shares = tasks_of(place, table, wanted, where)
     columns = spark_schema(schema)
     if not shares:
         return spark.createDataFrame([], columns)
@@ -102,7 +102,7 @@ def _reader(shares: Sequence[Any], columns: StructType, where: pc.Expression | N
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 share = shares[number]
-                assert isinstance(share, Share)
+                assert isinstance(share, ReadTask)
                 with shown_alone():
                     yield from read(share, target, where, needed)
 

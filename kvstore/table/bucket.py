@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvstore.arguments import integer, shown
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
@@ -27,9 +27,9 @@ class Bucket:
     """
 
     def __init__(
-        self, tablet: Tablet, current: Callable[[], TableDefinition], check_writable: Callable[[], None]
+        self, handle: BucketHandle, current: Callable[[], TableDefinition], check_writable: Callable[[], None]
     ) -> None:
-        self._tablet = tablet
+        self._handle = handle
         self._current = current
         self._check_writable = check_writable
 
@@ -113,7 +113,7 @@ class Bucket:
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
         request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
-        return self._tablet.submit(request, waits=waits)
+        return self._handle.submit(request, waits=waits)
 
     def begin(self, writer_id: int) -> int | None:
         """Become the bucket's writer, and tell the sequence of the last batch of a writer; None if there is none.
@@ -126,7 +126,7 @@ class Bucket:
         """
         self._check_writable()
         self._current()
-        return self._tablet.begin(WriterId(integer("writer_id", writer_id)))
+        return self._handle.begin(WriterId(integer("writer_id", writer_id)))
 
     def last_sequence(self, writer_id: int) -> int | None:
         """Sequence of a writer's last batch; None if there is none.
@@ -138,7 +138,7 @@ class Bucket:
             CorruptData: The index is damaged.
         """
         self._current()
-        return self._tablet.last_sequence(WriterId(integer("writer_id", writer_id)))
+        return self._handle.last_sequence(WriterId(integer("writer_id", writer_id)))
 
     def remembered_from(self) -> int:
         """The first offset from which on every batch's writer is remembered.
@@ -147,17 +147,17 @@ class Bucket:
             CorruptData: The index or the log is damaged.
         """
         self._current()
-        return self._tablet.remembered_from()
+        return self._handle.remembered_from()
 
     @property
     def log(self) -> LogFiles:
         """The log's files, for reading up to the end that :meth:`kvstore.Table.offsets` says."""
         self._current()
-        return self._tablet.log
+        return self._handle.log
 
     def _check_own(self, changes: Changes, definition: TableDefinition) -> None:
         if definition.buckets > 1 and definition.bucket_key is not None:
-            own = self._tablet.place.identity.bucket_id
+            own = self._handle.place.identity.bucket_id
             strange = int(np.count_nonzero(buckets_of_rows(definition, changes.rows) != own))
             if strange:
                 raise InvalidRequest(

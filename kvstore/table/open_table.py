@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.bucket.commit_lock import HANDOVER_LOOK_MS, CommitLock
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import BucketPlace
 from kvstore.clock import Clock
 from kvstore.commit.consumers import Consumers
@@ -29,14 +29,14 @@ from logformat.ids import BucketId, Offset
 
 
 @dataclass(frozen=True, slots=True)
-class TableParts:
+class OpenTable:
     """One table.
 
     Attributes:
         tablets: One for each bucket, in order.
     """
 
-    tablets: Sequence[Tablet]
+    handles: Sequence[BucketHandle]
     lock: CommitLock
     commits: Commits
     writers: Writers
@@ -46,24 +46,24 @@ class TableParts:
         """Commit everything and let other processes write; who reads here goes on."""
         with ExitStack() as stack:
             stack.callback(self.lock.presence.release)
-            for tablet in self.tablets:
-                stack.callback(tablet.stop_writing)
+            for handle in self.handles:
+                stack.callback(handle.stop_writing)
 
     def close(self) -> None:
         """Commit everything and give the files up, for good."""
         with ExitStack() as stack:
             stack.callback(self.lock.presence.release)
-            for tablet in self.tablets:
-                stack.callback(tablet.close)
+            for handle in self.handles:
+                stack.callback(handle.close)
 
     def hand_over(self) -> None:
         """Give the buckets up if another process commits to the table."""
-        if any(tablet.writes for tablet in self.tablets) and self.lock.is_wanted():
-            for tablet in self.tablets:
-                if tablet.writes:
+        if any(handle.writes for handle in self.handles) and self.lock.is_wanted():
+            for handle in self.handles:
+                if handle.writes:
                     # What could not be committed is in the log; whoever writes next is told what is wrong.
                     with suppress(StoreError):
-                        tablet.hand_over()
+                        handle.hand_over()
 
 
 def open_parts(
@@ -77,12 +77,12 @@ def open_parts(
     clock: Clock,
     *,
     read_only: Callable[[], bool],
-) -> TableParts:
+) -> OpenTable:
     """The parts of a table; no file is opened yet.
 
     Args:
         current: The table as the catalog has it now; raises if it was dropped.
-        read_only: See :class:`Tablet`.
+        read_only: See :class:`BucketHandle`.
     """
     table = definition.id
 
@@ -90,12 +90,12 @@ def open_parts(
         return journal.state().writers_of(table)
 
     @contextmanager
-    def standing(bucket: BucketId) -> Iterator[list[Offset]]:
+    def reader_positions(bucket: BucketId) -> Iterator[list[Offset]]:
         with journal.still() as catalog:
-            yield catalog.consumers_of(table).standing(bucket, clock.now_ms())
+            yield catalog.consumers_of(table).reader_positions(bucket, clock.now_ms())
 
-    def tablet(bucket: BucketId) -> Tablet:
-        return Tablet(
+    def handle(bucket: BucketId) -> BucketHandle:
+        return BucketHandle(
             BucketPlace(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket)),
             *(
                 current,
@@ -105,18 +105,18 @@ def open_parts(
                 lock,
                 lambda commit: staging.request(commit, current(), bucket),
             ),
-            lambda: standing(bucket),
+            lambda: reader_positions(bucket),
             *(options, files, clock),
             read_only=read_only,
         )
 
     lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
-    tablets = [tablet(BucketId(bucket)) for bucket in range(definition.buckets)]
-    for each in tablets:
+    handles = [handle(BucketId(bucket)) for bucket in range(definition.buckets)]
+    for each in handles:
         files.note(each.place.directory)
-    commits = Commits(table, tablets, lock, staging, journal, writers, clock)
-    consumers = Consumers(tablets, journal, current, options, clock)
-    return TableParts(tablets, lock, commits, Writers(table, commits, journal, writers), consumers)
+    commits = Commits(table, handles, lock, staging, journal, writers, clock)
+    consumers = Consumers(handles, journal, current, options, clock)
+    return OpenTable(handles, lock, commits, Writers(table, commits, journal, writers), consumers)
 
 
 class HandingOver:
@@ -126,7 +126,7 @@ class HandingOver:
         parts: All that the process has open.
     """
 
-    def __init__(self, parts: Callable[[], Sequence[TableParts]]) -> None:
+    def __init__(self, parts: Callable[[], Sequence[OpenTable]]) -> None:
         self._parts = parts
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-handover", daemon=True)

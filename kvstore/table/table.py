@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import column_names, integer, integer_within, shown
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.consumers import Consumers
 from kvstore.commit.named_writers import Writers
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
@@ -38,9 +38,9 @@ from kvstore.read.scan import (
     rows_where,
     scan_schema,
 )
-from kvstore.read.splits import Shares
+from kvstore.read.splits import Splits
 from kvstore.read.time_travel import check_undoable, first_changes
-from kvstore.request.partition import bucket_of, buckets_of_rows, place_in, places_by_bucket, spread
+from kvstore.request.partition import bucket_of, buckets_of_rows, place_in, row_indices_by_bucket, spread
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import RowRequest
 from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
@@ -74,7 +74,7 @@ class Table:
 
     def __init__(
         self,
-        tablets: Sequence[Tablet],
+        handles: Sequence[BucketHandle],
         writers: Writers,
         consumers: Consumers,
         current: Callable[[], TableDefinition],
@@ -82,7 +82,7 @@ class Table:
         check_registers: Callable[[], None],
         batch_rows_max: int,
     ) -> None:
-        self._tablets = tablets
+        self._handles = handles
         self._writers = writers
         self._consumers = consumers
         self._current = current
@@ -99,7 +99,7 @@ class Table:
     @property
     def identity(self) -> tuple[UUID, int]:
         """Ids of the store and of the table: a name may be given anew, they never are."""
-        identity = self._tablets[0].place.identity
+        identity = self._handles[0].place.identity
         return identity.store_id, identity.table_id
 
     @property
@@ -156,7 +156,7 @@ class Table:
         self._check_writable()
         definition = self._current()
         if type(data) is dict and columns is None and definition.buckets == 1:
-            answer = self._tablets[0].submit(RowRequest(data.copy()))
+            answer = self._handles[0].submit(RowRequest(data.copy()))
             return WriteResult({BucketId(0): answer.result()})
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
@@ -328,7 +328,7 @@ class Table:
             SchemaMismatch, UnknownSchema, InvalidTargetColumns: They do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
-        home = self._tablet(other).place.identity.bucket_id
+        home = self._handle(other).place.identity.bucket_id
         return dict(spread(self._current(), self.fitting(changes, overwrite, schema_id), home))
 
     def fitting(self, changes: Changes, overwrite: bool = False, schema_id: int | None = None) -> Changes:
@@ -337,7 +337,7 @@ class Table:
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         return fitted(changes, definition, id, None, overwrite=overwrite)[0]
 
-    def places_by_bucket(self, rows: pa.RecordBatch, other: int) -> list[tuple[BucketId, pa.Int64Array | None]]:
+    def row_indices_by_bucket(self, rows: pa.RecordBatch, other: int) -> list[tuple[BucketId, pa.Int64Array | None]]:
         """Which of rows that fit the table belong to each bucket; None for all.
 
         Args:
@@ -346,7 +346,7 @@ class Table:
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return list(places_by_bucket(self._current(), rows, self._tablet(other).place.identity.bucket_id))
+        return list(row_indices_by_bucket(self._current(), rows, self._handle(other).place.identity.bucket_id))
 
     def bucket(self, bucket: int) -> Bucket:
         """A bucket of the table, for numbered batches.
@@ -354,13 +354,13 @@ class Table:
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return Bucket(self._tablet(bucket), self._current, self._check_writable)
+        return Bucket(self._handle(bucket), self._current, self._check_writable)
 
     def flush(self) -> None:
         """Return once everything acknowledged is seen by every process, and is on the disk."""
         self._current()
-        for tablet in self._tablets:
-            tablet.flush()
+        for handle in self._handles:
+            handle.flush()
 
     def snapshot(self) -> TableSnapshot:
         """Write everything acknowledged into files that anything can read; writing goes on meanwhile.
@@ -378,8 +378,8 @@ class Table:
         self._check_writable()
         self._current()
         found = {}
-        for bucket, tablet in zip(self._bucket_ids(), self._tablets, strict=True):
-            taken = tablet.take_snapshot()
+        for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True):
+            taken = handle.take_snapshot()
             found[bucket] = BucketSnapshot(taken.offset, taken.directory)
         return TableSnapshot(found)
 
@@ -401,7 +401,7 @@ class Table:
             SchemaMismatch: The key does not fit.
             CorruptData: The row is damaged.
         """
-        return row_of_key(self._tablets, self._keyed, key)
+        return row_of_key(self._handles, self._keyed, key)
 
     def __getitem__(self, key: Keys) -> dict[str, Any]:
         row = self.get(key)
@@ -429,7 +429,7 @@ class Table:
         """
         definition = self._keyed()
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
-        return rows_of_keys(self._tablets, self._keyed, key_rows)
+        return rows_of_keys(self._handles, self._keyed, key_rows)
 
     def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
         """The rows whose keys begin with some values, in key order; with several buckets, one bucket after the other.
@@ -445,7 +445,7 @@ class Table:
         """
         definition = self._keyed()
         values = prefix_row(prefix, layout_of(definition).key_schema)
-        return rows_of_prefix(self._tablets, self._keyed, values)
+        return rows_of_prefix(self._handles, self._keyed, values)
 
     def buckets_of(self, keys: Keys) -> list[int]:
         """For each key the bucket its row is in.
@@ -494,16 +494,16 @@ class Table:
         buckets = self._bucket_ids()
         places = {bucket: place_in("as_of", as_of, bucket, buckets) for bucket in buckets}
 
-        def read(tablet: Tablet, view: View) -> Iterator[pa.RecordBatch]:
+        def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
             # Of now, so that it has the schemas of all rows.
-            current, place = self._keyed(), places[tablet.place.identity.bucket_id]
+            current, place = self._keyed(), places[handle.place.identity.bucket_id]
             if place is None:
                 ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
                 return chain.from_iterable(rows_now(view, current, wanted, keys) for keys in ranges)
-            then = offset_as_of(place, tablet.log, view.state().applied_offset)
-            return rows_as_of(view, tablet.log, current, then, wanted)
+            then = offset_as_of(place, handle.log, view.state().applied_offset)
+            return rows_as_of(view, handle.log, current, then, wanted)
 
-        rows: Iterator[pa.RecordBatch] = chain.from_iterable([self._held(tablet, read) for tablet in self._tablets])
+        rows: Iterator[pa.RecordBatch] = chain.from_iterable([self._held(handle, read) for handle in self._handles])
         if filter is not None:
             rows = (batch.select(schema.names) for batch in rows_where(rows, filter))
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
@@ -518,7 +518,7 @@ class Table:
             raise UnsupportedOperation(
                 "Row count is disabled for this table: its changelog is a WAL image; use scan()."
             )
-        return sum(tablet.state().row_count for tablet in self._tablets)
+        return sum(handle.state().row_count for handle in self._handles)
 
     # Changes
 
@@ -526,7 +526,7 @@ class Table:
         """For each bucket the first offset the log holds, and the one after its last."""
         self._current()
         return {
-            bucket: (tablet.log.start(), tablet.state().applied_offset) for bucket, tablet in enumerate(self._tablets)
+            bucket: (handle.log.start(), handle.state().applied_offset) for bucket, handle in enumerate(self._handles)
         }
 
     def changelog(
@@ -669,7 +669,7 @@ class Table:
     @property
     def store_path(self) -> Path:
         """Directory of the store."""
-        return self._tablets[0].place.directory.parents[2]
+        return self._handles[0].place.directory.parents[2]
 
     def changelog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Columns of the changelog; all if None.
@@ -708,11 +708,11 @@ class Table:
         """
         self._current()
         ranges, buckets = {}, self._bucket_ids()
-        for bucket, tablet in zip(buckets, self._tablets, strict=True):
-            with tablet.snapshot() as view:
+        for bucket, handle in zip(buckets, self._handles, strict=True):
+            with handle.snapshot() as view:
                 now = view.state().applied_offset
             first, last = place_in("start", start, bucket, buckets), place_in("end", end, bucket, buckets)
-            ranges[bucket] = range_between(first, last, tablet.log, now)
+            ranges[bucket] = range_between(first, last, handle.log, now)
         return ranges
 
     def offsets_as_of(self, as_of: int | Mapping[int, int] | dt.datetime) -> dict[BucketId, Offset]:
@@ -724,15 +724,15 @@ class Table:
         """
         check_undoable(self._keyed())
         found, buckets = {}, self._bucket_ids()
-        for bucket, tablet in zip(buckets, self._tablets, strict=True):
-            with tablet.snapshot() as view:
+        for bucket, handle in zip(buckets, self._handles, strict=True):
+            with handle.snapshot() as view:
                 now = view.state().applied_offset
-            offset = offset_as_of(place_in("as_of", as_of, bucket, buckets), tablet.log, now)
-            if not tablet.log.start() <= offset <= now:
+            offset = offset_as_of(place_in("as_of", as_of, bucket, buckets), handle.log, now)
+            if not handle.log.start() <= offset <= now:
                 raise OffsetOutOfRange(
                     "Rows can be read as of offsets that the log holds.",
                     as_of=offset,
-                    log_start=tablet.log.start(),
+                    log_start=handle.log.start(),
                     log_end=now,
                 )
             found[bucket] = offset
@@ -744,7 +744,7 @@ class Table:
         For those who ask often: it costs next to nothing.
         """
         self._current()
-        states = {bucket: tablet.committed() for bucket, tablet in zip(self._bucket_ids(), self._tablets, strict=True)}
+        states = {bucket: handle.committed() for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True)}
         return {bucket: (state.applied_offset, state.last_timestamp) for bucket, state in states.items()}
 
     def hold(self, consumer: str, offsets: Mapping[int, int]) -> None:
@@ -774,13 +774,13 @@ class Table:
         """The bucket of all rows with these values; None if there may be some in several."""
         return bucket_of(self._current(), values)
 
-    def shares(self, bucket: int) -> Shares:
+    def shares(self, bucket: int) -> Splits:
         """Reads of a bucket that are cut up among several.
 
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return Shares(self._tablet(bucket), self._keyed, self._held)
+        return Splits(self._handle(bucket), self._keyed, self._held)
 
     def _keyed(self) -> TableDefinition:
         definition = self._current()
@@ -798,14 +798,14 @@ class Table:
         *,
         whole_updates: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        buckets = self._bucket_ids() if bucket is None else [self._tablet(bucket).place.identity.bucket_id]
+        buckets = self._bucket_ids() if bucket is None else [self._handle(bucket).place.identity.bucket_id]
         if not isinstance(follow, (bool, np.bool_)):
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
         if isinstance(start, str) and start == "full":
             self._keyed()
         readers = []
         for each in buckets:
-            reader = ChangeReader(self._tablets[each], self._current, names, whole_updates)
+            reader = ChangeReader(self._handles[each], self._current, names, whole_updates)
             first, last = place_in("start", start, each, buckets), place_in("end", end, each, buckets)
             readers.append(reader.read(first, last, follow=bool(follow)))
         return self._while_current(together(readers))
@@ -823,7 +823,7 @@ class Table:
         found: dict[BucketId, list[AppendResult]] = {}
         for changes in batches:
             self._apply_one(changes, definition, targets, found)
-        if not found and len(self._tablets) == 1:
+        if not found and len(self._handles) == 1:
             self._apply_one(Changes.upserts(intake.empty(definition.schema)), definition, targets, found)
         return WriteResult({bucket: _whole(results) for bucket, results in sorted(found.items())})
 
@@ -835,18 +835,18 @@ class Table:
         found: dict[BucketId, list[AppendResult]],
     ) -> None:
         """Apply changes to the buckets they belong to, all at once."""
-        other = BucketId(next(self._turn) % len(self._tablets))
+        other = BucketId(next(self._turn) % len(self._handles))
         requests = [
             (bucket, request_of(part, definition, targets=targets))
             for bucket, part in spread(definition, changes, other)
         ]
         # What another process writes is found before anything is written to the other buckets.
         for bucket, _ in requests:
-            self._tablets[bucket].write()
+            self._handles[bucket].write()
         answers: dict[BucketId, Future[AppendResult]] = {}
         try:
             for bucket, request in requests:
-                answers[bucket] = self._tablets[bucket].submit(request)
+                answers[bucket] = self._handles[bucket].submit(request)
             for bucket, answer in answers.items():
                 found.setdefault(bucket, []).append(answer.result())
         except StoreError as error:
@@ -858,22 +858,22 @@ class Table:
             raise
 
     def _bucket_ids(self) -> list[BucketId]:
-        return [BucketId(bucket) for bucket in range(len(self._tablets))]
+        return [BucketId(bucket) for bucket in range(len(self._handles))]
 
-    def _tablet(self, bucket: int) -> Tablet:
+    def _handle(self, bucket: int) -> BucketHandle:
         self._current()
-        if not 0 <= integer("bucket", bucket) < len(self._tablets):
-            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=len(self._tablets))
-        return self._tablets[bucket]
+        if not 0 <= integer("bucket", bucket) < len(self._handles):
+            raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=len(self._handles))
+        return self._handles[bucket]
 
     def _held(
-        self, tablet: Tablet, read: Callable[[Tablet, View], Iterator[pa.RecordBatch]]
+        self, handle: BucketHandle, read: Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
         """Iterate over what ``read`` makes of a view, which is taken now and given up with the iterator."""
 
         def run() -> Iterator[pa.RecordBatch]:
-            with tablet.snapshot() as view:
-                batches = read(tablet, view)
+            with handle.snapshot() as view:
+                batches = read(handle, view)
                 yield pa.record_batch([], names=[])  # for the caller below: the view is taken
                 yield from self._while_current(batches)
 

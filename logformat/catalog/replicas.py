@@ -13,7 +13,7 @@ FindingKind = Literal["BAD", "MISSING_VERSION"]
 """Kind of a finding: a bad object, or offsets that no object has."""
 
 
-class Track(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """A part of the store that a replica copies in consecutive ranges: the catalog, or a bucket of a table.
 
     The edit with txid n is at offset n - 1 of the catalog, so an image of txid n is a snapshot of offset n.
@@ -26,7 +26,7 @@ class Track(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True)
     bucket: BucketId = BucketId(-1)
 
 
-CATALOG = Track()
+CATALOG = Stream()
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +37,7 @@ class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         snapshots: Offsets of its snapshots, in order; each has everything before its offset.
     """
 
-    track: Track
+    stream: Stream = msgspec.field(name="track")
     start: int
     end: int
     snapshots: list[int]
@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """
 
     kind: FindingKind
-    track: Track
+    stream: Stream = msgspec.field(name="track")
     start: int
     end: int
     object: str | None = None
@@ -78,6 +78,6 @@ class ReplicaStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def __repr__(self) -> str:
         return shown_text(super().__repr__())
 
-    def of(self, track: Track) -> Shipped | None:
+    def of(self, stream: Stream) -> Shipped | None:
         """What was shipped of a track."""
-        return next((each for each in self.shipped if each.track == track), None)
+        return next((each for each in self.shipped if each.stream == stream), None)

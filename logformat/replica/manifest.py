@@ -16,7 +16,7 @@ FORMAT = 1
 TOLD_BYTES_MAX = 64 << 20
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ReplicaManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The manifest that a leader writes to a replica.
 
     Attributes:
@@ -31,19 +31,19 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     shipped: list[Shipped]
 
 
-def encode(told: Told) -> bytes:
+def encode(told: ReplicaManifest) -> bytes:
     """Encode the object."""
     return json_line.encode(told)
 
 
-def decode(data: bytes, store_id: UUID) -> Told:
+def decode(data: bytes, store_id: UUID) -> ReplicaManifest:
     """Decode the object.
 
     Raises:
         CorruptData: The object is damaged, or belongs to another store.
         UnsupportedVersion: A newer version wrote it.
     """
-    told = json_line.decode(data, Told, FORMAT, NAME)
+    told = json_line.decode(data, ReplicaManifest, FORMAT, NAME)
     if told.store_id != store_id:
         raise CorruptData("The manifest of a replica belongs to another store.", object=NAME, of=told.store_id)
     return told

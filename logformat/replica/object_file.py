@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Stream
 from logformat.checksum import crc32c
 from logformat.errors import CorruptData, UnsupportedVersion
 from logformat.ids import BucketId, Epoch, TableId
@@ -52,7 +52,7 @@ class ObjectName:
         epoch: Epoch of the leader that wrote it.
     """
 
-    track: Track
+    stream: Stream
     kind: Kind
     start: int
     end: int
@@ -60,7 +60,7 @@ class ObjectName:
 
     def __str__(self) -> str:
         """The name, relative to the replica's URL."""
-        place = "catalog" if self.track == CATALOG else f"tables/{self.track.table_id}/{self.track.bucket}"
+        place = "catalog" if self.stream == CATALOG else f"tables/{self.stream.table_id}/{self.stream.bucket}"
         offsets = f"{self.start:020d}-{self.end:020d}" if self.kind == "range" else f"{self.start:020d}"
         return f"{place}/{offsets}.{self.epoch:020d}.{self.kind}"
 
@@ -73,11 +73,11 @@ def parse_name(name: str) -> ObjectName | None:
     table, bucket, *numbers = match.groups()
     found = [int(number) for number in numbers if number is not None]
     start, end, epoch = found if len(found) == 3 else (found[0], *found)  # a snapshot has one offset
-    track = CATALOG if table is None else Track(TableId(int(table)), BucketId(int(bucket)))
-    if max(start, end, epoch, track.table_id) > _NUMBER_MAX or track.bucket >= 2**31:
+    stream = CATALOG if table is None else Stream(TableId(int(table)), BucketId(int(bucket)))
+    if max(start, end, epoch, stream.table_id) > _NUMBER_MAX or stream.bucket >= 2**31:
         return None
     kind: Kind = "range" if len(found) == 3 else "snapshot"
-    return ObjectName(track, kind, start, end, Epoch(epoch)) if kind == "snapshot" or start < end else None
+    return ObjectName(stream, kind, start, end, Epoch(epoch)) if kind == "snapshot" or start < end else None
 
 
 def leader_name(epoch: Epoch) -> str:
@@ -117,7 +117,7 @@ def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memo
     head = struct.pack(
         _HEAD[:-1],
         *(_MAGIC, FORMAT, _KINDS.index(name.kind), store_id.bytes),
-        *(name.track.table_id, name.track.bucket, name.start, name.end, name.epoch),
+        *(name.stream.table_id, name.stream.bucket, name.start, name.end, name.epoch),
         *(sum(map(len, body)), crc),
     )
     return [head + struct.pack("<I", crc32c(head)), *body]
@@ -179,7 +179,7 @@ def _decode_head(data: memoryview, name: ObjectName, store_id: UUID) -> tuple[in
 
 
 def _track(name: ObjectName) -> tuple[int, int]:
-    return name.track.table_id, name.track.bucket
+    return name.stream.table_id, name.stream.bucket
 
 
 def _parts(body: memoryview, name: ObjectName) -> list[memoryview]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 
 _SEED = 42
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 _WORD = 4
 
 
-def buckets_of(keys: Octets, buckets: int, start: int = 0) -> np.ndarray:
+def buckets_of(keys: BinaryColumn, buckets: int, start: int = 0) -> np.ndarray:
     """The bucket of each key, int64 ``(n,)``.
 
     Args:
@@ -29,7 +29,7 @@ def buckets_of(keys: Octets, buckets: int, start: int = 0) -> np.ndarray:
     return np.where(mixed == -(2**31), 0, np.abs(mixed)) % buckets
 
 
-def _murmur3(keys: Octets, start: int) -> np.ndarray:
+def _murmur3(keys: BinaryColumn, start: int) -> np.ndarray:
     starts = keys.offsets[:-1] + start
     lengths = keys.lengths - start
     hashes = np.full(len(keys), _SEED, np.uint32)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logformat import binary_column as octets
-from logformat.binary_column import WORD, Octets
+from logformat import binary_column as binary_column
+from logformat.binary_column import WORD, BinaryColumn
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.rows.schema import fixed_width, is_variable
 
@@ -44,7 +44,7 @@ class KeyCodec:
             else len(ROW) + sum(fixed_width(field.type) for field in fields)
         )
 
-    def encode(self, columns: Sequence[pa.Array]) -> Octets:
+    def encode(self, columns: Sequence[pa.Array]) -> BinaryColumn:
         """Encode the keys of a batch of rows; of known width if no key column is variable.
 
         Raises:
@@ -59,23 +59,23 @@ class KeyCodec:
             )
         return keys
 
-    def encode_prefix(self, columns: Sequence[pa.Array]) -> Octets:
+    def encode_prefix(self, columns: Sequence[pa.Array]) -> BinaryColumn:
         """Encode the first columns of keys: the prefix of every key with these values."""
         if not any(is_variable(column.type) for column in columns):
             codes = [_encode_fixed(column) for column in columns]
             matrix = np.empty((len(columns[0]), len(ROW) + sum(code.shape[1] for code in codes)), np.uint8)
             matrix[:, 0] = ROW[0]
             np.concatenate(codes, axis=1, out=matrix[:, len(ROW) :])
-            return Octets.from_matrix(matrix)
+            return BinaryColumn.from_matrix(matrix)
         parts = (
             _encode_variable(column)
             if is_variable(column.type)
-            else Octets.from_matrix(np.ascontiguousarray(_encode_fixed(column))).to_arrow()
+            else BinaryColumn.from_matrix(np.ascontiguousarray(_encode_fixed(column))).to_arrow()
             for column in columns
         )
-        return Octets.from_arrow(pc.binary_join_element_wise(_ROW, *parts, octets.EMPTY))
+        return BinaryColumn.from_arrow(pc.binary_join_element_wise(_ROW, *parts, binary_column.EMPTY))
 
-    def decode(self, keys: Octets) -> list[pa.Array]:
+    def decode(self, keys: BinaryColumn) -> list[pa.Array]:
         """Decode keys to key columns.
 
         Raises:
@@ -98,7 +98,7 @@ class KeyCodec:
                 following = code_ends = place + fixed_width(field.type)
             if (following > ends).any():
                 raise CorruptData("A stored key is cut short; run `kvstore check`.", column=field.name)
-            codes = octets.slices(flat, place, code_ends)
+            codes = binary_column.slices(flat, place, code_ends)
             if is_variable(field.type):
                 columns.append(_decode_variable(codes, field.type))
             else:
@@ -126,7 +126,7 @@ def _encode_variable(column: pa.Array) -> pa.BinaryArray:
     if data is not None and (np.frombuffer(data, np.uint8) <= _ESCAPED_MAX).any():
         for byte, code in _ESCAPES:
             raw = pc.replace_substring(raw, byte, code)
-    return pc.binary_join_element_wise(raw, _END, octets.EMPTY)
+    return pc.binary_join_element_wise(raw, _END, binary_column.EMPTY)
 
 
 def _encode_fixed(column: pa.Array) -> np.ndarray:

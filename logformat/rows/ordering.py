@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logformat.binary_column import WORD, Octets, windows
+from logformat.binary_column import WORD, BinaryColumn, windows
 from logformat.rows.keys import ROW
 
 _PASSES_MAX = 4
@@ -23,7 +23,7 @@ _SPREAD_MAX = 16
 """Largest difference of key lengths; each byte of it costs a pass over all keys."""
 
 
-def in_order(keys: Octets) -> tuple[np.ndarray, np.ndarray]:
+def in_order(keys: BinaryColumn) -> tuple[np.ndarray, np.ndarray]:
     """Sort keys; equal keys keep their order.
 
     Args:
@@ -56,7 +56,7 @@ def in_order(keys: Octets) -> tuple[np.ndarray, np.ndarray]:
     return order, pc.not_equal(ordered[1:], ordered[:-1]).to_numpy(zero_copy_only=False)
 
 
-def _padded(keys: Octets) -> np.ndarray | None:
+def _padded(keys: BinaryColumn) -> np.ndarray | None:
     """Keys as rows of a matrix, padded with zeros; None if there are too many, or if their lengths differ too much."""
     if len(keys) > _KEYS_MAX:
         return None

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logformat import binary_column as octets
-from logformat.binary_column import WORD, Octets
+from logformat import binary_column as binary_column
+from logformat.binary_column import WORD, BinaryColumn
 from logformat.errors import CorruptData
 from logformat.rows.schema import fixed_width, is_variable
 
@@ -45,7 +45,7 @@ class RecordCodec:
         )
         self.dtype = _in_words(plain) if aligned and not self._variable else plain
 
-    def encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[np.ndarray, list[Octets]]:
+    def encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[np.ndarray, list[BinaryColumn]]:
         """Encode the fixed parts of ``rows`` records, with a zero head, and the columns of the variable part."""
         fixed = np.zeros(rows, self.dtype)
         variable = []
@@ -60,13 +60,13 @@ class RecordCodec:
                 fixed[self._names[i]] = _encode_fixed(column)
         return fixed, variable
 
-    def encode_octets(self, columns: Sequence[pa.Array]) -> Octets:
+    def encode_octets(self, columns: Sequence[pa.Array]) -> BinaryColumn:
         """Encode whole records, one byte string for each row; there is at least one column."""
         fixed, variable = self.encode(columns, len(columns[0]))
-        heads = Octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
+        heads = BinaryColumn.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
         if not variable:
             return heads
-        return octets.join(heads, *variable)
+        return binary_column.join(heads, *variable)
 
     def decode(
         self, flat: np.ndarray, starts: np.ndarray, ends: np.ndarray, wanted: Iterable[int] | None = None
@@ -90,7 +90,7 @@ class RecordCodec:
         if rows and (starts[1:] - starts[:-1] == step).all():
             fixed = np.ndarray((rows,), self.dtype, flat, int(starts[0]), (step,))
         else:
-            fixed = octets.windows(flat, size)[starts].view(self.dtype)
+            fixed = binary_column.windows(flat, size)[starts].view(self.dtype)
         ranges, place = {}, fixed_ends
         for i in self._variable:
             following = place + fixed[self._names[i]]
@@ -154,7 +154,7 @@ def _decode_fixed(kind: pa.DataType, values: np.ndarray, nulls: np.ndarray | Non
     return pa.Array.from_buffers(kind, len(values), [_validity(nulls), pa.py_buffer(values)])
 
 
-def _encode_variable(column: pa.Array) -> Octets:
+def _encode_variable(column: pa.Array) -> BinaryColumn:
     kind = column.type
     if pa.types.is_struct(kind):
         inner = [kind.field(i).type for i in range(kind.num_fields)]
@@ -164,9 +164,9 @@ def _encode_variable(column: pa.Array) -> Octets:
     elif pa.types.is_list(kind):
         encoded = _encode_list(column)
     else:
-        encoded = Octets.from_arrow(column)
+        encoded = BinaryColumn.from_arrow(column)
     if column.null_count:
-        encoded = Octets.from_arrow(pc.if_else(column.is_valid(), encoded.to_arrow(), octets.EMPTY))
+        encoded = BinaryColumn.from_arrow(pc.if_else(column.is_valid(), encoded.to_arrow(), binary_column.EMPTY))
     return encoded
 
 
@@ -190,7 +190,7 @@ def _decode_variable(
         return pa.Array.from_buffers(
             kind, rows, [padded.buffers()[0]], children=[padded.field(i) for i in range(len(fields))]
         )
-    values = octets.slices(flat, starts, ends)
+    values = binary_column.slices(flat, starts, ends)
     return pa.Array.from_buffers(kind, rows, [_validity(nulls), *values.buffers()[1:]])
 
 
@@ -201,17 +201,17 @@ def _entries_of(kind: pa.MapType) -> pa.ListType:
 # A list is ``count u32 | end of each element u32 | elements``, an element being a record of one column.
 
 
-def _encode_list(column: pa.ListArray) -> Octets:
+def _encode_list(column: pa.ListArray) -> BinaryColumn:
     counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     bounds = np.concatenate([[0], np.cumsum(counts)])
     elements = RecordCodec([column.type.value_type]).encode_octets([column.flatten()])
     ends = (elements.offsets[1:] - np.repeat(elements.offsets[bounds[:-1]], counts)).astype(_LENGTH)
     parts = (
-        Octets.from_matrix(counts.astype(_LENGTH).view(np.uint8).reshape(-1, 4)),
-        Octets(ends.view(np.uint8), bounds * 4),
-        Octets(elements.flat, elements.offsets[bounds]),
+        BinaryColumn.from_matrix(counts.astype(_LENGTH).view(np.uint8).reshape(-1, 4)),
+        BinaryColumn(ends.view(np.uint8), bounds * 4),
+        BinaryColumn(elements.flat, elements.offsets[bounds]),
     )
-    return octets.join(*parts)
+    return binary_column.join(*parts)
 
 
 def _decode_list(
@@ -221,13 +221,13 @@ def _decode_list(
     starts, ends = starts[there], ends[there]
     if (starts + 4 > ends).any():
         raise CorruptData("A stored list is cut short; run `kvstore check`.")
-    counts = np.frombuffer(octets.slices(flat, starts, starts + 4).buffers()[2] or b"", _LENGTH).astype(np.int64)
+    counts = np.frombuffer(binary_column.slices(flat, starts, starts + 4).buffers()[2] or b"", _LENGTH).astype(np.int64)
     elements = starts + 4 + 4 * counts
     if (elements > ends).any():
         raise CorruptData("A stored list is cut short; run `kvstore check`.")
     total = int(counts.sum())
     inner_ends = np.repeat(elements, counts)
-    inner_ends += np.frombuffer(octets.slices(flat, starts + 4, elements).buffers()[2] or b"", _LENGTH, total)
+    inner_ends += np.frombuffer(binary_column.slices(flat, starts + 4, elements).buffers()[2] or b"", _LENGTH, total)
     firsts = np.cumsum(counts) - counts
     inner_starts = np.empty(total, np.int64)
     inner_starts[1:] = inner_ends[:-1]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from logformat import binary_column as octets
-from logformat.binary_column import WORD, Octets
+from logformat import binary_column as binary_column
+from logformat.binary_column import WORD, BinaryColumn
 from logformat.checksum import FIRST_WORD_WEIGHT, mix, value_sums
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
@@ -37,7 +37,7 @@ class RowCodec:
 
     def encode(
         self, columns: Sequence[pa.Array], key_sums: np.ndarray, schema_id: SchemaId
-    ) -> tuple[Octets, np.ndarray]:
+    ) -> tuple[BinaryColumn, np.ndarray]:
         """Values of a batch of rows, and their hashes.
 
         Args:
@@ -50,7 +50,7 @@ class RowCodec:
         """
         fixed, variable = self._codecs[schema_id].encode(columns, len(key_sums))
         fixed["schema_id"] = schema_id
-        heads = Octets.from_matrix(fixed.view(np.uint8).reshape(len(fixed), fixed.itemsize))
+        heads = BinaryColumn.from_matrix(fixed.view(np.uint8).reshape(len(fixed), fixed.itemsize))
         if not variable:
             hashes = mix(key_sums + value_sums(*heads.words()))
             fixed["checksum"] = hashes & _LOW
@@ -58,14 +58,14 @@ class RowCodec:
         lengths = np.full(len(fixed), fixed.itemsize)
         for column in variable:
             lengths += column.lengths
-        joined = octets.join(heads, *variable, octets.word_padding(lengths))
+        joined = binary_column.join(heads, *variable, binary_column.word_padding(lengths))
         flat, starts = joined.flat[: joined.offsets[-1]].copy(), joined.offsets[:-1] // WORD
         hashes = mix(key_sums + value_sums(flat.view("<u8"), starts))
         flat.view("<u4")[2 * starts] = hashes & _LOW
-        return Octets(flat, joined.offsets), hashes
+        return BinaryColumn(flat, joined.offsets), hashes
 
     def decode(
-        self, values: Octets, key_sums: np.ndarray, schema_id: SchemaId, names: Sequence[str] | None = None
+        self, values: BinaryColumn, key_sums: np.ndarray, schema_id: SchemaId, names: Sequence[str] | None = None
     ) -> tuple[list[pa.Array], np.ndarray]:
         """Columns of a batch of values, and the hashes of the rows.
 
@@ -117,13 +117,13 @@ class RowCodec:
         return [found[name] if name in found else pa.nulls(len(starts), schema.field(name).type) for name in names]
 
 
-def schema_ids(values: Octets) -> np.ndarray:
+def schema_ids(values: BinaryColumn) -> np.ndarray:
     """Schema ids (uint16) of values; valid only if the values are verified."""
     starts, end = values.offsets[:-1], values.offsets[-1]
     return values.flat[:end].view("<u2")[starts // 2 + 2]
 
 
-def verified(values: Octets, key_sums: np.ndarray) -> np.ndarray:
+def verified(values: BinaryColumn, key_sums: np.ndarray) -> np.ndarray:
     """Verify the checksums of rows; returns their hashes (uint64).
 
     Args:

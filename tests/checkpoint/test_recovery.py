@@ -69,7 +69,7 @@ def test_a_catalog_that_is_whole_goes_on_under_a_new_epoch(tmp_path: Path) -> No
     before = files_of(catalog.path)
     said = recover(catalog, write=False)
     assert files_of(catalog.path) == before
-    assert (said.gone, said.damaged, said.put_aside, said.written) == ([], [], [], False)
+    assert (said.gone, said.damaged, said.move_to_quarantine, said.written) == ([], [], [], False)
     assert (said.txid, said.leader_epoch) == (31, 1)
     done = recover(catalog)
     assert (done.gone, done.written) == ([], True)
@@ -213,9 +213,9 @@ def test_what_a_lost_edit_gave_out_is_not_given_out_again(tmp_path: Path) -> Non
         kvstore.open(path).list_tables()
     said = recover_store(path, write=False)
     done = recover_store(path)
-    assert (said.gone, said.put_aside) == (done.gone, done.put_aside)
-    assert done.put_aside == [Path("tables/2")]
-    assert (done.aside / "tables/2/0/log").is_dir()
+    assert (said.gone, said.move_to_quarantine) == (done.gone, done.move_to_quarantine)
+    assert done.move_to_quarantine == [Path("tables/2")]
+    assert (done.quarantine / "tables/2/0/log").is_dir()
     assert done.tables == ["t"]
     with kvstore.open(path) as store:
         table = store.table("t")
@@ -351,7 +351,7 @@ def test_a_catalog_that_is_gone_altogether(tmp_path: Path) -> None:
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     shutil.rmtree(path / "meta")
-    assert recover_store(path).put_aside == [Path("tables/1")]
+    assert recover_store(path).move_to_quarantine == [Path("tables/1")]
     with kvstore.open(path) as store:
         assert store.list_tables() == []
 

@@ -11,7 +11,7 @@ import pytest
 import kvstore
 from kvstore.bucket.auto_increment import SEGMENT_IDS, Ids, next_count_after, numbered
 from kvstore.errors import InvalidRequest
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
 from logformat.rows.bucketing import buckets_of
 from merge_engines.engine import Operations
@@ -29,9 +29,9 @@ def test_bucket(name: str) -> None:
     key = bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()
     # By itself, among keys of its length, and among others.
     for keys in ([key], [key] * 3, [b"", key, b"x" * 9]):
-        found = buckets_of(Octets.from_list(keys), vector["buckets"])
+        found = buckets_of(BinaryColumn.from_list(keys), vector["buckets"])
         assert found[keys.index(key)] == vector["expect_bucket"]
-    fixed = Octets.from_matrix(np.frombuffer(b"\2" + key, np.uint8).reshape(1, -1))
+    fixed = BinaryColumn.from_matrix(np.frombuffer(b"\2" + key, np.uint8).reshape(1, -1))
     assert buckets_of(fixed, vector["buckets"], 1).tolist() == [vector["expect_bucket"]]
 
 

@@ -75,7 +75,7 @@ class Report:
     bad: list[BadState] = field(default_factory=list)
     calls: int = 0
     retries: int = 0
-    mended: int = 0
+    repaired: int = 0
 
     @property
     def states(self) -> int:
@@ -97,14 +97,14 @@ class Report:
         self.bad += other.bad
         self.calls += other.calls
         self.retries += other.retries
-        self.mended += other.mended
+        self.repaired += other.repaired
 
     def lines(self) -> list[str]:
         counts = ", ".join(f"{mode} {kind} {count}" for (mode, kind), count in sorted(self.distinct.items()))
         badness = Counter(state.badness for state in self.bad)
         return [
             f"{self.calls} calls, {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad,"
-            f" {self.again} after a second crash, {self.retries} retries, {self.mended} replicas mended",
+            f" {self.again} after a second crash, {self.retries} retries, {self.repaired} replicas mended",
             f"distinct: {counts}",
             f"bad: {dict(badness)}",
         ]
@@ -205,8 +205,8 @@ class Explorer:
         found = judge(finding, window, self.history)
         if state.contents:
             self.report.retries += finding.retries
-            self.report.mended += finding.mended
-        if found is None and finding.mended and state.kind in KILLED:
+            self.report.repaired += finding.repaired
+        if found is None and finding.repaired and state.kind in KILLED:
             found = "LOST", "the replica has holes, and only a process was killed"
         if found is not None and not (state.kind == ROT and finding.noticed):
             bad = BadState(*found, state.mode, state.kind, call, window, state.contents)

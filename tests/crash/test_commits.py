@@ -314,7 +314,7 @@ def test_who_only_commits_keeps_the_buckets(path: Path) -> None:
         table = store.table("t")
         for epoch in range(2):
             table.apply_epoch(changes(epoch), "w", epoch)
-            assert all(tablet.writes for tablet in table._tablets)
+            assert all(handle.writes for handle in table._handles)
 
 
 def test_a_snapshot_that_is_interrupted_by_a_commit_of_another_is_taken_all_the_same(path: Path) -> None:

@@ -68,7 +68,7 @@ def explore_at_length(
         report.add(found)
         assert not found.bad, f"seed {seed}\n" + "\n".join(map(str, found.bad[:5]))
     tell(f"{seed} seeds", *report.lines())
-    assert report.mended, "no power cut took anything of a replica: then what is done about it was not tried"
+    assert report.repaired, "no power cut took anything of a replica: then what is done about it was not tried"
     report.prove(proves)
 
 

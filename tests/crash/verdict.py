@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kvstore
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptData, OutOfOrderSequence
 from tests.crash.history import CHANGES, History, Moment, Window, changes_of, copy_of, rows_of
 from tests.crash.workload import SCHEMA, TABLE
@@ -53,7 +53,7 @@ class Finding:
     badness: Badness = "MIXED"
     noticed: bool = False
     retries: int = 0
-    mended: bool = False
+    repaired: bool = False
 
 
 class Wrong(Exception):
@@ -73,7 +73,7 @@ def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
         thorough: Ask for every batch that writers may repeat, not only the last; after the reopen read all changes, not
             only the new ones, and write once more.
     """
-    with patch.object(Upkeep, "look"):
+    with patch.object(Maintenance, "look"):
         return _examined(path, history, thorough=thorough)
 
 

@@ -67,7 +67,7 @@ def examine(directory: Path, history: WholeHistory, *, thorough: bool = True) ->
         badness=badness,  # type: ignore[arg-type]
         noticed=noticed,
         retries=inquiry.retries,
-        mended=inquiry.mended,
+        repaired=inquiry.repaired,
     )
 
 
@@ -76,7 +76,7 @@ class _Inquiry:
         self._directory, self._history, self._thorough = directory, history, thorough
         self.fits: frozenset[float] = frozenset()
         self.retries = 0
-        self.mended = False
+        self.repaired = False
 
     def run(self) -> None:
         existed = (self._directory / STORE / "STORE").exists()
@@ -196,7 +196,7 @@ class _Inquiry:
         store.flush()
         replica.ship()
         if found := replica.check().findings:
-            self.mended = True
+            self.repaired = True
             report = replica.repair()
             _is_true(bool(report), lambda: f"the replica is repaired, and yet {report.findings}; before it was {found}")
         if self._thorough:

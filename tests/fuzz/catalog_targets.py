@@ -155,7 +155,9 @@ def small_files(data: bytes) -> None:
 def small_files_seeds() -> list[bytes]:
     """One of each."""
     store = golden.files("store")
-    told = replica_told.Told(store_id=STORE, leader_epoch=Epoch(0), as_of_ms=1, shipped=Filler().of(list[Shipped]))
+    told = replica_told.ReplicaManifest(
+        store_id=STORE, leader_epoch=Epoch(0), as_of_ms=1, shipped=Filler().of(list[Shipped])
+    )
     sealed = {
         b"S": store[paths.STORE_FILE],
         b"F": following_file.encode(replace(Filler().of(following_file.FollowingFile), format=following_file.FORMAT)),

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.log.writer_state import WriterStates
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Epoch, Offset, Sequence, TableId, WriterId
 from logformat.log import index_state, segment, sparse_index
 from logformat.log.arrow_message import Compression
@@ -111,7 +111,7 @@ def record_seeds() -> list[bytes]:
     made = []
     for number, (schema, rows) in enumerate(zip(SCHEMAS, _ROWS, strict=True)):
         columns = pa.RecordBatch.from_pylist(rows, schema).columns
-        encoded: Octets = RecordCodec([field.type for field in schema]).encode_octets(columns)
+        encoded: BinaryColumn = RecordCodec([field.type for field in schema]).encode_octets(columns)
         made += [bytes([number]) + bytes(each) for each in encoded.to_arrow().to_pylist()]
     return made
 

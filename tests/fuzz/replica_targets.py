@@ -74,7 +74,7 @@ def replica_object(data: bytes) -> None:
         written = seal.object_of_replica(rest, _HEAD, _CRC_AT)
     found = decode_object(memoryview(written), name, _store().store_id)
     verify_parts(found, _store().store_id)
-    if name.kind == "range" and name.track == CATALOG:
+    if name.kind == "range" and name.stream == CATALOG:
         assert [edit.txid for edit in edits_of(found)] == list(range(name.start + 1, name.end + 1))
     elif name.kind == "range":
         offset = name.start
@@ -97,7 +97,7 @@ def _parts(data: bytes) -> list[bytes]:
 def _sealed(name: ObjectName, part: bytes) -> bytes:
     if name.kind == "snapshot":
         return part
-    return seal.first_word(part) if name.track == CATALOG else seal.frame(part, stretch=False)
+    return seal.first_word(part) if name.stream == CATALOG else seal.frame(part, stretch=False)
 
 
 def replica_object_seeds() -> list[bytes]:
@@ -112,7 +112,7 @@ def listing(data: bytes) -> None:
     if len(data) < 4:
         return
     snapshots = sorted({data[2] % 40, data[3] % 40} - {0})
-    told = Shipped(track=CATALOG, start=data[0] % 8, end=data[0] % 8 + data[1] % 40, snapshots=snapshots)
+    told = Shipped(stream=CATALOG, start=data[0] % 8, end=data[0] % 8 + data[1] % 40, snapshots=snapshots)
     objects = [_named(*each) for each in struct.iter_unpack("4B", data[4 : 4 + len(data[4:]) // 4 * 4])]
     held = {offset for each in objects for offset in _counts(each, objects)}
     wanted = range(told.start, told.end)

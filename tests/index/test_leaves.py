@@ -24,7 +24,7 @@ from kvstore.index.index import Index, View
 from kvstore.index.leaves import Leaves
 from kvstore.pages import tree_of
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, TableId
 from logformat.log.index_state import IndexState
 from logformat.rows.keys import ROW
@@ -62,7 +62,7 @@ def put(index: Index, rows: dict[bytes, bytes]) -> None:
     index.put([key for key, _ in found], [value for _, value in found])
 
 
-def pairs(found: Iterator[tuple[Octets, Octets]], *, chunk: int = 1 << 30) -> Pairs:
+def pairs(found: Iterator[tuple[BinaryColumn, BinaryColumn]], *, chunk: int = 1 << 30) -> Pairs:
     listed = [(keys.to_list(), values.to_list()) for keys, values in found]
     assert all(0 < len(keys) == len(values) <= chunk for keys, values in listed)
     return [pair for keys, values in listed for pair in zip(keys, values, strict=True)]

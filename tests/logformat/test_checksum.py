@@ -5,14 +5,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.checksum import crc32c, key_sums, mix, value_sums
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5)
 
 
 def sums_of(keys: list[bytes]) -> list[int]:
-    return key_sums(Octets.from_list(keys)).tolist()
+    return key_sums(BinaryColumn.from_list(keys)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ class TestKeys:
     @given(st.integers(1, 40).flatmap(lambda width: st.lists(st.binary(min_size=width, max_size=width), min_size=1)))
     def test_a_column_of_known_width_has_the_sums_of_the_same_strings(self, keys: list[bytes]) -> None:
         matrix = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
-        assert key_sums(Octets.from_matrix(matrix)).tolist() == sums_of(keys)
+        assert key_sums(BinaryColumn.from_matrix(matrix)).tolist() == sums_of(keys)
         sliced = pa.array([b"before", *keys, b"after"]).slice(1, len(keys))
-        assert key_sums(Octets.from_arrow(sliced)).tolist() == sums_of(keys)
+        assert key_sums(BinaryColumn.from_arrow(sliced)).tolist() == sums_of(keys)
 
     @given(st.binary(min_size=1, max_size=40), st.integers(1, 20))
     def test_appended_zeros_change_the_sum_of_a_key(self, key: bytes, zeros: int) -> None:
@@ -77,7 +77,7 @@ class TestKeys:
         assert first != second
 
     def test_no_keys_have_no_sums(self) -> None:
-        assert sums_of([]) == key_sums(Octets.from_matrix(np.zeros((0, 9), np.uint8))).tolist() == []
+        assert sums_of([]) == key_sums(BinaryColumn.from_matrix(np.zeros((0, 9), np.uint8))).tolist() == []
 
 
 class TestValues:

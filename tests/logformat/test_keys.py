@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.rows.keys import KeyCodec
 from tests.support.strategies import KEY_TYPES, columns, values_of
@@ -73,7 +73,7 @@ class TestRoundTrip:
     @pytest.mark.parametrize("kind", KEY_TYPES, ids=str)
     def test_a_key_of_any_type_survives_a_round_trip(self, kind: pa.DataType, data: st.DataObject) -> None:
         column = data.draw(columns(kind, 4, nullable=False))
-        (decoded,) = codec_of(kind).decode(Octets.from_list(keys_of(column)))
+        (decoded,) = codec_of(kind).decode(BinaryColumn.from_list(keys_of(column)))
         decoded.validate(full=True)
         assert decoded.type == kind
         assert values_of(decoded) == values_of(column)
@@ -82,14 +82,14 @@ class TestRoundTrip:
     def test_multi_column_keys_survive_a_round_trip(self, parts: list[pa.Array]) -> None:
         codec = codec_of(*(part.type for part in parts))
         encoded = codec.encode(parts)
-        for keys in (encoded, Octets.from_list(encoded.to_list())):
+        for keys in (encoded, BinaryColumn.from_list(encoded.to_list())):
             decoded = codec.decode(keys)
             assert [column.type for column in decoded] == [part.type for part in parts]
             assert list(map(values_of, decoded)) == list(map(values_of, parts))
 
     def test_no_keys_decode_to_no_values(self) -> None:
         none = [pa.array([], kind) for kind in KEY_TYPES]
-        assert codec_of(*KEY_TYPES).decode(Octets.from_list([])) == none
+        assert codec_of(*KEY_TYPES).decode(BinaryColumn.from_list([])) == none
 
     @given(key_columns())
     def test_the_width_is_that_of_every_key_or_unknown(self, parts: list[pa.Array]) -> None:
@@ -146,14 +146,14 @@ class TestDamage:
         for key in keys:
             for damaged in [*(key[:length] for length in range(len(key))), key + b"\x00", key + b"x"]:
                 with pytest.raises(CorruptData):
-                    codec.decode(Octets.from_list([*keys, damaged]))
+                    codec.decode(BinaryColumn.from_list([*keys, damaged]))
                 with pytest.raises(CorruptData):
-                    codec.decode(Octets.from_list([damaged, *keys]))
+                    codec.decode(BinaryColumn.from_list([damaged, *keys]))
 
     @given(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=3), st.lists(st.binary(max_size=30), max_size=3))
     def test_any_bytes_are_keys_or_are_refused(self, kinds: list[pa.DataType], keys: list[bytes]) -> None:
         try:
-            decoded = codec_of(*kinds).decode(Octets.from_list(keys))
+            decoded = codec_of(*kinds).decode(BinaryColumn.from_list(keys))
         except CorruptData:
             return
         assert [(len(column), column.type) for column in decoded] == [(len(keys), kind) for kind in kinds]

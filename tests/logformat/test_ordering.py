@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.rows import ordering
 from logformat.rows.keys import ROW, KeyCodec
 from logformat.rows.ordering import in_order
@@ -17,8 +17,8 @@ PREFIX = st.sampled_from([b"", b"same for all of them", b"\xff" * 20])
 LONG = st.binary(max_size=3) | st.binary(min_size=30, max_size=50)
 
 
-def check(keys: list[bytes], as_given: Octets | None = None) -> None:
-    order, differs = in_order(as_given or Octets.from_list(keys))
+def check(keys: list[bytes], as_given: BinaryColumn | None = None) -> None:
+    order, differs = in_order(as_given or BinaryColumn.from_list(keys))
     expected = sorted(range(len(keys)), key=keys.__getitem__)  # stable for equal keys, too
     assert order.tolist() == expected
     assert differs.tolist() == [keys[one] != keys[other] for one, other in pairwise(expected)]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.errors import CorruptData
 from logformat.rows.record import RecordCodec
 from tests.logformat.damage import bit_flips, cuts
@@ -20,7 +20,7 @@ def records_of(rows: pa.RecordBatch) -> list[bytes]:
 
 
 def decoded(records: list[bytes], types: list[pa.DataType]) -> list[pa.Array]:
-    flat = Octets.from_list(records)
+    flat = BinaryColumn.from_list(records)
     return RecordCodec(types).decode(flat.flat, flat.offsets[:-1], flat.offsets[1:])
 
 
@@ -54,7 +54,7 @@ def test_bytes_are_equal_exactly_if_rows_are(rows: pa.RecordBatch) -> None:
 @given(record_batches(), st.binary(min_size=1, max_size=9))
 def test_records_may_lie_between_other_bytes(rows: pa.RecordBatch, between: bytes) -> None:
     strings = [string for record in records_of(rows) for string in (between, record)]
-    flat = Octets.from_list([*strings, between])
+    flat = BinaryColumn.from_list([*strings, between])
     starts, ends = flat.offsets[1:-1:2], flat.offsets[2::2]
     found = RecordCodec(rows.schema.types).decode(flat.flat, starts, ends)
     assert list(map(values_of, found)) == contents(rows)

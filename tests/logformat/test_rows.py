@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
@@ -21,7 +21,7 @@ KEY_ONLY = pa.schema([])
 
 def sums_of(rows: int) -> np.ndarray:
     """Key sums of this many different keys."""
-    return key_sums(Octets.from_list([b"key %d" % row for row in range(rows)]))
+    return key_sums(BinaryColumn.from_list([b"key %d" % row for row in range(rows)]))
 
 
 def values_as_stored(rows: pa.RecordBatch, schema_id: SchemaId = FIRST) -> list[bytes]:
@@ -33,7 +33,7 @@ class TestRoundTrip:
     def test_rows_of_any_schema_survive_a_round_trip(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values, hashes = codec.encode(rows.columns, sums, FIRST)
-        for form in (values, Octets.from_list(values.to_list())):  # as encoded, and as LMDB returns them
+        for form in (values, BinaryColumn.from_list(values.to_list())):  # as encoded, and as LMDB returns them
             found, found_hashes = codec.decode(form, sums, FIRST)
             decoded = pa.RecordBatch.from_arrays(found, schema=rows.schema)
             decoded.validate(full=True)
@@ -101,7 +101,7 @@ class TestAllColumnsInTheKey:
         (value,) = codec.encode([], sums, FIRST)[0].to_list()
         for damaged in bit_flips(value):
             with pytest.raises(CorruptData):
-                codec.decode(Octets.from_list([damaged]), sums, FIRST)
+                codec.decode(BinaryColumn.from_list([damaged]), sums, FIRST)
 
 
 class TestSchemas:
@@ -118,7 +118,7 @@ class TestSchemas:
             its_columns = rows.slice(row, 1).columns[: ids[id]]
             values += codec.encode(its_columns, sums[row : row + 1], id)[0].to_list()
         for wanted, width in ids.items():
-            found, _ = codec.decode(Octets.from_list(values), sums, wanted)
+            found, _ = codec.decode(BinaryColumn.from_list(values), sums, wanted)
             assert [column.type for column in found] == rows.schema.types[:width]
             assert list(map(values_of, found)) == [
                 [value if place < ids[id] else None for value, id in zip(column, written, strict=True)]
@@ -138,7 +138,7 @@ class TestSchemas:
     def test_an_unknown_schema_is_refused(self) -> None:
         values = values_as_stored(FIXED, SECOND)
         with pytest.raises(CorruptData):
-            RowCodec({FIRST: FIXED.schema}).decode(Octets.from_list(values), sums_of(2), FIRST)
+            RowCodec({FIRST: FIXED.schema}).decode(BinaryColumn.from_list(values), sums_of(2), FIRST)
 
 
 @pytest.mark.parametrize("rows", [FIXED, VARIABLE], ids=["fixed", "variable"])
@@ -149,35 +149,35 @@ class TestDamage:
         for row, value in enumerate(values):
             for damaged in bit_flips(value):
                 with pytest.raises(CorruptData):
-                    codec.decode(Octets.from_list([*values[:row], damaged, *values[row + 1 :]]), sums, FIRST)
+                    codec.decode(BinaryColumn.from_list([*values[:row], damaged, *values[row + 1 :]]), sums, FIRST)
 
     def test_a_value_under_another_key_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values = values_as_stored(rows)
         with pytest.raises(CorruptData):
-            codec.decode(Octets.from_list(values[::-1]), sums, FIRST)
+            codec.decode(BinaryColumn.from_list(values[::-1]), sums, FIRST)
         with pytest.raises(CorruptData):
-            codec.decode(Octets.from_list(values), sums[::-1], FIRST)
+            codec.decode(BinaryColumn.from_list(values), sums[::-1], FIRST)
 
     def test_a_value_that_is_too_short_or_too_long_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         values = values_as_stored(rows)
         for damaged in [*(values[0][:length] for length in range(len(values[0]))), values[0] + b"\x01" * 8]:
             with pytest.raises(CorruptData):
-                codec.decode(Octets.from_list([damaged, values[1]]), sums, FIRST)
+                codec.decode(BinaryColumn.from_list([damaged, values[1]]), sums, FIRST)
             with pytest.raises(CorruptData):
-                codec.decode(Octets.from_list([damaged]), sums[:1], FIRST)
+                codec.decode(BinaryColumn.from_list([damaged]), sums[:1], FIRST)
 
     def test_damage_in_unselected_columns_is_detected(self, rows: pa.RecordBatch) -> None:
         codec, sums = RowCodec({FIRST: rows.schema}), sums_of(len(rows))
         first, second = values_as_stored(rows)
         damaged = first[:-1] + bytes([first[-1] ^ 1])
         with pytest.raises(CorruptData):
-            codec.decode(Octets.from_list([damaged, second]), sums, FIRST, [])
+            codec.decode(BinaryColumn.from_list([damaged, second]), sums, FIRST, [])
 
     def test_the_error_has_the_number_of_rows_and_the_first_one(self, rows: pa.RecordBatch) -> None:
         first, second = values_as_stored(rows)
         damaged = second[:6] + bytes([second[6] ^ 1]) + second[7:]
         with pytest.raises(CorruptData) as refused:
-            verified(Octets.from_list([first, damaged]), sums_of(2))
+            verified(BinaryColumn.from_list([first, damaged]), sums_of(2))
         assert refused.value.where == {"rows": 1, "first": 1}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mend.worlds import World, build, seen
+from tests.repair.worlds import World, build, seen
 
 Built = tuple[World, dict[str, Any]]
 

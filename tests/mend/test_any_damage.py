@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.mend.conftest import Built
-from tests.mend.damage import KINDS, files_of
-from tests.mend.worlds import goes_on, seen
+from tests.repair.conftest import Built
+from tests.repair.damage import KINDS, files_of
+from tests.repair.worlds import goes_on, seen
 
 QUICK, LONG = 10, 1_000
 

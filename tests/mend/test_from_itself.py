@@ -16,9 +16,9 @@ from kvstore.errors import NotAStore, StoreLocked, UnsupportedOperation
 from kvstore.lock import ProcessLock
 from logformat import paths
 from logformat.log.segment import HEAD_BYTES, decode_head, encode_head
-from tests.mend.conftest import Built
-from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
-from tests.mend.worlds import OPTIONS, SCHEMA, Store, World, goes_on, seen
+from tests.repair.conftest import Built
+from tests.repair.damage import KINDS, files_of, lose_a_row, spoil
+from tests.repair.worlds import OPTIONS, SCHEMA, Store, World, goes_on, seen
 from tests.store.helpers import Program
 
 DERIVED = [
@@ -45,20 +45,20 @@ def test_what_is_made_of_the_log_is_made_anew(alone: Built, name: str) -> None:
     damaged = (world.path / name).read_bytes()
     report = world.repair(replica=False)
     assert report
-    assert len(report.mended) == 1
-    assert report.aside is not None
-    assert (report.aside / name).read_bytes() == damaged
+    assert len(report.repaired) == 1
+    assert report.quarantine is not None
+    assert (report.quarantine / name).read_bytes() == damaged
     assert seen(world.path) == truth
     goes_on(world.path)
     again = world.repair(replica=False)
-    assert (bool(again), again.mended, again.aside) == (True, [], None)
+    assert (bool(again), again.repaired, again.quarantine) == (True, [], None)
 
 
 def test_a_store_that_is_right_is_left_as_it_is(alone: Built) -> None:
     world, truth = alone
     before = contents(world.path)
     report = world.repair(replica=False)
-    assert (bool(report), report.mended, report.gone, report.aside) == (True, [], [], None)
+    assert (bool(report), report.repaired, report.gone, report.quarantine) == (True, [], [], None)
     assert sum(bucket.batches for bucket in report.buckets) == 42
     after = contents(world.path)
     assert {name for name in before if before[name] != after[name]} == set()
@@ -73,12 +73,12 @@ def test_changes_that_nothing_has_are_named_and_nothing_is_touched(alone: Built,
     before = contents(world.path)
     report = world.repair(replica=False)
     assert not report
-    assert report.mended == report.gone == []
+    assert report.repaired == report.gone == []
     (left,) = report.left
     assert f"lacks offsets {base} to " in left
     assert "--from" in left
     assert contents(world.path) == before
-    assert report.aside is None
+    assert report.quarantine is None
 
 
 def test_segments_that_have_each_others_names_get_their_own(alone: Built) -> None:
@@ -165,7 +165,7 @@ def test_rows_that_are_not_those_of_the_log_are_those_of_the_log_again(alone: Bu
     lose_a_row(world.path / "tables/1/0/index")
     report = world.repair(replica=False)
     assert report
-    assert report.mended == ["t/0: the index did not agree with the log: it was made anew"]
+    assert report.repaired == ["t/0: the index did not agree with the log: it was made anew"]
     assert seen(world.path) == truth
 
 
@@ -226,7 +226,7 @@ def test_a_damaged_catalog_without_a_replica_is_for_another_command(alone: Built
         KINDS[kind](journal, Random(1))
     report = world.repair(replica=False)
     assert "meta recover" in report.left[0]
-    assert not report.mended
+    assert not report.repaired
 
 
 def test_a_segment_of_another_bucket_is_none(whole: Built) -> None:
@@ -281,7 +281,7 @@ def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_p
         with Store(each.path, OPTIONS) as store:
             store.table("t").bucket(0).apply(kvstore.Changes.of([("upsert", {"k": 0, "v": value, "s": ""})], SCHEMA))
             store.flush()
-            store._core.parts(store._core.definition("t")).tablets[0].take_snapshot()
+            store._core.parts(store._core.definition("t")).handles[0].take_snapshot()
     truth = seen(world.path)
     name = f"tables/1/0/snapshots/{truth['t offsets'][0][1]:020d}"
     shutil.rmtree(world.path / name)
@@ -289,9 +289,9 @@ def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_p
     shutil.rmtree(world.path / "tables/1/0/index")
     report = world.repair(replica=False)
     assert report
-    assert report.mended[-1] == "t/0: index and snapshots did not agree with the log: it was made anew"
-    assert report.aside is not None
-    assert (report.aside / name / "manifest.json").exists()
+    assert report.repaired[-1] == "t/0: index and snapshots did not agree with the log: it was made anew"
+    assert report.quarantine is not None
+    assert (report.quarantine / name / "manifest.json").exists()
     assert seen(world.path) == truth
 
 
@@ -309,9 +309,9 @@ def test_bytes_that_are_appended_to_a_sealed_segment_are_found_and_cut_off(alone
     assert f"{len(added)} bytes" in finding
     report = world.repair(replica=False)
     assert report
-    assert len(report.mended) == 1
+    assert len(report.repaired) == 1
     assert path.read_bytes() == right
-    assert report.aside is not None
-    assert (report.aside / path.relative_to(world.path)).read_bytes() == right + added
+    assert report.quarantine is not None
+    assert (report.quarantine / path.relative_to(world.path)).read_bytes() == right + added
     assert seen(world.path) == truth
     goes_on(world.path)

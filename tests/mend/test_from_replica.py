@@ -29,9 +29,9 @@ from kvstore.options import StoreOptions
 from kvstore.replica.store import Store
 from logformat.checksum import crc32c
 from logformat.replica.object_file import parse_name
-from tests.mend.conftest import Built
-from tests.mend.damage import KINDS, files_of, lose_a_row, spoil
-from tests.mend.worlds import OPTIONS, SCHEMA, STEPS, World, build, goes_on, seen, write
+from tests.repair.conftest import Built
+from tests.repair.damage import KINDS, files_of, lose_a_row, spoil
+from tests.repair.worlds import OPTIONS, SCHEMA, STEPS, World, build, goes_on, seen, write
 from tests.support.tables import rows_of
 
 LOG = "tables/1/0/log"
@@ -57,8 +57,8 @@ def test_a_segment_is_what_it_was_to_the_byte(whole: Built, base: int, kind: str
     assert segments(world) == before
     assert seen(world.path) == truth
     if damaged is not None:
-        assert report.aside is not None
-        assert (report.aside / LOG / segment(world, base).name).read_bytes() == damaged
+        assert report.quarantine is not None
+        assert (report.quarantine / LOG / segment(world, base).name).read_bytes() == damaged
 
 
 @pytest.mark.parametrize("lost", ["tables/1/0/log", "tables/1/0", "tables/1", "tables"])
@@ -103,7 +103,7 @@ class TestGone:
         assert report.left == [
             "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss goes on without them"
         ]
-        assert (segments(world), report.aside, report.gone) == (before, None, [])
+        assert (segments(world), report.quarantine, report.gone) == (before, None, [])
 
     def test_no_row_is_lost_if_the_index_has_it(self, damaged: Built) -> None:
         world, truth = damaged
@@ -114,8 +114,8 @@ class TestGone:
             "t/0: offsets 32 to 36 at least",
             "t/0: what is before offset 37 of the changelog, which begins there now",
         ]
-        assert report.aside is not None
-        assert (report.aside / LOG / f"{29:020d}.log").read_bytes() == spoiled
+        assert report.quarantine is not None
+        assert (report.quarantine / LOG / f"{29:020d}.log").read_bytes() == spoiled
         after = seen(world.path)
         assert after["t offsets"] == {**truth["t offsets"], 0: (37, 37)}
         changed = {name for name in truth if after[name] != truth[name]}
@@ -336,8 +336,8 @@ def test_a_last_batch_that_nothing_knows_of_is_not_taken_for_a_torn_one(alone: B
     report = world.repair(replica=False, accepts_loss=True)
     assert report
     assert report.gone == ["t/0: what was behind offset 32, if there was anything"]
-    assert report.aside is not None
-    assert (report.aside / LOG / segment(world, 29).name).read_bytes() == damaged
+    assert report.quarantine is not None
+    assert (report.quarantine / LOG / segment(world, 29).name).read_bytes() == damaged
     assert seen(world.path)["t offsets"] == {**truth["t offsets"], 0: (0, 32)}
 
 

@@ -31,7 +31,7 @@ from kvstore.ingest.offsets import Taken
 from kvstore.lock import ProcessLock
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
-from kvstore.repair.quarantine import Aside
+from kvstore.repair.quarantine import Quarantine
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.follow.copy import following_of
 from kvstore.replica.follow.follower import Follower
@@ -46,8 +46,8 @@ from logformat.ids import BucketId, Epoch, SchemaId, Sequence, TableId, Txid, Wr
 from logformat.log.segment import SEGMENT_BYTES_MAX
 from logformat.log.writer_entry import WRITERS_BYTES_MAX
 from logformat.rows.changes import Changes
-from tests.mend.conftest import Built
-from tests.mend.worlds import OPTIONS, SCHEMA, World, seen
+from tests.repair.conftest import Built
+from tests.repair.worlds import OPTIONS, SCHEMA, World, seen
 from tests.replica.objects import replica_of, restored
 from tests.support.processes import Child, Pipe
 
@@ -197,8 +197,8 @@ def written(path: Path) -> int:
     """Open a store as a writer does, and write every bucket."""
     with Store(path, OPTIONS) as store:
         for name in store.list_tables():
-            for tablet in store._core.parts(store._core.definition(name)).tablets:
-                tablet.write()
+            for handle in store._core.parts(store._core.definition(name)).handles:
+                handle.write()
         return store.table("t").count()
 
 
@@ -206,7 +206,7 @@ def repaired(world: World, truth: dict[str, Any], *, replica: bool) -> str:
     report = world.repair(replica=replica)
     if report and not (seen(world.path) == truth and not checked(world.path)):
         return "it is other than it was"
-    return " ".join(["whole" if report else "damaged", *report.mended, *report.left])
+    return " ".join(["whole" if report else "damaged", *report.repaired, *report.left])
 
 
 def _store_cases(pipe: Pipe, world: World, truth: dict[str, Any], place: Path) -> None:
@@ -480,9 +480,9 @@ def test_a_copy_of_what_was_damaged_keeps_its_holes(tmp_path: Path) -> None:
         for at in (0, 1 << 25, size - 3):
             file.seek(at)
             file.write(b"abc")
-    aside = Aside(tmp_path, Files())
-    aside.copy(path)
-    copy = aside.directory / "tables" / "x.log"
+    quarantine = Quarantine(tmp_path, Files())
+    quarantine.copy(path)
+    copy = quarantine.directory / "tables" / "x.log"
     assert copy.stat().st_size == size
     assert copy.stat().st_blocks <= path.stat().st_blocks
     with open(copy, "rb") as file:

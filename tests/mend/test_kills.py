@@ -12,10 +12,10 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.files import Files
 from logformat import paths
-from tests.mend.conftest import Built
-from tests.mend.damage import spoil
-from tests.mend.test_any_damage import from_where_it_began
-from tests.mend.worlds import OPTIONS, Store, World, goes_on, seen
+from tests.repair.conftest import Built
+from tests.repair.damage import spoil
+from tests.repair.test_any_damage import from_where_it_began
+from tests.repair.worlds import OPTIONS, Store, World, goes_on, seen
 
 
 class Killed(BaseException):
@@ -103,8 +103,8 @@ def seen_if_right(path: Path) -> dict[str, Any] | None:
     try:
         with Store(path, OPTIONS) as store:
             for name in store.list_tables():
-                for tablet in store._core.parts(store._core.definition(name)).tablets:
-                    tablet.write()
+                for handle in store._core.parts(store._core.definition(name)).handles:
+                    handle.write()
             if not store.check():
                 return None
         return seen(path)

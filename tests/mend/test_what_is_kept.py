@@ -19,9 +19,9 @@ from kvstore.repair.scan import Place, scan_segment
 from logformat import paths
 from logformat.ids import Offset
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
-from tests.mend.damage import lose_a_row, spoil
-from tests.mend.test_kills import Dying, Killed
-from tests.mend.worlds import SCHEMA, Store, World
+from tests.repair.damage import lose_a_row, spoil
+from tests.repair.test_kills import Dying, Killed
+from tests.repair.worlds import SCHEMA, Store, World
 from tests.support.tables import rows_of
 
 QUICK, LONG = 12, 400
@@ -38,7 +38,7 @@ def options(segment_bytes_max: int) -> StoreOptions:
 def batches(world: World) -> list[Place]:
     """Of the first bucket, in order."""
     with Store(world.path, options(1 << 26), read_only=True) as store:
-        identity = store._core.parts(store._core.definition("t")).tablets[0].place.identity
+        identity = store._core.parts(store._core.definition("t")).handles[0].place.identity
     log = world.path / BUCKET / paths.LOG
     found = [scan_segment(log, Offset(int(path.stem)), identity) for path in sorted(log.glob("*.log"))]
     return [place for segment in found for place in segment.batches()]

@@ -79,9 +79,9 @@ def build(place: Path, *, shipped_after: tuple[int, ...] = SHIPPED_AFTER, log_by
                 replica.ship()
         assert events.offsets()
         if log_bytes_max is not None:
-            for tablet in store._core.parts(store._core.definition("t")).tablets:
-                tablet.take_snapshot()
-                tablet.retain()
+            for handle in store._core.parts(store._core.definition("t")).handles:
+                handle.take_snapshot()
+                handle.retain()
     return world
 
 
@@ -109,8 +109,8 @@ def seen(path: Path, *, end: bool = True) -> dict[str, Any]:
                 found[f"{name} count"] = table.count()
             found[f"{name} changes"] = [row for batch in table.changelog() for row in batch.to_pylist()]
             found[f"{name} offsets"] = table.offsets()
-            for bucket, tablet in enumerate(store._core.parts(store._core.definition(name)).tablets):
-                with tablet.snapshot() as view:
+            for bucket, handle in enumerate(store._core.parts(store._core.definition(name)).handles):
+                with handle.snapshot() as view:
                     found[f"{name}/{bucket} writers"] = view.writers()
         return found
 

@@ -85,7 +85,7 @@ def test_nobody_is_asked_whose_lease_is_over(history: list[tuple[Any, int]], now
         consumers = state.consumers_of(table)
         counted = [each for each in consumers.named.values() if each.until_ms is None or each.until_ms > now_ms]
         for bucket in (0, 1):
-            assert consumers.standing(BucketId(bucket), now_ms) == [each.offsets[bucket] for each in counted]
+            assert consumers.reader_positions(BucketId(bucket), now_ms) == [each.offsets[bucket] for each in counted]
         lasting = {name: each.offsets for name, each in consumers.named.items() if each.until_ms is None}
         assert consumers.lasting() == {name: {0: first, 1: second} for name, (first, second) in lasting.items()}
 

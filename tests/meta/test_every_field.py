@@ -17,7 +17,7 @@ from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
 from logformat.catalog.edits import TableOptions
 from logformat.catalog.image import counts_of
 from logformat.catalog.jobs import EndedTask, JobOptions, JobStatistics, JobStatus, OpenTask, SourceFile, TaskCounts
-from logformat.catalog.replicas import Finding, ReplicaStatus, Shipped, Track
+from logformat.catalog.replicas import Finding, ReplicaStatus, Shipped, Stream
 from logformat.ids import Epoch
 from tests.support.filled import Filler, fields_of
 
@@ -44,7 +44,7 @@ def test_every_field_of_the_state_comes_back_from_an_image(tmp_path: Path) -> No
     state: CatalogState = filler.of(CatalogState)
     assert filler.structs == {
         *(CatalogState, TableDefinition, TableOptions, TableWriters, NamedWriter, OpenCommit),
-        *(TableConsumers, NamedConsumer, ReplicaStatus, Shipped, Finding, Track),
+        *(TableConsumers, NamedConsumer, ReplicaStatus, Shipped, Finding, Stream),
         *(JobStatus, JobOptions, JobStatistics, OpenTask, SourceFile, TaskCounts, EndedTask),
     }
     assert all(counts_of(image.items_of(state)).values()), "a kind of record is missing"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from kvstore.bucket import maintenance as upkeep
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket import maintenance as maintenance
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.checkpoint.controller import Controller
 from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, ends_or_waits, stacks
 from tests.proof.operations import ELSEWHERE, HERE
@@ -116,7 +116,7 @@ class Actors:
     def _prepare(self, name: str) -> None:
         """The same state before the same operation, so that it has the same steps."""
         if name == "retain":
-            self.world.parts(WRITTEN).tablets[0].retain()
+            self.world.parts(WRITTEN).handles[0].retain()
         self.world.begin_pair()
         if name == "write_elsewhere":
             self.world.parts(WRITTEN).stop_writing()
@@ -187,9 +187,9 @@ def serve(pipe: Pipe, path: Path, told: str) -> None:
 def quiet() -> Iterator[None]:
     """Nothing is done that nobody asked for, and nothing waits for a while."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Upkeep, "look"))
+        stack.enter_context(patch.object(Maintenance, "look"))
         stack.enter_context(patch.object(Controller, "appended"))
-        stack.enter_context(patch.object(upkeep, "_REST", 0))
+        stack.enter_context(patch.object(maintenance, "_REST", 0))
         yield
 
 

@@ -24,8 +24,8 @@ from unittest.mock import patch
 
 from kvstore.bucket import snapshot
 from kvstore.bucket.commit_lock import CommitLock
-from kvstore.bucket.handle import Tablet
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import worker
 from kvstore.commit.coordinator import Commits
@@ -47,7 +47,7 @@ SEAMS: list[tuple[Any, str]] = [
     *((Environment, name) for name in ("begin_write", "sync", "show_last_commit", "drop_database")),
     *((WritePath, name) for name in ("apply_all", "commit", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),
-    *((Tablet, name) for name in ("submit", "flush", "write", "stop_writing", "value")),
+    *((BucketHandle, name) for name in ("submit", "flush", "write", "stop_writing", "value")),
     *((Commits, name) for name in ("settle", "_end")),
     *((Staging, name) for name in ("write", "remove")),
     *((snapshot, name) for name in ("newest_valid", "_read_back", "_remove")),
@@ -56,9 +56,9 @@ SEAMS: list[tuple[Any, str]] = [
 ]
 CONTEXTS: list[tuple[Any, str]] = [
     (Environment, "read"),
-    (Tablet, "latest"),
-    (Tablet, "snapshot"),
-    (Upkeep, "_view"),
+    (BucketHandle, "latest"),
+    (BucketHandle, "snapshot"),
+    (Maintenance, "_view"),
     (Journal, "still"),
     (Commits, "turn"),
     (CommitLock, "held"),

@@ -46,12 +46,12 @@ def flush(world: World, _: Barrier) -> list[Seen]:
 
 def snapshot(world: World, _: Barrier) -> list[Seen]:
     acknowledged = world.acknowledged
-    assert world.parts(WRITTEN).tablets[0].take_snapshot().offset >= acknowledged, "a write is missing"
+    assert world.parts(WRITTEN).handles[0].take_snapshot().offset >= acknowledged, "a write is missing"
     return []
 
 
 def retain(world: World, _: Barrier) -> list[Seen]:
-    world.parts(WRITTEN).tablets[0].retain()
+    world.parts(WRITTEN).handles[0].retain()
     return []
 
 
@@ -87,7 +87,7 @@ def scan(world: World, barrier: Barrier) -> list[Seen]:
         barrier.step("the scan has a batch")
     epochs = {row["v"] for row in rows_of(world.committed)}
     assert epochs <= world.epochs
-    assert len(epochs) <= len(world.parts(COMMITTED).tablets), f"halves of epochs in a bucket: {epochs}"
+    assert len(epochs) <= len(world.parts(COMMITTED).handles), f"halves of epochs in a bucket: {epochs}"
     return [Seen(acknowledged, as_rows(rows))]
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.write_path import WritePath
 from kvstore.options import StoreOptions
 from kvstore.store import Store
@@ -117,7 +117,7 @@ class Walk:
     def retain(self) -> None:
         if self.random.random() < 0.3:
             self.store.table(EXPIRING).snapshot()
-        self.store.table(EXPIRING)._tablets[0].retain()
+        self.store.table(EXPIRING)._handles[0].retain()
 
     def verify(self) -> None:
         for name in (KEPT, EXPIRING):
@@ -148,7 +148,7 @@ class Walk:
 
 def walk(run: Run, seed: int, work: Path, tell: Tell) -> None:
     done: Counter[str] = Counter()
-    with patch.object(Upkeep, "look"):
+    with patch.object(Maintenance, "look"):
         for number in range(budget("jumps", run)):
             each = Walk(work / str(number), seed + number)
             try:

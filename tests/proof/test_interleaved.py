@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.write_path import WritePath
 from kvstore.errors import CorruptData
 from kvstore.index.index import Index, View
@@ -111,15 +111,15 @@ def test_a_snapshot_that_reads_two_moments_is_found(work: Path) -> None:
             with self._index.view() as view:
                 return view.state()
 
-    original = Upkeep._view
+    original = Maintenance._view
 
     @contextmanager
-    def two_moments(self: Upkeep) -> Iterator[View]:
+    def two_moments(self: Maintenance) -> Iterator[View]:
         with original(self) as view:
             yield Moving(self._index, view)
 
     with (
-        patch.object(Upkeep, "_view", two_moments),
+        patch.object(Maintenance, "_view", two_moments),
         actors(work) as found,
         pytest.raises(CorruptData, match="other rows than it says"),
     ):
@@ -129,13 +129,13 @@ def test_a_snapshot_that_reads_two_moments_is_found(work: Path) -> None:
 def test_two_locks_taken_in_different_order_are_found(work: Path) -> None:
     """Planted: who looks after the log holds a lock that the committer asks for while it holds its bucket's."""
     extra = threading.Lock()
-    apply_all, retain = WritePath.apply_all, Upkeep.retain
+    apply_all, retain = WritePath.apply_all, Maintenance.retain
 
     def applied(self: WritePath, requests: Any) -> Any:
         with extra:
             return apply_all(self, requests)
 
-    def retained(self: Upkeep) -> None:
+    def retained(self: Maintenance) -> None:
         extra.acquire()
         try:
             retain(self)
@@ -145,7 +145,7 @@ def test_two_locks_taken_in_different_order_are_found(work: Path) -> None:
 
     with (
         patch.object(WritePath, "apply_all", applied),
-        patch.object(Upkeep, "retain", retained),
+        patch.object(Maintenance, "retain", retained),
         actors(work) as found,
     ):
         with pytest.raises(Hang, match="retained"):

@@ -42,7 +42,7 @@ KEYS_FROM = 1000
 
 
 @dataclass
-class Told:
+class ReplicaManifest:
     """What a writer has to say of one store that it had open.
 
     Attributes:
@@ -58,7 +58,7 @@ def serve(pipe: Pipe, path: Path, seed: int) -> None:
     """Write until the path was changed, and then for as long as it is told to; again and again."""
     random, key = Random(seed), KEYS_FROM
     while pipe.recv() == "open":
-        told = Told()
+        told = ReplicaManifest()
         try:
             store = kvstore.open(path, segment_bytes_max=2000, edits_per_journal=50)
         except StoreError as error:
@@ -147,7 +147,7 @@ class History:
             before = self._trees(there)
             self._child.say(self._seconds)
             told = self._child.hear()
-            assert isinstance(told, Told)
+            assert isinstance(told, ReplicaManifest)
             assert self._trees(there) == before, f"{name}: bytes of another directory changed"
             late = [at - changed for at in told.acknowledged.values() if at > changed + PROMISED_SECONDS]
             assert not late, f"{name}: acknowledged {max(late):.2f} s after"

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.errors import StoreLocked
-from kvstore.table.open_table import TableParts
+from kvstore.table.open_table import OpenTable
 from tests.checkpoint.catalogs import Here
 from tests.support.tables import rows_of
 
@@ -96,9 +96,9 @@ class World:
     def close(self) -> None:
         self.store.close()
 
-    def parts(self, name: str) -> TableParts:
+    def parts(self, name: str) -> OpenTable:
         core = self.store._core
-        parts: TableParts = core.parts(core.definition(name))
+        parts: OpenTable = core.parts(core.definition(name))
         return parts
 
     def next(self) -> int:
@@ -129,7 +129,7 @@ class World:
 
     def begin_pair(self) -> None:
         """Something is written and not committed to the index, by this process."""
-        if not self.parts(COMMITTED).tablets[0].writes or not self.epochs:
+        if not self.parts(COMMITTED).handles[0].writes or not self.epochs:
             number = self.begin_epoch()
             self.committed.apply_epoch(epoch_of(number), f"w{number}", 0)
         number = self.next()

@@ -11,13 +11,13 @@ import kvstore
 from kvstore.errors import ReplicaBehind, StoreError
 from kvstore.replica.replica import Replica
 from kvstore.replica.ship.shipper import Shipper
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import BucketId, TableId
 from logformat.replica.object_file import ObjectName
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.tables import rows_of
 
-BUCKET = Track(TableId(1), BucketId(0))
+BUCKET = Stream(TableId(1), BucketId(0))
 
 
 class Expired:
@@ -42,7 +42,7 @@ class Expired:
         self.store.flush()
 
     def ranges(self) -> list[ObjectName]:
-        return [name for name in self.objects.names if (name.track, name.kind) == (BUCKET, "range")]
+        return [name for name in self.objects.names if (name.stream, name.kind) == (BUCKET, "range")]
 
     def spoil(self, name: ObjectName) -> None:
         data = bytearray(self.objects.held[str(name)])
@@ -82,7 +82,7 @@ def test_changes_that_have_expired_here(expired: Expired, tmp_path: Path, damage
     assert expired.replica.repair()
     expired.write()
     expired.replica.ship()
-    (begun,) = [name for name in expired.objects.names if (name.track, name.kind) == (BUCKET, "snapshot")]
+    (begun,) = [name for name in expired.objects.names if (name.stream, name.kind) == (BUCKET, "snapshot")]
     assert begun.start > name.end
     expired.is_whole_again(tmp_path / "back")
 
@@ -91,7 +91,7 @@ def test_a_snapshot_that_is_bad(expired: Expired, tmp_path: Path) -> None:
     """The one a replica begins with: there is no second one of its offset."""
     del expired.objects.held[str(expired.ranges()[0])]
     assert expired.replica.repair()
-    (first,) = [name for name in expired.objects.names if (name.track, name.kind) == (BUCKET, "snapshot")]
+    (first,) = [name for name in expired.objects.names if (name.stream, name.kind) == (BUCKET, "snapshot")]
     expired.write()
     expired.replica.ship()
     expired.spoil(first)
@@ -111,13 +111,13 @@ def test_edits_of_the_catalog_that_are_in_images_only(tmp_path: Path) -> None:
             replica.ship()
         store.checkpoint()
         store.checkpoint()
-        first = min(name for name in objects.names if name.track == CATALOG)
+        first = min(name for name in objects.names if name.stream == CATALOG)
         del objects.held[str(first)]
         assert not replica.check()
         assert replica.repair()
         replica.ship()
         assert replica.check()
-        assert [name.kind for name in objects.names if name.track == CATALOG].count("snapshot") == 1
+        assert [name.kind for name in objects.names if name.stream == CATALOG].count("snapshot") == 1
         restored(objects, tmp_path / "back")
         with kvstore.open(tmp_path / "back") as back:
             assert back.list_tables() == store.list_tables()

@@ -17,7 +17,7 @@ from kvstore.errors import CorruptData, StoreError
 from kvstore.replica.check import findings
 from kvstore.replica.replica import Replica
 from kvstore.replica.ship import shipper
-from logformat.catalog.replicas import Finding, Track
+from logformat.catalog.replicas import Finding, Stream
 from logformat.ids import Epoch
 from logformat.replica.object_file import ObjectName, parse_name
 from tests.replica.objects import SCHEMA, Objects, changes_of, replica_of, restored
@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
             replica.ship()
             step += 1
         assert len(objects.names) == OBJECTS
-        assert {name.track for name in objects.names} == {Track(), Track(1, 0), Track(1, 1)}
+        assert {name.stream for name in objects.names} == {Stream(), Stream(1, 0), Stream(1, 1)}
         yield Shipped(store, objects, replica, dict(objects.held))
 
 
@@ -101,7 +101,7 @@ def expected(damaged: list[tuple[ObjectName, Damage]]) -> set[Any]:
     found: set[Any] = set()
     for name, damage in damaged:
         if damage is lost:
-            found |= {(name.track, offset) for offset in range(name.start, name.end)}
+            found |= {(name.stream, offset) for offset in range(name.start, name.end)}
         else:
             found.add(str(name))
     return found
@@ -114,10 +114,10 @@ def told(found: list[Finding]) -> set[Any]:
             assert each.object is not None
             name = parse_name(each.object)
             assert name is not None
-            assert (name.track, name.start, name.end) == (each.track, each.start, each.end)
+            assert (name.stream, name.start, name.end) == (each.stream, each.start, each.end)
             said.add(each.object)
         else:
-            said |= {(each.track, offset) for offset in range(each.start, each.end)}
+            said |= {(each.stream, offset) for offset in range(each.start, each.end)}
     return said
 
 
@@ -145,12 +145,12 @@ def test_every_swap_and_every_double_is_reported_exactly(shipped: Shipped) -> No
         held[str(one)], held[str(other)] = held[str(other)], held[str(one)]
         assert told(shipped.found(held)) == {str(one), str(other)}
     for name in shipped.names:
-        double = ObjectName(name.track, name.kind, name.start + 1, name.end + 1, name.epoch)
+        double = ObjectName(name.stream, name.kind, name.start + 1, name.end + 1, name.epoch)
         held = {**shipped.whole, str(double): shipped.whole[str(name)]}
         assert told(shipped.found(held)) == {str(double)}
         # Of the same offsets, but of another track.
-        for track in (Track(1, 7), Track(8, 0)):
-            moved = ObjectName(track, name.kind, name.start, name.end, name.epoch)
+        for stream in (Stream(1, 7), Stream(8, 0)):
+            moved = ObjectName(stream, name.kind, name.start, name.end, name.epoch)
             held = {**shipped.whole, str(moved): shipped.whole[str(name)]}
             assert told(shipped.found(held)) == {str(moved)}
 
@@ -178,7 +178,7 @@ def test_what_was_found_is_repaired_and_what_is_restored_is_what_was_shipped(shi
 
 def test_what_nobody_was_told_of_is_removed_by_a_repair(shipped: Shipped) -> None:
     objects = shipped.objects
-    stray = ObjectName(Track(1, 0), "range", 3, 17, Epoch(0))
+    stray = ObjectName(Stream(1, 0), "range", 3, 17, Epoch(0))
     objects.held[str(stray)] = b"?"
     assert told(shipped.replica.check().findings) == {str(stray)}
     assert shipped.replica.repair()
@@ -225,8 +225,8 @@ def test_a_restore_never_goes_over_a_hole(shipped: Shipped, tmp_path: Path) -> N
 def test_small_objects_are_not_needed_where_larger_ones_overlap(shipped: Shipped, tmp_path: Path) -> None:
     """As after a merge that died before it removed what it merged, or right after it did."""
     store, objects = shipped.store, Objects(dict(shipped.whole))
-    ranges = [name for name in shipped.names if name.track == Track(1, 0)]
-    merged = ObjectName(Track(1, 0), "range", ranges[0].start, ranges[1].end, Epoch(0))
+    ranges = [name for name in shipped.names if name.stream == Stream(1, 0)]
+    merged = ObjectName(Stream(1, 0), "range", ranges[0].start, ranges[1].end, Epoch(0))
     ship = shipper.Shipper(store._core, "r", objects)
     parts = ship.range_parts(merged)
     assert parts is not None

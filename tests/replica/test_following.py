@@ -34,7 +34,7 @@ from kvstore.replica.follow.follower import Follower, begin
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog.following_file import FollowingFile
-from logformat.catalog.replicas import CATALOG, Shipped, Track
+from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, TableId
 from logformat.replica import follower_status, manifest as replica_told
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
@@ -265,8 +265,8 @@ def test_a_commit_is_there_in_all_buckets_or_in_none(tmp_path: Path) -> None:
             leader.objects,
             lambda each, all_of=bucket: (
                 each.end
-                if each.track in (CATALOG, Track(TableId(1), BucketId(all_of)))
-                else begun[each.track.bucket] + (ends[each.track.bucket] - begun[each.track.bucket]) // (4 - all_of)
+                if each.stream in (CATALOG, Stream(TableId(1), BucketId(all_of)))
+                else begun[each.stream.bucket] + (ends[each.stream.bucket] - begun[each.stream.bucket]) // (4 - all_of)
             ),
         )
         copy = follower(objects, tmp_path / "c")
@@ -301,7 +301,7 @@ def test_a_task_has_ended_once_its_rows_are_there(tmp_path: Path) -> None:
     leader.ship()
     behind = cut(
         leader.objects,
-        lambda each: before[each.track.bucket] if each.track.table_id == 1 and each.track.bucket == 2 else each.end,
+        lambda each: before[each.stream.bucket] if each.stream.table_id == 1 and each.stream.bucket == 2 else each.end,
     )
     copy = follower(behind, tmp_path / "c")
     assert copy.pull()
@@ -516,7 +516,7 @@ def test_a_replica_that_begins_behind_the_copy(tmp_path: Path) -> None:
         for step in range(60):
             table.upsert([{"k": k, "v": step} for k in range(40)])
         table.snapshot()
-        table._tablets[0].retain()
+        table._handles[0].retain()
         assert table.offsets()[0][0] > 1
         store.flush()
         replica.ship()
@@ -532,7 +532,7 @@ def test_a_hole_is_not_crossed(tmp_path: Path) -> None:
         for _ in range(3):
             leader._upsert(leader.store.table("t"))
             leader.ship()
-        gone = next(name for name in leader.objects.names if name.track == Track(TableId(1), BucketId(0)))
+        gone = next(name for name in leader.objects.names if name.stream == Stream(TableId(1), BucketId(0)))
         data = leader.objects.held.pop(str(gone))
         before = everything(tmp_path / "c")
         with pytest.raises(MissingVersion, match="hole"):

@@ -19,7 +19,7 @@ from kvstore.files import Files
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.replica.follow import divergence, follower as following
-from logformat.catalog.replicas import Shipped, Track
+from logformat.catalog.replicas import Shipped, Stream
 from logformat.ids import BucketId, Epoch, Offset, TableId
 from logformat.replica.object_file import ObjectName, leader_name
 from tests.replica.objects import SCHEMA, Objects, replica_of
@@ -182,7 +182,7 @@ class Expired:
     def log(self) -> Self:
         return self
 
-    def bucket(self, _: Track) -> Self:
+    def bucket(self, _: Stream) -> Self:
         return self
 
     @property
@@ -192,8 +192,8 @@ class Expired:
     def start(self) -> int:
         return min(self.mine)
 
-    def objects(self, track: Track) -> list[ObjectName]:
-        return [ObjectName(track, "range", 10, 50, Epoch(1))]
+    def objects(self, stream: Stream) -> list[ObjectName]:
+        return [ObjectName(stream, "range", 10, 50, Epoch(1))]
 
     def way_from(self, *_: object) -> None:
         return None
@@ -212,7 +212,7 @@ def test_what_expired_in_the_copy_is_told_by_what_is_behind_it(*, same: bool, co
     theirs = {at: b"%d" % at for at in range(10, 50, 5)}
     mine = {at: b"%d" % at if same else b"-" for at in range(30, 40, 5)}
     found = Expired(mine, theirs)
-    assert divergence._common_changes(found, found, Track(TableId(1), BucketId(0)), 50) == common  # type: ignore[arg-type]
+    assert divergence._common_changes(found, found, Stream(TableId(1), BucketId(0)), 50) == common  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -233,10 +233,10 @@ def begun_anew(tmp_path: Path) -> Iterator[Objects]:
         objects.held.clear()
         shipper = replica._shipper(objects)
         shipper.lead()
-        end = shipper.ship_snapshot(track := Track(TableId(1), BucketId(0)))
+        end = shipper.ship_snapshot(stream := Stream(TableId(1), BucketId(0)))
         store.create_table("u", SCHEMA, "k")
         catalog = shipper._ship_catalog(None)
-        shipper.report([catalog, Shipped(track=track, start=end, end=end, snapshots=[end])])
+        shipper.report([catalog, Shipped(stream=stream, start=end, end=end, snapshots=[end])])
         yield objects
 
 

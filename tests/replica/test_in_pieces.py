@@ -45,7 +45,7 @@ def test_a_store_comes_back(tmp_path: Path, *, expires: bool) -> None:
         table = filled(store, snapshots=True)
         store.checkpoint()
         replica_of(store, objects := Objects()).ship()
-        kinds = {name.kind for name in objects.names if name.track.table_id > 0}
+        kinds = {name.kind for name in objects.names if name.stream.table_id > 0}
         assert kinds == ({"range", "snapshot"} if expires else {"range"})
         ranges = [name for name in objects.names if name.kind == "range"]
         assert len(ranges) > (3 if expires else 9)

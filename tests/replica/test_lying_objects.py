@@ -16,14 +16,14 @@ from kvstore.errors import CorruptData, StoreError
 from kvstore.replica.check import findings
 from kvstore.replica.replica import Replica
 from kvstore.replica.ship.shipper import Shipper
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import BucketId, TableId
 from logformat.log.batch import LogBatch, decode_batch, encode_batch
 from logformat.replica import manifest as replica_told
 from logformat.replica.object_file import ObjectName, decode_object, encode_object
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 
-ONE, OTHER = (Track(TableId(1), BucketId(bucket)) for bucket in range(2))
+ONE, OTHER = (Stream(TableId(1), BucketId(bucket)) for bucket in range(2))
 Parts = list[bytes | memoryview]
 
 
@@ -35,12 +35,12 @@ class Whole:
     replica: Replica
     objects: Objects
 
-    def name(self, track: Track, kind: str) -> ObjectName:
+    def name(self, stream: Stream, kind: str) -> ObjectName:
         """Of the first of a kind."""
-        return next(name for name in self.objects.names if (name.track, name.kind) == (track, kind))
+        return next(name for name in self.objects.names if (name.stream, name.kind) == (stream, kind))
 
-    def parts(self, track: Track, kind: str) -> Parts:
-        name = self.name(track, kind)
+    def parts(self, stream: Stream, kind: str) -> Parts:
+        name = self.name(stream, kind)
         found = decode_object(memoryview(self.objects.held[str(name)]), name, self.store._core.store_id)
         return list(found.parts)
 
@@ -48,14 +48,14 @@ class Whole:
         """The replica with other parts under a name."""
         return Objects(held | {str(name): b"".join(encode_object(name, self.store._core.store_id, parts))})
 
-    def begun(self, track: Track) -> Objects:
+    def begun(self, stream: Stream) -> Objects:
         """The replica as if its ranges of a track began with the snapshot; so that is needed."""
         held = dict(self.objects.held)
-        name, store_id = self.name(track, "snapshot"), self.store._core.store_id
-        del held[str(self.name(track, "range"))]
+        name, store_id = self.name(stream, "snapshot"), self.store._core.store_id
+        del held[str(self.name(stream, "range"))]
         told = replica_told.decode(held[replica_told.NAME], store_id)
         begun = {"start": name.start, "end": name.start, "snapshots": [name.start]}
-        shipped = [replace(each, **begun) if each.track == track else each for each in told.shipped]
+        shipped = [replace(each, **begun) if each.stream == stream else each for each in told.shipped]
         held[replica_told.NAME] = replica_told.encode(replace(told, shipped=shipped))
         return Objects(held)
 
@@ -77,8 +77,8 @@ def made(path: Path) -> Whole:
     replica.ship()
     table.snapshot()
     store.checkpoint()
-    for track in (CATALOG, ONE, OTHER):
-        Shipper(store._core, "r", objects).ship_snapshot(track)
+    for stream in (CATALOG, ONE, OTHER):
+        Shipper(store._core, "r", objects).ship_snapshot(stream)
     return Whole(store, replica, objects)
 
 
@@ -131,9 +131,9 @@ LIES = [without_the_first, without_the_last, with_one_twice, with_two_in_another
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("track", [CATALOG, ONE, OTHER])
-def test_a_range(whole: Whole, tmp_path: Path, track: Track, lie: Callable[[Parts], Parts]) -> None:
+def test_a_range(whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]) -> None:
     assert whole.bad(whole.objects) == set()
-    name, parts = whole.name(track, "range"), whole.parts(track, "range")
+    name, parts = whole.name(stream, "range"), whole.parts(stream, "range")
     assert len(parts) > 2
     told_and_not_taken(whole, whole.with_parts(whole.objects.held, name, lie(parts)), name, tmp_path)
 
@@ -153,8 +153,8 @@ def test_changes_of_another_bucket(whole: Whole, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("track", [CATALOG, ONE])
 @pytest.mark.parametrize("lie", [without_the_last, with_one_twice])
-def test_a_snapshot(whole: Whole, tmp_path: Path, track: Track, lie: Callable[[Parts], Parts]) -> None:
-    name, parts, begun = whole.name(track, "snapshot"), whole.parts(track, "snapshot"), whole.begun(track)
+def test_a_snapshot(whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]) -> None:
+    name, parts, begun = whole.name(stream, "snapshot"), whole.parts(stream, "snapshot"), whole.begun(stream)
     restored(begun, tmp_path / "right")
     told_and_not_taken(whole, whole.with_parts(begun.held, name, lie(parts)), name, tmp_path)
 
@@ -169,10 +169,10 @@ def test_a_snapshot_of_another_bucket(whole: Whole, tmp_path: Path, replaced: in
 
 
 @pytest.mark.parametrize("track", [CATALOG, ONE])
-def test_a_snapshot_of_another_store(two: tuple[Whole, Whole], tmp_path: Path, track: Track) -> None:
+def test_a_snapshot_of_another_store(two: tuple[Whole, Whole], tmp_path: Path, stream: Stream) -> None:
     whole, other = two
-    name = whole.name(track, "snapshot")
-    objects = whole.with_parts(whole.begun(track).held, name, other.parts(track, "snapshot"))
+    name = whole.name(stream, "snapshot")
+    objects = whole.with_parts(whole.begun(stream).held, name, other.parts(stream, "snapshot"))
     told_and_not_taken(whole, objects, name, tmp_path)
 
 

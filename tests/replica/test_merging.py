@@ -13,13 +13,13 @@ from kvstore.errors import Unavailable
 from kvstore.replica.ship import merging
 from kvstore.replica.ship.merging import GRACE_SECONDS, OBJECTS_MIN, covered, merge, runs
 from kvstore.replica.ship.shipper import status_of
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import BucketId, Epoch, TableId
 from logformat.replica.object_file import ObjectName
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.support.tables import rows_of
 
-BUCKET = Track(TableId(1), BucketId(0))
+BUCKET = Stream(TableId(1), BucketId(0))
 
 
 def ranges(*ends: int, epoch: int = 0) -> list[ObjectName]:
@@ -75,7 +75,7 @@ def test_a_replica_stays_what_it_is(tmp_path: Path, seed: int) -> None:
                     assert replica.check()
         assert failed or seed
         assert len(objects.names) < before / 5
-        assert {name.track for name in objects.names} == {CATALOG, BUCKET, Track(TableId(1), BucketId(1))}
+        assert {name.stream for name in objects.names} == {CATALOG, BUCKET, Stream(TableId(1), BucketId(1))}
         restored(objects, tmp_path / "back")
         with kvstore.open(tmp_path / "back") as back:
             assert rows_of(back.table("t")) == rows_of(table)
@@ -103,14 +103,14 @@ def test_what_is_damaged_takes_nothing_with_it(tmp_path: Path, damaged: str) -> 
         def flip(name: ObjectName) -> None:
             objects.held[str(name)] = objects.held[str(name)][:-1] + b"?"
 
-        of_bucket = sorted(name for name in objects.names if name.track == BUCKET)
+        of_bucket = sorted(name for name in objects.names if name.stream == BUCKET)
         if damaged == "small":
             flip(of_bucket[3])
             merged(0)
-            assert sorted(name for name in objects.names if name.track == BUCKET) == of_bucket
+            assert sorted(name for name in objects.names if name.stream == BUCKET) == of_bucket
         else:
             merged(0)
-            flip(next(name for name in objects.names if name.track == BUCKET and name not in of_bucket))
+            flip(next(name for name in objects.names if name.stream == BUCKET and name not in of_bucket))
             merged(1000 * GRACE_SECONDS)
             assert set(of_bucket) <= set(objects.names)
         assert not replica.check()

@@ -18,7 +18,7 @@ from kvstore.replica.read.table import SLACK_MS, ReplicaReader, ReplicaTable
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.replica.source import Source
 from kvstore.replica.store import Store
-from logformat.catalog.replicas import CATALOG, Shipped, Track
+from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, TableId
 from logformat.log.batch import LogBatch, decode_batch, encode_batch
 from logformat.log.change import ChangeType
@@ -31,7 +31,7 @@ from tests.support.tables import rows_of
 
 TEXT = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 BUCKETS = 3
-TRACKS = [Track(TableId(1), BucketId(bucket)) for bucket in range(BUCKETS)]
+TRACKS = [Stream(TableId(1), BucketId(bucket)) for bucket in range(BUCKETS)]
 
 
 class Counting(Objects):
@@ -71,10 +71,10 @@ class Written:
                 epoch += 1
             else:
                 self.table.upsert([{"k": k, "v": step} for k in random.sample(range(40), 6)])
-            tablets = self.store._core.parts(self.store._core.definition("t")).tablets
+            handles = self.store._core.parts(self.store._core.definition("t")).handles
             if log_gone and step in (steps // 2 - 5, steps // 2):
-                for tablet in tablets[:1] if step == steps // 2 else tablets[1:]:
-                    tablet.take_snapshot()
+                for handle in handles[:1] if step == steps // 2 else handles[1:]:
+                    handle.take_snapshot()
             if journal_gone and step in (first - 4, first):
                 self.store.checkpoint()
             if step % 7 == 3 and step > first:
@@ -84,20 +84,20 @@ class Written:
         replica.ship()
         if log_gone:
             shipper = Shipper(self.store._core, "r", self.objects)
-            starts = {track: shipper.ship_snapshot(track) for track in TRACKS}
-            self.objects = self.told(lambda each: {"start": starts[each.track], "snapshots": [starts[each.track]]})
+            starts = {stream: shipper.ship_snapshot(stream) for stream in TRACKS}
+            self.objects = self.told(lambda each: {"start": starts[each.stream], "snapshots": [starts[each.stream]]})
         source = Source(self.objects)
-        self.ends = [source.shipped(track).end for track in TRACKS]
+        self.ends = [source.shipped(stream).end for stream in TRACKS]
         self.boundaries = {
-            track.bucket: [header.base_offset for header, _ in source.batches(way, way.pieces[-1].until)]
-            for track, way in ((track, source.way(track, source.shipped(track).end)) for track in TRACKS)
+            stream.bucket: [header.base_offset for header, _ in source.batches(way, way.pieces[-1].until)]
+            for stream, way in ((stream, source.way(stream, source.shipped(stream).end)) for stream in TRACKS)
         }
 
     def told(self, change: Callable[[Shipped], dict[str, Any]]) -> Objects:
         """The same replica, had it been told something else of the table's buckets."""
         told = replica_told.decode(self.objects.held[replica_told.NAME], self.store._core.store_id)
         shipped = [
-            msgspec.structs.replace(each, **change(each)) if each.track in TRACKS else each for each in told.shipped
+            msgspec.structs.replace(each, **change(each)) if each.stream in TRACKS else each for each in told.shipped
         ]
         changed = replica_told.encode(msgspec.structs.replace(told, shipped=shipped))
         return Objects(self.objects.held | {replica_told.NAME: changed})
@@ -124,13 +124,13 @@ def read(client: Objects, directory: Path) -> list[dict[str, Any]]:
         ({"log_gone": True}, {*TRACKS}),
     ],
 )
-def test_a_table_ends_where_a_restore_does(tmp_path: Path, gone: dict[str, bool], snapshots: set[Track]) -> None:
+def test_a_table_ends_where_a_restore_does(tmp_path: Path, gone: dict[str, bool], snapshots: set[Stream]) -> None:
     written = Written(tmp_path / "s", **gone)
-    assert {name.track for name in written.objects.names if name.kind == "snapshot"} == snapshots
+    assert {name.stream for name in written.objects.names if name.kind == "snapshot"} == snapshots
     random, torn, behind = Random(5), 0, 0
     for number in range(5):
         told = {bucket: random.choice(of[1:]) if number else of[1] for bucket, of in written.boundaries.items()}
-        client = written.told(lambda each, told=told: {"end": told[each.track.bucket]})  # type: ignore[misc]
+        client = written.told(lambda each, told=told: {"end": told[each.stream.bucket]})  # type: ignore[misc]
         try:
             expected = restored(client, tmp_path / f"{number}").ends["t"]
         except ReplicaBehind:
@@ -155,7 +155,7 @@ def test_of_commits_long_ago_nothing_is_read(tmp_path: Path) -> None:
     written.store.flush()
     replica_of(written.store, written.objects).ship()
     a_hole = Objects(dict(written.objects.held))
-    a_hole.delete(str(next(name for name in a_hole.names if name.track == TRACKS[2])))
+    a_hole.delete(str(next(name for name in a_hole.names if name.stream == TRACKS[2])))
     with pytest.raises(MissingVersion, match="a hole in bucket 2"):
         ReplicaTable.of("", "t", a_hole)
     client = Counting(written.objects.held)
@@ -183,7 +183,7 @@ def test_a_snapshot(tmp_path: Path) -> None:
         (name,) = [name for name in objects.names if name.kind == "snapshot"]
         # Had it begun at 0 once, there would be changes before it that nobody may leave out unsaid; rows are all there.
         told = replica_told.decode(objects.held["TOLD"], store._core.store_id)
-        shipped = [each if each.track == CATALOG else msgspec.structs.replace(each, start=0) for each in told.shipped]
+        shipped = [each if each.stream == CATALOG else msgspec.structs.replace(each, start=0) for each in told.shipped]
         begun = objects.held | {"TOLD": replica_told.encode(msgspec.structs.replace(told, shipped=shipped))}
         assert read(Objects(begun), tmp_path) == rows_of(table)
         with pytest.raises(MissingVersion, match="a hole in bucket 0"):
@@ -208,7 +208,7 @@ def test_nothing_of_it_stays(tmp_path: Path) -> None:
 
 def replaced(objects: Objects, change: Callable[[LogBatch], None]) -> tuple[Objects, ObjectName]:
     """The last object of a bucket with another batch in it, all checksums right."""
-    name = max(name for name in objects.names if name.track == TRACKS[0])
+    name = max(name for name in objects.names if name.stream == TRACKS[0])
     store_id = Source(objects).store.store_id
     found = decode_object(memoryview(objects.held[str(name)]), name, store_id)
     batches = [decode_batch(part, TEXT) for part in found.parts]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.bucket import maintenance as upkeep
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket import maintenance as maintenance
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.commit.consumers import LEASE_SECONDS
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
 from kvstore.spark import KvStoreSource
@@ -44,8 +44,8 @@ class Short:
         self.table.flush()
 
     def expire(self) -> None:
-        for tablet in self.table._tablets:
-            tablet.retain()
+        for handle in self.table._handles:
+            handle.retain()
 
     @property
     def starts(self) -> dict[int, int]:
@@ -61,7 +61,7 @@ class Short:
 
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[Short]:
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         short = Short(tmp_path / "store")
         short.write()
         yield short
@@ -128,7 +128,7 @@ steps = st.one_of(
 def test_whatever_expires_and_dies_every_change_is_had_once(
     during: list[tuple[str, Any]], most: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         short = Short(tmp_path_factory.mktemp("s") / "store")
         query = short.query(startingOffsets="earliest")
         if most is not None:

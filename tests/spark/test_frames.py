@@ -17,7 +17,7 @@ from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.spark import KvStoreSource
 from kvstore.spark.options import Kind
 from kvstore.spark.read.place import TablePlace
-from kvstore.spark.read.splits import Wanted, read, shares_of
+from kvstore.spark.read.splits import ReadRange, read, tasks_of
 from tests.spark.test_source import SCHEMA, listed, load, python_changes
 
 pytestmark = pytest.mark.spark
@@ -63,7 +63,7 @@ def test_what_frames_read_is_kept(spark: SparkSession, tmp_path: Path) -> None:
         expected = table.scan().read_all().to_pylist(), python_changes(table, 3)
         for text in ("c", "d", "e"):
             table.upsert([{"k": k, "s": text, "v": 0.0} for k in range(3)])
-        table._tablets[0].retain()
+        table._handles[0].retain()
         assert table.offsets()[0][0] == 3
         assert listed(rows, "k") == expected[0]
         assert listed(changes, "_log_offset") == expected[1]
@@ -145,7 +145,7 @@ def test_rows_come_first_and_then_what_was_changed_since(store: kvstore.Store) -
     table.flush()
     place = TablePlace.of(str(store.path), table, Kind.CHANGELOG)
     target = pa.schema([("k", pa.int64()), ("s", pa.string()), ("_change_type", pa.string())])
-    shares = shares_of(place, table, [Wanted(0, 3, 7, inserted_at=0)])
+    shares = tasks_of(place, table, [ReadRange(0, 3, 7, inserted_at=0)])
     found = [tuple(row.values()) for share in shares for batch in read(share, target) for row in batch.to_pylist()]
     update = [(k, text, kind) for k in (0, 1) for text, kind in (("a", "update_preimage"), ("b", "update_postimage"))]
     assert sorted(found) == sorted([(k, "a", "insert") for k in range(3)] + update)

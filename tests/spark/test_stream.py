@@ -11,8 +11,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from kvstore.bucket import maintenance as upkeep
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket import maintenance as maintenance
+from kvstore.bucket.maintenance import Maintenance
 from tests.spark.test_source import SCHEMA, python_changes
 
 pytestmark = pytest.mark.spark
@@ -96,8 +96,8 @@ def test_a_limit_a_restart_and_a_new_column(spark: SparkSession, store: kvstore.
 def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Upkeep, "look", lambda _: None)
-    monkeypatch.setattr(upkeep, "_REST", 0)
+    monkeypatch.setattr(Maintenance, "look", lambda _: None)
+    monkeypatch.setattr(maintenance, "_REST", 0)
     options = {"startingOffsets": "earliest", "consumer": "q", "maxOffsetsPerTrigger": 10}
     sink = Sink()
     expected: list[Change] = []
@@ -109,7 +109,7 @@ def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
             expected += changes_of(table, before)
             if first != 10:  # then it is stopped for a while
                 run(spark, store, sink, tmp_path / "checkpoint", **options)
-            table._tablets[0].retain()
+            table._handles[0].retain()
             start, end = table.offsets()[0]
             assert start <= table.consumers["q"][0] <= end
         assert sink.changes() == expected

@@ -89,12 +89,12 @@ def test_an_index_that_is_built_anew_is_noticed(open_store: OpenStore, store_pat
     run(store_path, "kvstore.open(path).table('t').upsert({'k': 1, 'v': 1})")
     following = Following(table.changelog(follow=True, end=2))
     following.wait_for(1)
-    table._tablets[0]._look_next = math.inf  # for a moment there is none
+    table._handles[0]._look_next = math.inf  # for a moment there is none
     shutil.rmtree(store_path / "tables/1/0/index")
     run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
     time.sleep(0.05)
     assert len(following.taken) == 1
-    table._tablets[0]._look_next = 0.0
+    table._handles[0]._look_next = 0.0
     assert following.ended() == changes(table.changelog())
     assert [offset for offset, *_ in changes_of(table)] == [0, 1]
 

@@ -328,9 +328,9 @@ def test_a_reader_that_comes_while_writing_begins_leaves_the_lock_to_the_writer(
     """It looked before there was a committer, and goes on once there is one with something that is not committed."""
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": "a"})
-    tablet = table._tablets[0]
-    assert tablet._reader() is tablet._committer.index  # type: ignore[union-attr]
-    assert tablet._process_lock.held
+    handle = table._handles[0]
+    assert handle._reader() is handle._committer.index  # type: ignore[union-attr]
+    assert handle._process_lock.held
     table.upsert({"k": 2, "v": "b"})
     assert table.count() == 2
 

@@ -37,7 +37,7 @@ from logformat.catalog.edits import (
     TellReplica,
 )
 from logformat.catalog.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
-from logformat.catalog.replicas import CATALOG, Finding, Shipped, Track
+from logformat.catalog.replicas import CATALOG, Finding, Shipped, Stream
 from logformat.ids import BucketId, Epoch, JobId, Offset, SchemaId, Sequence, TableId
 from logformat.rows import schema as schemas
 
@@ -129,14 +129,14 @@ def _about_a_replica(random: Random, kind: type[Payload], id: TableId, name: str
         return AddReplica(name=name, url="memory:///")
     if kind is DropReplica:
         return DropReplica(name=name)
-    track = random.choice((CATALOG, Track(id, BucketId(random.randrange(2)))))
+    stream = random.choice((CATALOG, Stream(id, BucketId(random.randrange(2)))))
     start, end = sorted(random.sample(range(99), 2))
-    shipped = [Shipped(track=track, start=start, end=end, snapshots=[start])]
+    shipped = [Shipped(stream=stream, start=start, end=end, snapshots=[start])]
     if kind is ReportReplica:
         return ReportReplica(name=name, shipped=shipped)
     if kind is TellReplica:
         return TellReplica(name=name, as_of_ms=random.randrange(99), shipped=shipped)
-    finding = Finding(kind=random.choice(("BAD", "MISSING_VERSION")), track=track, start=start, end=end)
+    finding = Finding(kind=random.choice(("BAD", "MISSING_VERSION")), stream=stream, start=start, end=end)
     return FindReplica(name=name, checked_ms=start, findings=random.choice(([], [finding])))
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.bucket import maintenance as upkeep
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket import maintenance as maintenance
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.commit.consumers import LEASE_SECONDS
 from kvstore.errors import (
     InvalidRequest,
@@ -43,7 +43,7 @@ LEASE_MS = 1000 * LEASE_SECONDS
 @pytest.fixture
 def kept(store_path: Path) -> Iterator[Kept]:
     """The log after retention with everything but the last segment expired."""
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         kept = Kept(store_path)
         kept.write(12)
         kept.clock.now += HOUR_MS + 1
@@ -193,7 +193,7 @@ def test_a_slow_consumer_holds_the_log_until_it_advances(kept: Kept) -> None:
 
 
 def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> None:
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.store.consumer("slow").commit("t", {0: 0})
         kept.write(12)
@@ -206,7 +206,7 @@ def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> No
 
 
 def test_buckets_expire_independently(store_path: Path) -> None:
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         clock = SetClock()
         store = Store(store_path, kvstore.StoreOptions(segment_bytes_max=1000), clock=clock)
         table = store.create_table("t", SCHEMA, "k", buckets=2, retention=HOUR)
@@ -215,8 +215,8 @@ def test_buckets_expire_independently(store_path: Path) -> None:
         clock.now += HOUR_MS + 1
         ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
         store.consumer("a").commit("t", ends | {1: 0})
-        for tablet in table._tablets:
-            tablet.retain()
+        for handle in table._handles:
+            handle.retain()
         assert [start > 0 for start, _ in table.offsets().values()] == [True, False]
         store.close()
 
@@ -281,7 +281,7 @@ class Registering(Files):
 @pytest.mark.parametrize("at", range(4))
 def test_registering_during_retention_gets_all_or_an_error(kept: Kept, at: int) -> None:
     bases = bases_of(kept)
-    keeper = kept.table._tablets[0]._upkeep
+    keeper = kept.table._handles[0]._maintenance
     assert keeper is not None
     late = kept.store.consumer("late")
     with ThreadPoolExecutor(1) as thread:
@@ -306,7 +306,7 @@ def test_registering_after_the_decision_still_counts(kept: Kept) -> None:
         kept.store.consumer("late").commit("t", {0: 0})
         return remove_before(*arguments)
 
-    with patch.object(upkeep.retention, "remove_before", late):
+    with patch.object(maintenance.retention, "remove_before", late):
         kept.retain()
     assert kept.start == 0
 
@@ -352,7 +352,7 @@ def test_a_table_without_retention_has_no_lease(store: kvstore.Store) -> None:
 
 
 def test_a_size_limit_of_another_process_shows_once_it_took_effect(store_path: Path) -> None:
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.write(12)
         kept.table.lease("one", {0: 0})  # here the limit is known
@@ -405,7 +405,7 @@ steps = st.one_of(
 def test_exactly_what_consumers_and_leases_hold_is_kept(
     history: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         kept = Kept(tmp_path_factory.mktemp("s") / "store", dt.timedelta(milliseconds=1), segment_bytes_max=1)
         held: dict[str, tuple[int, int | None]] = {}
         kept.write(1)

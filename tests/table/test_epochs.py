@@ -288,7 +288,7 @@ def test_data_that_an_epoch_was_checked_against_is_durable_before_it_takes_effec
         append, seen = journal.append, []
 
         def look(decide: Any, **how: Any) -> Any:
-            logs = [tablet._committer._path.log for tablet in table._tablets]
+            logs = [handle._committer._path.log for handle in table._handles]
             seen.append([log.durable == log.end for log in logs])
             return append(decide, **how)
 

@@ -75,9 +75,9 @@ def one_by_one(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> lis
 
 def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
     """All but the first as one group: the first keeps the committer busy."""
-    tablet = table._tablets[0]
-    committer = tablet._writer()
-    with tablet._lock:
+    handle = table._handles[0]
+    committer = handle._writer()
+    with handle._lock:
         answers = [submit(table, requests[0])]
         while not committer._queue.empty():
             time.sleep(0.0001)
@@ -87,12 +87,12 @@ def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[
 
 def written(table: kvstore.Table) -> Any:
     """Everything that must be equal: every batch of the log, and the whole index."""
-    tablet = table._tablets[0]
-    with tablet.snapshot() as view:
+    handle = table._handles[0]
+    with handle.snapshot() as view:
         state, writers = view.state(), view.writers()
         rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
     batches = []
-    for found in tablet.log.batches(0, state.applied_offset):
+    for found in handle.log.batches(0, state.applied_offset):
         batch = decode_batch(found.data, SCHEMA)
         batch.durable_end = 0  # depends on the sync before
         batch.size = batch.crc = 0  # Arrow pads slices of longer data differently

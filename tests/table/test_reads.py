@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import CorruptBatch, CorruptData, InvalidRequest
 from kvstore.options import StoreOptions
 from kvstore.read.scan import KeyRange
@@ -135,8 +135,8 @@ def test_get_is_a_lookup_of_one_key(store: kvstore.Store, buckets: int, kind: pa
 
 def test_get_reports_a_damaged_row(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.flush()
-    value = Tablet.value
-    monkeypatch.setattr(Tablet, "value", lambda self, key: bytes(8) + (value(self, key) or b"")[8:])
+    value = BucketHandle.value
+    monkeypatch.setattr(BucketHandle, "value", lambda self, key: bytes(8) + (value(self, key) or b"")[8:])
     with pytest.raises(CorruptData, match="fail their checksum"):
         table.get(("a", 2))
 
@@ -144,15 +144,15 @@ def test_get_reports_a_damaged_row(table: kvstore.Table, monkeypatch: pytest.Mon
 def test_get_of_a_row_with_a_column_that_another_process_just_added(
     table: kvstore.Table, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    value = Tablet.value
+    value = BucketHandle.value
 
-    def slowly(self: Tablet, key: bytes) -> bytes | None:
+    def slowly(self: BucketHandle, key: bytes) -> bytes | None:
         monkeypatch.undo()
         store.add_columns("t", [pa.field("new", pa.date32())])
         table.upsert({"name": "a", "n": 2, "v": 5, "new": dt.date(2026, 1, 2)})
         return value(self, key)
 
-    monkeypatch.setattr(Tablet, "value", slowly)
+    monkeypatch.setattr(BucketHandle, "value", slowly)
     assert table.get(("a", 2)) == {"v": 5, "name": "a", "n": 2, "new": dt.date(2026, 1, 2)}
 
 

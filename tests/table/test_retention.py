@@ -17,8 +17,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 import kvstore
-from kvstore.bucket import maintenance as upkeep
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket import maintenance as maintenance
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptData, LogFailed, OffsetOutOfRange, StoreFull
 from kvstore.options import StoreOptions
 from kvstore.store import Store
@@ -54,7 +54,7 @@ class Kept:
             self.table.upsert([{"k": k, "v": f"{number}" * 20} for k in range(3)])
 
     def retain(self) -> None:
-        self.table._tablets[0].retain()
+        self.table._handles[0].retain()
 
     @property
     def start(self) -> int:
@@ -76,7 +76,7 @@ def opened(store_path: Path) -> Iterator[Callable[..., Kept]]:
         every.append(Kept(store_path, *arguments, **options))
         return every[-1]
 
-    with patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0):
+    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
         yield make
         for kept in every:
             report = kept.store.check()
@@ -169,7 +169,7 @@ def test_snapshots_pause_in_between(opened: Callable[..., Kept], monkeypatch: py
     assert start
     kept.write()
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._tablets[0]._upkeep
+    keeper = kept.table._handles[0]._maintenance
     assert keeper is not None
     keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
@@ -188,7 +188,7 @@ def test_a_damaged_snapshot_is_replaced_before_retention(opened: Callable[..., K
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
     kept.write(1)
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._tablets[0]._upkeep
+    keeper = kept.table._handles[0]._maintenance
     assert keeper is not None
     keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
@@ -303,7 +303,7 @@ def test_a_log_expires_by_itself_when_a_segment_begins(store_path: Path) -> None
 
 
 def test_a_log_expires_by_itself_while_nothing_is_written(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(maintenance, "LOOK_SECONDS", 0.02)
     kept = Kept(store_path)
     kept.write()
     kept.clock.now += HOUR_MS + 1
@@ -312,10 +312,10 @@ def test_a_log_expires_by_itself_while_nothing_is_written(store_path: Path, monk
 
 
 def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(maintenance, "LOOK_SECONDS", 0.02)
     kept = Kept(store_path)
     kept.write()
-    keeper = kept.table._tablets[0]._upkeep
+    keeper = kept.table._handles[0]._maintenance
     assert keeper is not None
     kept.table.flush()
     kept.disk.fail = lambda call: errno.ENOSPC if call == "rename" else 0
@@ -329,7 +329,7 @@ def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest
 def test_a_table_without_retention_has_no_thread(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
-    keeper = table._tablets[0]._upkeep
+    keeper = table._handles[0]._maintenance
     assert keeper is not None
     assert keeper._thread is None
 
@@ -354,7 +354,7 @@ class RetentionMachine(TableMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = SetClock()
-        self._patches = [patch.object(Upkeep, "look"), patch.object(upkeep, "_REST", 0)]
+        self._patches = [patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0)]
         for each in self._patches:
             each.start()
 
@@ -371,7 +371,7 @@ class RetentionMachine(TableMachine):
     @rule()
     def retain(self) -> None:
         before = self.table.offsets()[0][0]
-        self.table._tablets[0].retain()
+        self.table._handles[0].retain()
         assert self.table.offsets()[0][0] >= before
 
     @rule()

@@ -17,7 +17,7 @@ from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import Octets
+from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import key_sums
 from logformat.ids import SchemaId, TableId
@@ -50,7 +50,7 @@ def written(path: Path, definition: TableDefinition, stored: Stored, *, at_once:
     descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR)
     writer = RowsWriter(FileWriter(descriptor, Files()), definition)
     for first in range(0, len(stored[0]), at_once):
-        keys, values = (Octets.from_list(column[first : first + at_once]) for column in stored)
+        keys, values = (BinaryColumn.from_list(column[first : first + at_once]) for column in stored)
         writer.write(keys, values)
     written_file = writer.finish()
     os.close(descriptor)

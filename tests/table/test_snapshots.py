@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket import snapshot
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptBatch, CorruptData, LogFailed, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.options import StoreOptions
 from kvstore.store import Store
@@ -287,14 +287,14 @@ def test_a_failing_disk_costs_only_the_snapshot(store_path: Path, call: str, cod
 def test_writing_continues_while_a_snapshot_waits(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = filled(store)
     reading, go_on = threading.Event(), threading.Event()
-    step = Upkeep._step
+    step = Maintenance._step
 
-    def held(self: Upkeep) -> None:
+    def held(self: Maintenance) -> None:
         reading.set()
         assert go_on.wait(600)
         step(self)
 
-    monkeypatch.setattr(Upkeep, "_step", held)
+    monkeypatch.setattr(Maintenance, "_step", held)
     taken: list[kvstore.request.results.TableSnapshot] = []
     before, end = rows_of(table), table.offsets()[0][1]
     thread = threading.Thread(target=lambda: taken.append(table.snapshot()))
@@ -312,9 +312,9 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
     """No reader may be open then: the snapshot starts over."""
     steps: list[int] = []
     reading = threading.Event()
-    step = Upkeep._step
+    step = Maintenance._step
 
-    def slow(self: Upkeep) -> None:
+    def slow(self: Maintenance) -> None:
         steps.append(1)
         if len(steps) == 1:
             reading.set()
@@ -322,7 +322,7 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
                 time.sleep(0.001)
         step(self)
 
-    monkeypatch.setattr(Upkeep, "_step", slow)
+    monkeypatch.setattr(Maintenance, "_step", slow)
     with Store(store_path, StoreOptions(map_bytes=1 << 20)) as store:
         table = filled(store)
         thread = threading.Thread(target=table.snapshot)
@@ -338,15 +338,15 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
 
 def test_closing_a_store_ends_a_snapshot(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = threading.Event()
-    step = Upkeep._step
+    step = Maintenance._step
 
-    def slow(self: Upkeep) -> None:
+    def slow(self: Maintenance) -> None:
         reading.set()
         with self._state:
             self._state.wait_for(lambda: self._closing, timeout=600)
         step(self)
 
-    monkeypatch.setattr(Upkeep, "_step", slow)
+    monkeypatch.setattr(Maintenance, "_step", slow)
     raised: list[Exception] = []
 
     def take() -> None:
@@ -446,7 +446,7 @@ class History:
                 self.store.close()
                 self.open()
             case ("retain",):
-                self.table._tablets[0].retain()
+                self.table._handles[0].retain()
             case ("time",):
                 self.clock.now += 20
 
@@ -487,7 +487,7 @@ class History:
 @pytest.mark.parametrize("kind", TABLES)
 def test_any_history_is_restored_from_a_snapshot_and_the_log(kind: str, steps: list[Step], cuts: bool) -> None:
     # Retention runs only on request, so that the same steps have the same outcome.
-    with workplace() as place, patch.object(Upkeep, "look"):
+    with workplace() as place, patch.object(Maintenance, "look"):
         history = History(place / "store", kind, retention=cuts)
         try:
             comes_back(history, steps)

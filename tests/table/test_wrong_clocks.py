@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import kvstore
-from kvstore.bucket.maintenance import Upkeep
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.clock import SystemClock
 from kvstore.errors import OutOfOrderSequence
 from kvstore.log.writer_state import STEP_MS_MAX
@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_ahead_moves_no_timestamp(tmp_path: Path, monkeypatc
         assert first.timestamp_ms <= later.timestamp_ms < now + DAY
         assert bucket.apply(nothing, 5, 0).duplicated
         table.snapshot()
-        table._tablets[0].retain()
+        table._handles[0].retain()
         assert table.offsets()[0][0] == 0
 
 
@@ -203,15 +203,15 @@ def test_what_is_stamped_ahead_expires_with_what_comes_after_it(tmp_path: Path) 
     with opened(TODAY) as store:
         store.create_table("t", SCHEMA, "k", retention=dt.timedelta(days=7))
         fill(store)
-    with patch.object(Upkeep, "look"), opened(TODAY + YEARS) as store:
+    with patch.object(Maintenance, "look"), opened(TODAY + YEARS) as store:
         ahead = fill(store)
     with opened(TODAY + DAY) as store:
         fill(store)
-        store.table("t")._tablets[0].retain()
+        store.table("t")._handles[0].retain()
         assert store.table("t").offsets()[0][0] == 0, "nothing is old enough"
     with opened(TODAY + 9 * DAY) as store:
         fill(store)
         store.table("t").snapshot()
-        store.table("t")._tablets[0].retain()
+        store.table("t")._handles[0].retain()
         assert store.table("t").offsets()[0][0] > ahead, "ten years ahead hold nothing back"
         assert store.check().findings == []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from logformat.rows.changes import Changes
-from writer.lane import Lane, Sending, Timing
+from writer.bucket_queue import BucketQueue, Sending, Timing
 from writer.target import Identity
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False)])
@@ -35,18 +35,18 @@ def keys_of(changes: Changes) -> list[int]:
     return found
 
 
-def lane_of(batches: int, identity: Identity = Identity(7), jitter: float = 1.0) -> Lane:  # noqa: B008
-    lane = Lane(0, identity, TIMING, lambda: jitter)
+def lane_of(batches: int, identity: Identity = Identity(7), jitter: float = 1.0) -> BucketQueue:  # noqa: B008
+    bucket_queue = BucketQueue(0, identity, TIMING, lambda: jitter)
     for serial in range(batches):
-        lane.add(batch(serial), serial)
-    return lane
+        bucket_queue.add(batch(serial), serial)
+    return bucket_queue
 
 
 def sequences(sendings: list[Sending]) -> list[int]:
     return [sending.sequence for sending in sendings]
 
 
-def outcomes(lane: Lane) -> list[tuple[int, str | None]]:
+def outcomes(bucket_queue: BucketQueue) -> list[tuple[int, str | None]]:
     """Outcomes of batches since the last call: serial, and name of the error."""
-    settled, lane.settled = lane.settled, []
+    settled, bucket_queue.settled = bucket_queue.settled, []
     return [(each.serial, type(each.error).__name__ if each.error else None) for each in settled]

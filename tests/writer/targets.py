@@ -15,7 +15,7 @@ from logformat.catalog.edits import TableOptions
 from logformat.ids import next_sequence
 from logformat.log.writer_entry import WINDOW
 from logformat.rows.changes import Changes
-from tests.writer.lanes import Answer
+from tests.writer.bucket_queues import Answer
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
 

@@ -106,8 +106,8 @@ def test_a_new_incarnation_continues_after_the_old_one_which_ends(world: World) 
     world.hand_over(new, 0, batch(world, 5, 1))
     assert [request.sending.sequence for request in world.requests] == [3, 3]
     world.carry_everything()
-    assert old.lanes[0].error is not None
-    assert [len(changes) for changes in old.lanes[0].unacknowledged()] == [1]
+    assert old.bucket_queues[0].error is not None
+    assert [len(changes) for changes in old.bucket_queues[0].unacknowledged()] == [1]
     assert world.ledger.acknowledged == {0, 1, 2, 4}
 
 

@@ -57,7 +57,7 @@ class LossyWorld(RuleBasedStateMachine):
 
     @rule(writer=INDEX, bucket=st.integers(0, BUCKETS - 1), batches=drafts())
     def hand_over(self, writer: int, bucket: int, batches: list[list[Draft]]) -> None:
-        actors = [actor for actor in self.world.actors if actor.lanes[bucket].error is None]
+        actors = [actor for actor in self.world.actors if actor.bucket_queues[bucket].error is None]
         for batch in batches:
             self.world.hand_over(actors[writer % len(actors)], bucket, self.changes(bucket, batch))
 
@@ -108,8 +108,8 @@ class LossyWorld(RuleBasedStateMachine):
             self.calm(4)
         self.world.seven_days_pass()
         for actor in self.world.actors:
-            for bucket, lane in enumerate(actor.lanes):
-                if lane.error is None:
+            for bucket, bucket_queue in enumerate(actor.bucket_queues):
+                if bucket_queue.error is None:
                     self.world.hand_over(actor, bucket, self.changes(bucket, [("upsert", 0, 1)]))
         for name in (None, "named"):
             self.world.join(name)

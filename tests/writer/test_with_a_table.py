@@ -174,7 +174,7 @@ def test_a_batch_from_before_a_new_column_is_written_and_so_is_its_empty_batch(
     monkeypatch.setattr(table, "bucket", lambda _: LockedBucket(bucket))
     writer = TableWriter(table, identity(store), batch_rows=2, delivery_timeout_ms=5_000)
     writer.upsert([{"k": "a", "n": 100}, {"k": "b", "n": 1}, {"k": "a", "n": 100}, {"k": "c", "n": 1}])
-    assert eventually(lambda: sum(map(len, writer._sender._lanes.values())) == 2)
+    assert eventually(lambda: sum(map(len, writer._sender._bucket_queues.values())) == 2)
     store.add_columns("t", [pa.field("x", pa.int8())])
     LockedBucket.locked = False
     if engine is None:

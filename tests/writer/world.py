@@ -30,7 +30,7 @@ from kvstore.store import Store
 from logformat.ids import NO_SEQUENCE, next_sequence
 from logformat.rows.changes import Changes
 from tests.support.clocks import SetClock
-from writer.lane import Batch, Lane, PendingCall, Sending, Timing
+from writer.bucket_queue import Batch, BucketQueue, PendingCall, Sending, Timing
 from writer.sequence import Event, State
 from writer.target import Identity
 
@@ -54,7 +54,7 @@ DAMAGES = ("none", "none", "index", "index", "writers lost", "writers stale", "w
 Transitions = Counter[tuple[State, Event]]
 
 
-class WatchedLane(Lane):
+class WatchedLane(BucketQueue):
     """A lane that records its transitions."""
 
     seen: Transitions
@@ -69,13 +69,13 @@ class Actor:
     """An incarnation of a writer, with a lane for each bucket."""
 
     identity: Identity
-    lanes: list[WatchedLane]
+    bucket_queues: list[WatchedLane]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     bucket: int
-    lane: WatchedLane
+    bucket_queue: WatchedLane
     sending: Sending
 
 
@@ -149,45 +149,45 @@ class World:
     def join(self, name: str | None = None) -> Actor:
         """A new writer, or a new incarnation of a named one."""
         identity = self.table._writers.open(name)
-        lanes = [WatchedLane(bucket, identity, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
-        for lane in lanes:
-            lane.seen = self.seen
-        self.actors.append(Actor(identity, lanes))
+        bucket_queues = [WatchedLane(bucket, identity, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
+        for bucket_queue in bucket_queues:
+            bucket_queue.seen = self.seen
+        self.actors.append(Actor(identity, bucket_queues))
         return self.actors[-1]
 
     def hand_over(self, actor: Actor, bucket: int, changes: Changes) -> None:
         serial = len(self.ledger.handed)
         self.ledger.handed[serial] = changes
-        actor.lanes[bucket].add(changes, serial)
+        actor.bucket_queues[bucket].add(changes, serial)
         self.pump()
 
     def pump(self) -> None:
         """Every lane does what is due now."""
         for actor in self.actors:
-            for bucket, lane in enumerate(actor.lanes):
-                self._pump(actor, bucket, lane)
+            for bucket, bucket_queue in enumerate(actor.bucket_queues):
+                self._pump(actor, bucket, bucket_queue)
 
-    def _pump(self, actor: Actor, bucket: int, lane: WatchedLane) -> None:
-        call = lane.pending_call(self.now)
+    def _pump(self, actor: Actor, bucket: int, bucket_queue: WatchedLane) -> None:
+        call = bucket_queue.pending_call(self.now)
         if call is not None:
             try:
-                lane.call_succeeded(self._make_call(call, actor, bucket))
+                bucket_queue.call_succeeded(self._make_call(call, actor, bucket))
             except StoreLocked as error:
-                lane.call_failed(error, self.now)
-        self.requests += [Request(bucket, lane, sending) for sending in lane.due(self.now)]
-        for settled in lane.settled:
+                bucket_queue.call_failed(error, self.now)
+        self.requests += [Request(bucket, bucket_queue, sending) for sending in bucket_queue.due(self.now)]
+        for settled in bucket_queue.settled:
             if settled.error is None:
                 self.ledger.acknowledged.add(settled.serial)
             elif not isinstance(settled.error, NotAcknowledged):
                 self.ledger.refused.add(settled.serial)
-        lane.settled = []
-        for restart in lane.restarts:
+        bucket_queue.settled = []
+        for restart in bucket_queue.restarts:
             assert actor.identity.name is None
             assert self.expired, "no bucket had forgotten it"
             self.ledger.in_doubt |= {number for changes in restart.in_doubt for number in numbers_of(changes)}
-        lane.restarts = []
-        if lane.error is not None:
-            self._check_may_be_over(actor, lane.error)
+        bucket_queue.restarts = []
+        if bucket_queue.error is not None:
+            self._check_may_be_over(actor, bucket_queue.error)
 
     def _make_call(self, call: PendingCall, actor: Actor, bucket: int) -> int | None:
         if self.locked:
@@ -230,11 +230,11 @@ class World:
 
     def receive(self, reply: Reply) -> None:
         """Deliver an answer to its lane."""
-        lane, sending = reply.request.lane, reply.request.sending
+        bucket_queue, sending = reply.request.bucket_queue, reply.request.sending
         if isinstance(reply.answer, StoreError):
-            lane.failed(sending, reply.answer, self.now)
+            bucket_queue.failed(sending, reply.answer, self.now)
         else:
-            lane.acknowledged(sending, reply.answer)
+            bucket_queue.acknowledged(sending, reply.answer)
         self.pump()
 
     def carry_everything(self) -> None:
@@ -297,10 +297,15 @@ class World:
             if self.requests or self.replies:
                 self.carry_everything()
                 continue
-            lanes = [lane for actor in self.actors for lane in actor.lanes if lane.error is None and len(lane)]
-            if not lanes:
+            bucket_queues = [
+                bucket_queue
+                for actor in self.actors
+                for bucket_queue in actor.bucket_queues
+                if bucket_queue.error is None and len(bucket_queue)
+            ]
+            if not bucket_queues:
                 return
-            self.wait(max(0.1, min(lane.wake_at() or 0.0 for lane in lanes) - self.now))
+            self.wait(max(0.1, min(bucket_queue.wake_at() or 0.0 for bucket_queue in bucket_queues) - self.now))
         raise AssertionError("a lane waits for ever")
 
     def verify(self) -> None:

@@ -27,7 +27,7 @@ def recover(
     """
     found = recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
     facts = asdict(found)
-    facts |= {"put_aside": list(map(str, found.put_aside)), "aside": str(found.aside)}
+    facts |= {"put_aside": list(map(str, found.move_to_quarantine)), "aside": str(found.quarantine)}
     if as_json:
         print_json(facts)
     else:

@@ -11,7 +11,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.replica.contents import snapshot_parts
 from kvstore.replica.source import Source
 from logformat import paths
-from logformat.catalog.replicas import Track
+from logformat.catalog.replicas import Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import Offset, Position
 from logformat.log import segment
@@ -24,7 +24,7 @@ SEGMENT_BYTES = 256 << 20
 
 
 def write_bucket(
-    store: Path, source: Source, track: Track, definition: TableDefinition, end: int, files: Files
+    store: Path, source: Source, stream: Stream, definition: TableDefinition, end: int, files: Files
 ) -> None:
     """Write a bucket's files: its log up to an offset, and the snapshot before it, if there is one; no index yet.
 
@@ -33,11 +33,11 @@ def write_bucket(
         CorruptData: An object is not what it should be.
         OSError: The disk refused.
     """
-    bucket = paths.bucket_directory(store, track.table_id, track.bucket)
+    bucket = paths.bucket_directory(store, stream.table_id, stream.bucket)
     for directory in (bucket.parents[1], bucket.parent, bucket, bucket / paths.LOG):
         files.make_directory(directory)
-    way = source.way(track, end)
-    writer = _Segments(bucket / paths.LOG, source.store, track, Offset(way.start), files)
+    way = source.way(stream, end)
+    writer = _Segments(bucket / paths.LOG, source.store, stream, Offset(way.start), files)
     for header, data in source.batches(way, end):
         # Whoever reads it later takes it for something that was written here.
         decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)
@@ -63,10 +63,10 @@ def _write_snapshot(bucket: Path, name: ObjectName, source: Source, files: Files
 class _Segments:
     """Writes a log that begins at an offset."""
 
-    def __init__(self, directory: Path, store: StoreFile, track: Track, start: Offset, files: Files) -> None:
+    def __init__(self, directory: Path, store: StoreFile, stream: Stream, start: Offset, files: Files) -> None:
         self._directory = directory
         self._store = store
-        self._track = track
+        self._track = stream
         self._files = files
         self._end = self._base = start
         self._position = Position(HEAD_BYTES)

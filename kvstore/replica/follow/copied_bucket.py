@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstore.bucket.maintenance import LOOK_SECONDS, Upkeep
+from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
 from kvstore.bucket.recovery import BucketPlace, open_for_writing
 from kvstore.clock import Clock
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.log.log import EncodedBatch
-from kvstore.log.retention import Standing
+from kvstore.log.retention import ReaderPositions
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
@@ -35,7 +35,7 @@ class CopiedBucket:
         self,
         place: BucketPlace,
         current: Callable[[], TableDefinition],
-        standing: Standing,
+        reader_positions: ReaderPositions,
         options: StoreOptions,
         files: Files,
         clock: Clock,
@@ -50,7 +50,9 @@ class CopiedBucket:
         except BaseException:
             self._lock.release()
             raise
-        self._upkeep = Upkeep(place, self._path.index, lambda: None, current, options, files, clock, standing)
+        self._maintenance = Maintenance(
+            place, self._path.index, lambda: None, current, options, files, clock, reader_positions
+        )
         self._looked = clock.monotonic()
 
     @property
@@ -87,12 +89,12 @@ class CopiedBucket:
         self._path.commit()
         if self._clock.monotonic() - self._looked >= LOOK_SECONDS:
             self._looked = self._clock.monotonic()
-            self._upkeep.retain()
+            self._maintenance.retain()
         return self.end - began
 
     def close(self) -> None:
         """Give the files up."""
-        self._upkeep.close()
+        self._maintenance.close()
         try:
             self._path.close()
         finally:

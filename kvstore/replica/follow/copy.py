@@ -23,13 +23,13 @@ from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.replica.follow.bucket_files import write_bucket
 from kvstore.replica.follow.copied_bucket import CopiedBucket
-from kvstore.replica.follow.round import Has, Round
+from kvstore.replica.follow.round import CopyProgress, Round
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog import following_file, store_file
 from logformat.catalog.edits import Edit
 from logformat.catalog.following_file import FollowingFile
-from logformat.catalog.replicas import Track
+from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId, Epoch, Offset, TableId
 
 _MAY_WAIT = ("WRITE_NO_SYNC", "NO_SYNC")
@@ -50,7 +50,7 @@ class Copy:
         self._options = options
         self._files = files
         self._clock = clock
-        self._buckets: dict[Track, CopiedBucket] = {}
+        self._buckets: dict[Stream, CopiedBucket] = {}
         self._is_shut = False
         try:
             self._store = store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))
@@ -89,18 +89,18 @@ class Copy:
         """The catalog."""
         return self.journal.state()
 
-    def has(self, track: Track) -> Has | None:
+    def has(self, stream: Stream) -> CopyProgress | None:
         """What there is of a bucket; None if nothing."""
-        if track.table_id not in self.state.tables:
+        if stream.table_id not in self.state.tables:
             return None
-        bucket = self.bucket(track)
-        return Has(bucket.end, bucket.last_sequences)
+        bucket = self.bucket(stream)
+        return CopyProgress(bucket.end, bucket.last_sequences)
 
-    def bucket(self, track: Track) -> CopiedBucket:
+    def bucket(self, stream: Stream) -> CopiedBucket:
         """A bucket of a table that is there."""
-        if track not in self._buckets:
-            self._buckets[track] = self._opened(track)
-        return self._buckets[track]
+        if stream not in self._buckets:
+            self._buckets[stream] = self._opened(stream)
+        return self._buckets[stream]
 
     def take(self, planned: Round, source: Source) -> int:
         """Take a round; returns how many changes came.
@@ -118,23 +118,23 @@ class Copy:
                     write_table(self.path, source, definition, planned, self._options, self._files, self._clock)
         changes = 0
         brought = {
-            track: end
-            for track, end in planned.ends.items()
-            if track.table_id in before.tables and end > self.bucket(track).end
+            stream: end
+            for stream, end in planned.ends.items()
+            if stream.table_id in before.tables and end > self.bucket(stream).end
         }
         # Batches want the catalog they were written under to be there, whatever happens.
         durable = bool(brought) or self._options.journal_sync not in _MAY_WAIT
         self.journal.replay(planned.edits, durable=durable)
-        for track in [track for track in self._buckets if track.table_id not in planned.state.tables]:
-            self._buckets.pop(track).close()
+        for stream in [stream for stream in self._buckets if stream.table_id not in planned.state.tables]:
+            self._buckets.pop(stream).close()
         for table in before.tables.keys() - planned.state.tables.keys():
             with refusals(self.path):
                 self._files.remove_tree(self.path / paths.TABLES / str(table))
-        for track, end in brought.items():
-            bucket = self.bucket(track)
-            changes += bucket.append(source.batches(source.way_from(track, bucket.end, end), end))
+        for stream, end in brought.items():
+            bucket = self.bucket(stream)
+            changes += bucket.append(source.batches(source.way_from(stream, bucket.end, end), end))
         new = planned.state.tables.keys() - before.tables.keys()
-        return changes + sum(end for track, end in planned.ends.items() if track.table_id in new)
+        return changes + sum(end for stream, end in planned.ends.items() if stream.table_id in new)
 
     def mark(self, leader: str) -> None:
         """Have it known, whatever happens, that the copy is to take its leader's place, and under which text.
@@ -180,19 +180,19 @@ class Copy:
         finally:
             self._lock.release()
 
-    def _opened(self, track: Track) -> CopiedBucket:
+    def _opened(self, stream: Stream) -> CopiedBucket:
         def current() -> TableDefinition:
-            return self.state.tables[track.table_id]
+            return self.state.tables[stream.table_id]
 
         @contextmanager
-        def standing(bucket: BucketId) -> Iterator[list[Offset]]:
+        def reader_positions(bucket: BucketId) -> Iterator[list[Offset]]:
             with self.journal.still() as catalog:
-                yield catalog.consumers_of(track.table_id).standing(bucket, self._clock.now_ms())
+                yield catalog.consumers_of(stream.table_id).reader_positions(bucket, self._clock.now_ms())
 
-        place = _place(self.path, self._store.store_id, track)
+        place = _place(self.path, self._store.store_id, stream)
         with refusals(place.directory):
             return CopiedBucket(
-                *(place, current, lambda: standing(track.bucket), self._options, self._files, self._clock)
+                *(place, current, lambda: reader_positions(stream.bucket), self._options, self._files, self._clock)
             )
 
     def _remove_orphans(self) -> None:
@@ -253,14 +253,14 @@ def write_table(
 ) -> None:
     """Write the files of a table that is not there yet."""
     for bucket in range(definition.buckets):
-        track = Track(definition.id, BucketId(bucket))
-        write_bucket(path, source, track, definition, planned.ends[track], files)
-        open_for_writing(_place(path, source.store.store_id, track), definition, options, files, clock).close()
+        stream = Stream(definition.id, BucketId(bucket))
+        write_bucket(path, source, stream, definition, planned.ends[stream], files)
+        open_for_writing(_place(path, source.store.store_id, stream), definition, options, files, clock).close()
 
 
-def _place(path: Path, store_id: UUID, track: Track) -> BucketPlace:
-    directory = paths.bucket_directory(path, track.table_id, track.bucket)
-    return BucketPlace(directory, LogIdentity(store_id, track.table_id, track.bucket))
+def _place(path: Path, store_id: UUID, stream: Stream) -> BucketPlace:
+    directory = paths.bucket_directory(path, stream.table_id, stream.bucket)
+    return BucketPlace(directory, LogIdentity(store_id, stream.table_id, stream.bucket))
 
 
 def _last(edits: list[Edit]) -> Edit:

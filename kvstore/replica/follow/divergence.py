@@ -6,7 +6,7 @@ from kvstore.errors import OffsetOutOfRange
 from kvstore.replica.follow.copy import Copy
 from kvstore.replica.source import Source
 from logformat.catalog import edits
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import BucketId, Offset, Txid
 from logformat.replica.object_file import ObjectName
 
@@ -19,11 +19,11 @@ def begins_behind(copy: Copy, source: Source) -> bool:
     state = copy.state
     ends = {CATALOG: int(state.txid)}
     for shipped in source.told.shipped:
-        if shipped.track.table_id in state.tables:
-            ends[shipped.track] = copy.bucket(shipped.track).end
-    for track, end in ends.items():
-        first = _first_of_new(copy, source, track)
-        if source.shipped(track).start > end or (first is not None and first.kind == "snapshot"):
+        if shipped.stream.table_id in state.tables:
+            ends[shipped.stream] = copy.bucket(shipped.stream).end
+    for stream, end in ends.items():
+        first = _first_of_new(copy, source, stream)
+        if source.shipped(stream).start > end or (first is not None and first.kind == "snapshot"):
             return True
     return False
 
@@ -36,23 +36,23 @@ def lacking_of(copy: Copy, source: Source) -> int:
     """
     state = copy.state
     of_catalog = state.txid - _common_edits(copy, source)
-    told = {shipped.track: shipped.end for shipped in source.told.shipped}
+    told = {shipped.stream: shipped.end for shipped in source.told.shipped}
     of_buckets = 0
     for definition in state.tables.values():
         for bucket in range(definition.buckets):
-            track = Track(definition.id, BucketId(bucket))
-            end = copy.bucket(track).end
-            if track in told:
-                of_buckets += end - _common_changes(copy, source, track, told[track])
+            stream = Stream(definition.id, BucketId(bucket))
+            end = copy.bucket(stream).end
+            if stream in told:
+                of_buckets += end - _common_changes(copy, source, stream, told[stream])
             elif of_catalog:
                 of_buckets += end  # of a table that leader may not know
     return of_catalog + of_buckets
 
 
-def _first_of_new(copy: Copy, source: Source, track: Track) -> ObjectName | None:
+def _first_of_new(copy: Copy, source: Source, stream: Stream) -> ObjectName | None:
     """The first object of leaders behind the copy's; None if there is none."""
     known = copy.state.leader_epoch
-    found = (name for name in source.objects(track) if name.epoch > known)
+    found = (name for name in source.objects(stream) if name.epoch > known)
     return min(found, key=lambda name: (name.start, name.kind != "snapshot"), default=None)
 
 
@@ -75,16 +75,16 @@ def _common_edits(copy: Copy, source: Source) -> int:
     return common
 
 
-def _common_changes(copy: Copy, source: Source, track: Track, told: int) -> int:
+def _common_changes(copy: Copy, source: Source, stream: Stream, told: int) -> int:
     """Offset up to which both have the same."""
-    bucket = copy.bucket(track)
-    common, first = min(bucket.end, told), _first_of_new(copy, source, track)
+    bucket = copy.bucket(stream)
+    common, first = min(bucket.end, told), _first_of_new(copy, source, stream)
     if first is None or first.start >= common:
         return common
     # What has expired here can't be compared; what is behind it was written behind that.
     begin = max(first.start, bucket.log.start())
     at = first.start
-    theirs = source.batches(source.way_from(track, first.start, common), told)
+    theirs = source.batches(source.way_from(stream, first.start, common), told)
     behind = (each for each in theirs if each[0].next_offset > begin)
     try:
         # As far as both go, and not just to where one ends: there the other's batch may go on.

@@ -34,11 +34,11 @@ from kvstore.replica.source import Source, what_was_told
 from logformat import paths
 from logformat.catalog.edits import BeginEpoch, Edit, EndCommit, Payload, ReportReplica, SetConsumer
 from logformat.catalog.following_file import FollowingFile
-from logformat.catalog.replicas import CATALOG, Shipped, Track
+from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, Epoch, Offset, Txid
 from logformat.replica import follower_status
 from logformat.replica.follower_status import FollowerStatus
-from logformat.replica.manifest import Told
+from logformat.replica.manifest import ReplicaManifest
 from logformat.urls import shown_url
 
 ROLLBACK_LIMIT = 10
@@ -146,7 +146,7 @@ class Follower:
         self._progress = progress
         self._mutex = threading.Lock()
         self._told_bytes = b""
-        self._told: Told | None = None
+        self._told: ReplicaManifest | None = None
         self._said: float | None = None
         self._copy: Copy | None = None
         self._url = following_of(self.path).url
@@ -271,8 +271,8 @@ class Follower:
         way = source.way_from(CATALOG, state.txid, source.shipped(CATALOG).end)
         planner = Planner(source, copy.has)
         planned = planner.plan(state, source.edits(way))
-        for track, end in planned.ends.items():
-            for piece in planner.way(track, end).pieces:
+        for stream, end in planned.ends.items():
+            for piece in planner.way(stream, end).pieces:
                 source.read(piece.name)  # what can't be had is found out before anything is taken
         return Pulled(len(planned.edits), copy.take(planned, source))
 
@@ -369,7 +369,7 @@ class Follower:
         # shipped there; and a copy may lack the report of that.
         for name, replica in state.replicas.items():
             if name not in promotion.not_shipped_to and not replica.shipped:
-                nothing = Shipped(track=CATALOG, start=0, end=0, snapshots=[])
+                nothing = Shipped(stream=CATALOG, start=0, end=0, snapshots=[])
                 last.append(ReportReplica(name=name, shipped=[nothing]))
         for number, payload in enumerate(last, 1):
             yield Edit(txid=Txid(state.txid + number), epoch=state.leader_epoch, time_ms=now_ms, payload=payload)
@@ -379,7 +379,7 @@ class Follower:
 
 def _ends(copy: Copy, definition: TableDefinition) -> list[int]:
     """Of the buckets of a table."""
-    return [int(copy.bucket(Track(definition.id, BucketId(bucket))).end) for bucket in range(definition.buckets)]
+    return [int(copy.bucket(Stream(definition.id, BucketId(bucket))).end) for bucket in range(definition.buckets)]
 
 
 def _check_store(source: Source, following: FollowingFile, path: Path) -> None:

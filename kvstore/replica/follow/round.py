@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from kvstore.errors import ReplicaBehind
 from kvstore.meta.jobs import writer_of
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.replica.consistent_cut import Standing, untorn
-from kvstore.replica.coverage import Path as Way
+from kvstore.replica.consistent_cut import BucketHistory, consistent_cut
+from kvstore.replica.coverage import ShippedPath
 from kvstore.replica.source import Source, check_table
 from logformat.catalog.edits import Edit, EndTask, OpenWriter
-from logformat.catalog.replicas import Track
+from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId, JobId, WriterId
 
-Sequences = Mapping[Track, Mapping[WriterId, int]]
+Sequences = Mapping[Stream, Mapping[WriterId, int]]
 """The last of each writer, in each bucket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Has:
+class CopyProgress:
     """What a copy has of a bucket: up to where, and the last sequence of each writer."""
 
     end: int
@@ -43,7 +43,7 @@ class Round:
 
     edits: list[Edit]
     state: CatalogState
-    ends: dict[Track, int]
+    ends: dict[Stream, int]
 
 
 class Planner:
@@ -53,7 +53,7 @@ class Planner:
         has: What the copy has of a bucket; None if nothing.
     """
 
-    def __init__(self, source: Source, has: Callable[[Track], Has | None]) -> None:
+    def __init__(self, source: Source, has: Callable[[Stream], CopyProgress | None]) -> None:
         self._source = source
         self._has = has
 
@@ -81,43 +81,43 @@ class Planner:
                 return Round(edits, state, ends)
             edits, is_whole = edits[:late], False
 
-    def way(self, track: Track, end: int) -> Way:
+    def way(self, stream: Stream, end: int) -> ShippedPath:
         """The way from what the copy has to an offset."""
-        has = self._has(track)
-        return self._source.way(track, end) if has is None else self._source.way_from(track, has.end, end)
+        has = self._has(stream)
+        return self._source.way(stream, end) if has is None else self._source.way_from(stream, has.end, end)
 
     def _ends(
         self, base: CatalogState, edits: list[Edit], state: CatalogState, *, looks: bool
-    ) -> tuple[dict[Track, int], Sequences]:
+    ) -> tuple[dict[Stream, int], Sequences]:
         """Where buckets end, and of writers of commits what is before.
 
         Args:
             looks: For batches with a schema the catalog lacks: it does if edits were left out.
         """
-        ends: dict[Track, int] = {}
-        last: dict[Track, Mapping[WriterId, int]] = {}
-        told = {each.track: each.end for each in self._source.told.shipped}
+        ends: dict[Stream, int] = {}
+        last: dict[Stream, Mapping[WriterId, int]] = {}
+        told = {each.stream: each.end for each in self._source.told.shipped}
         for definition in state.tables.values():
-            tracks = [Track(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
-            told_ends = {track: max(told.get(track, 0), self._begun(track)) for track in tracks}
+            streams = [Stream(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
+            told_ends = {stream: max(told.get(stream, 0), self._begun(stream)) for stream in streams}
             writers = writers_of_commits(definition, base, edits, state)
             if not writers and not looks:
                 ends |= told_ends
                 continue
-            standings = {track: self._standing(track, definition, writers, told_ends[track]) for track in tracks}
-            ends_here = untorn(standings, writers)
+            histories = {stream: self._history(stream, definition, writers, told_ends[stream]) for stream in streams}
+            ends_here = consistent_cut(histories, writers)
             ends |= ends_here
-            last |= {track: standings[track].last(ends_here[track]) for track in tracks}
+            last |= {stream: histories[stream].last(ends_here[stream]) for stream in streams}
         return ends, last
 
-    def _begun(self, track: Track) -> int:
-        has = self._has(track)
+    def _begun(self, stream: Stream) -> int:
+        has = self._has(stream)
         return 0 if has is None else has.end
 
-    def _standing(self, track: Track, definition: TableDefinition, writers: set[WriterId], end: int) -> Standing:
-        has = self._has(track)
-        return self._source.standing(
-            *(self.way(track, end), end, writers, {} if has is None else has.last()),
+    def _history(self, stream: Stream, definition: TableDefinition, writers: set[WriterId], end: int) -> BucketHistory:
+        has = self._has(stream)
+        return self._source.history(
+            *(self.way(stream, end), end, writers, {} if has is None else has.last()),
             goes_on=lambda header: header.schema_id in definition.schemas,
         )
 
@@ -145,8 +145,8 @@ def applied_tasks(state: CatalogState, definition: TableDefinition, job: JobId, 
     writer = state.writers_of(definition.id).named.get(writer_of(job))
     if writer is None:
         return 0
-    tracks = [Track(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
-    return writer.first_epoch + min(last.get(track, {}).get(writer.writer_id, -1) for track in tracks)
+    streams = [Stream(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
+    return writer.first_epoch + min(last.get(stream, {}).get(writer.writer_id, -1) for stream in streams)
 
 
 def writers_of_commits(

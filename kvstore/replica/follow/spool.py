@@ -68,8 +68,8 @@ class Spool:
         return self._client.modified_ms(name)
 
     def _file(self, name: ObjectName) -> Path:
-        track = name.track
-        return self._directory / f"{track.table_id}.{track.bucket}.{name.start}.{name.end}.{name.epoch}"
+        stream = name.stream
+        return self._directory / f"{stream.table_id}.{stream.bucket}.{name.start}.{name.end}.{name.epoch}"
 
 
 @contextmanager

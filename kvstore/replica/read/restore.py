@@ -22,7 +22,7 @@ from kvstore.meta.journal import create_journal
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.replica.client import Client
-from kvstore.replica.consistent_cut import Standing, untorn
+from kvstore.replica.consistent_cut import BucketHistory, consistent_cut
 from kvstore.replica.follow.bucket_files import write_bucket
 from kvstore.replica.follow.round import Sequences, applied_tasks, writers_of_commits
 from kvstore.replica.source import Source, check_table
@@ -39,7 +39,7 @@ from logformat.catalog.edits import (
     Payload,
     SetConsumer,
 )
-from logformat.catalog.replicas import CATALOG, Track
+from logformat.catalog.replicas import CATALOG, Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import BucketId, Epoch, JobId, Offset, TableId, Txid, WriterId
 
@@ -105,14 +105,14 @@ class Restore:
         with refusals(path):
             for definition in state.tables.values():
                 for bucket in range(definition.buckets):
-                    track = Track(definition.id, BucketId(bucket))
-                    write_bucket(path, self._source, track, definition, ends[track], self._files)
+                    stream = Stream(definition.id, BucketId(bucket))
+                    write_bucket(path, self._source, stream, definition, ends[stream], self._files)
             self._write_catalog(path, state, ends)
             self._files.publish(path / paths.STORE_FILE, store_file.encode(self._source.store))
         self._build_indexes(path)
         told = {
             definition.name: {
-                bucket: ends[Track(definition.id, BucketId(bucket))] for bucket in range(definition.buckets)
+                bucket: ends[Stream(definition.id, BucketId(bucket))] for bucket in range(definition.buckets)
             }
             for definition in state.tables.values()
         }
@@ -171,49 +171,49 @@ class Restore:
 
     def _ends(
         self, state: CatalogState, target: Mapping[str, Mapping[int, int]], time_ms: int | None
-    ) -> tuple[dict[Track, int], Sequences]:
+    ) -> tuple[dict[Stream, int], Sequences]:
         """Where each bucket ends, so that no commit is torn; and of writers of commits what is before."""
         _check_names(state, target)
-        ends: dict[Track, int] = {}
-        last: dict[Track, Mapping[WriterId, int]] = {}
+        ends: dict[Stream, int] = {}
+        last: dict[Stream, Mapping[WriterId, int]] = {}
         for definition in state.tables.values():
             given = target.get(definition.name, {})
             writers = writers_of_commits(definition, self._base, self._edits, state)
-            standings: dict[Track, Standing] = {}
+            histories: dict[Stream, BucketHistory] = {}
             for bucket in range(definition.buckets):
-                track = Track(definition.id, BucketId(bucket))
-                told = self._source.shipped(track).end
-                end = given.get(track.bucket, told)
+                stream = Stream(definition.id, BucketId(bucket))
+                told = self._source.shipped(stream).end
+                end = given.get(stream.bucket, told)
                 if end > told:
                     raise ReplicaBehind(
-                        "The replica does not reach this offset.", bucket=track.bucket, offset=end, end=told
+                        "The replica does not reach this offset.", bucket=stream.bucket, offset=end, end=told
                     )
-                standings[track] = self._standing(track, end, writers, time_ms)
-            ends |= untorn(standings, writers)
-            last |= {track: standing.last(ends[track]) for track, standing in standings.items()}
+                histories[stream] = self._history(stream, end, writers, time_ms)
+            ends |= consistent_cut(histories, writers)
+            last |= {stream: history.last(ends[stream]) for stream, history in histories.items()}
         return ends, last
 
-    def _standing(self, track: Track, offset: int, writers: Set[WriterId], time_ms: int | None) -> Standing:
+    def _history(self, stream: Stream, offset: int, writers: Set[WriterId], time_ms: int | None) -> BucketHistory:
         """What a bucket has that ends at or before an offset, and was committed at or before a time."""
-        way = self._source.way(track, offset)
+        way = self._source.way(stream, offset)
         if (
             way.snapshot is not None
             and time_ms is not None
             and self._source.manifest(way.snapshot).last_timestamp > time_ms
         ):
-            raise ReplicaBehind("The replica does not reach back to this time.", bucket=track.bucket)
-        return self._source.standing(
+            raise ReplicaBehind("The replica does not reach back to this time.", bucket=stream.bucket)
+        return self._source.history(
             *(way, offset, writers, {}),
             goes_on=lambda header: time_ms is None or header.commit_timestamp <= time_ms,
         )
 
-    def _write_catalog(self, path: Path, state: CatalogState, ends: dict[Track, int]) -> None:
+    def _write_catalog(self, path: Path, state: CatalogState, ends: dict[Stream, int]) -> None:
         payloads: list[Payload] = [DropReplica(name=name) for name in state.replicas]
         for id, writers in state.writers.items():
             payloads += [EndCommit(table_id=id, commit_id=commit.commit_id) for commit in writers.commits]
         for id, consumers in state.consumers.items():
             for name, consumer in consumers.named.items():
-                places = [Offset(min(at, ends[Track(id, BucketId(n))])) for n, at in enumerate(consumer.offsets)]
+                places = [Offset(min(at, ends[Stream(id, BucketId(n))])) for n, at in enumerate(consumer.offsets)]
                 if places != list(consumer.offsets):
                     payloads.append(SetConsumer(table_id=id, name=name, offsets=places, until_ms=consumer.until_ms))
         for payload in payloads:
@@ -230,8 +230,8 @@ class Restore:
     def _build_indexes(self, path: Path) -> None:
         with Store(path, StoreOptions(), files=self._files, clock=self._clock) as store:
             for name in store.list_tables():
-                for tablet in store._core.parts(store._core.definition(name)).tablets:
-                    tablet.write()
+                for handle in store._core.parts(store._core.definition(name)).handles:
+                    handle.write()
 
     def _edit(self, state: CatalogState, payload: Payload, epoch: Epoch) -> Edit:
         return Edit(txid=Txid(state.txid + 1), epoch=epoch, time_ms=self._clock.now_ms(), payload=payload)

@@ -36,11 +36,11 @@ from kvstore.read.rebuilt_rows import TemporaryRows
 from kvstore.replica.check import read_object
 from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.contents import batches_along, snapshot_parts
-from kvstore.replica.coverage import Path as Way, path_to, reached
+from kvstore.replica.coverage import ShippedPath, path_to, reached
 from kvstore.replica.source import Source, check_table
 from kvstore.request.partition import place_in
 from logformat.catalog.edits import BeginCommit, EndCommit
-from logformat.catalog.replicas import CATALOG, Shipped, Track
+from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, Offset, Position, Sequence as SequenceNumber, WriterId
 from logformat.log.batch import BatchHeader
 from logformat.log.snapshot_manifest import decode_manifest
@@ -130,7 +130,7 @@ class _Bucket:
     sizes: dict[ObjectName, int]
     end: int
 
-    def stretches(self, way: Way) -> list[Stretch]:
+    def stretches(self, way: ShippedPath) -> list[Stretch]:
         found, at = [], way.start
         for piece in way.pieces:
             found.append(Stretch(piece.name, self.sizes[piece.name], at, piece.until))
@@ -173,12 +173,12 @@ class ReplicaTable:
             there = sorted(table.name for table in catalog.state.tables.values())
             raise NoSuchTable("The replica has no such table.", table=name, tables=there)
         check_table(definition)
-        tracks = [Track(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
-        told = {track: source.shipped(track).end for track in tracks}
-        for track, end in told.items():
-            source.way(track, end)
-        ends = _untorn(source, catalog, definition, told)
-        buckets = (_Bucket(source.shipped(track), source.sizes(track), ends[track]) for track in tracks)
+        streams = [Stream(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
+        told = {stream: source.shipped(stream).end for stream in streams}
+        for stream, end in told.items():
+            source.way(stream, end)
+        ends = _consistent_cut(source, catalog, definition, told)
+        buckets = (_Bucket(source.shipped(stream), source.sizes(stream), ends[stream]) for stream in streams)
         return cls(url, source.store.store_id, definition, source.told.as_of_ms, tuple(buckets))
 
     def ends(self) -> dict[int, int]:
@@ -449,7 +449,9 @@ class _Catalog:
         }
 
 
-def _untorn(source: Source, catalog: _Catalog, definition: TableDefinition, ends: dict[Track, int]) -> dict[Track, int]:
+def _consistent_cut(
+    source: Source, catalog: _Catalog, definition: TableDefinition, ends: dict[Stream, int]
+) -> dict[Stream, int]:
     """The same or earlier ends, at which every bucket has the same commits over all of them.
 
     These take place one after the other, and each is in the catalog before it is in a bucket. So only those can be torn
@@ -463,45 +465,45 @@ def _untorn(source: Source, catalog: _Catalog, definition: TableDefinition, ends
         commits = _commits_after(source, catalog, definition, ends, since - _UNKNOWN_MS) | commits
     if not commits:
         return ends
-    begins = {track: _begins(source, track, end, commits) for track, end in ends.items()}
+    begins = {stream: _begins(source, stream, end, commits) for stream, end in ends.items()}
     for commit in commits:
         if any(commit not in of for of in begins.values()):
-            cut = {track: of[commit] for track, of in begins.items() if commit in of}
+            cut = {stream: of[commit] for stream, of in begins.items() if commit in of}
             if None in cut.values():
                 raise ReplicaBehind(
                     "No moment of the replica has the same commits in all buckets; try again, or a later moment.",
                     writer_id=commit[0],
                 )
-            return ends | {track: begin for track, begin in cut.items() if begin is not None}
+            return ends | {stream: begin for stream, begin in cut.items() if begin is not None}
     return ends
 
 
 def _commits_after(
-    source: Source, catalog: _Catalog, definition: TableDefinition, ends: Mapping[Track, int], time_ms: int
+    source: Source, catalog: _Catalog, definition: TableDefinition, ends: Mapping[Stream, int], time_ms: int
 ) -> dict[Commit, int]:
     """The same, by what is in the buckets after a time: the catalog begins with an image that does not tell."""
     named = catalog.state.writers_of(definition.id).named.values()
     writers = {each.writer_id for each in named if each.kind == "epochs"}
     longest: list[Commit] = []
-    for track, end in ends.items() if writers else ():
+    for stream, end in ends.items() if writers else ():
         found = [
             (header.writer_id, header.batch_sequence)
-            for header in _backwards(source, track, end, time_ms)
+            for header in _backwards(source, stream, end, time_ms)
             if header.writer_id in writers
         ]
         longest = max(longest, found, key=len)
     return dict.fromkeys(reversed(longest), time_ms)
 
 
-def _begins(source: Source, track: Track, end: int, commits: Mapping[Commit, int]) -> dict[Commit, int | None]:
+def _begins(source: Source, stream: Stream, end: int, commits: Mapping[Commit, int]) -> dict[Commit, int | None]:
     """Where in a bucket those commits begin that it has; None if that is in the snapshot it begins with."""
     found: dict[Commit, int | None] = {}
-    for header in _backwards(source, track, end, min(commits.values()) - SLACK_MS):
+    for header in _backwards(source, stream, end, min(commits.values()) - SLACK_MS):
         if (commit := (header.writer_id, header.batch_sequence)) in commits:
             found[commit] = header.base_offset
             if len(found) == len(commits):
                 return found
-    way = source.way(track, end)
+    way = source.way(stream, end)
     since = min(commits.values()) - SLACK_MS
     if way.snapshot is not None and source.manifest(way.snapshot).last_timestamp >= since:
         last = source.last_sequences(way.snapshot)
@@ -511,9 +513,9 @@ def _begins(source: Source, track: Track, end: int, commits: Mapping[Commit, int
     return found
 
 
-def _backwards(source: Source, track: Track, end: int, time_ms: int) -> Iterator[BatchHeader]:
+def _backwards(source: Source, stream: Stream, end: int, time_ms: int) -> Iterator[BatchHeader]:
     """Batches of a bucket from an end back to a time."""
-    way = source.way(track, end)
+    way = source.way(stream, end)
     starts = [way.start, *(piece.until for piece in way.pieces)]
     for start, piece in reversed(list(zip(starts, way.pieces, strict=False))):
         objects: Iterable[tuple[FoundObject, int]] = [(source.read(piece.name), min(end, piece.until))]

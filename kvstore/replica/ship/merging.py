@@ -14,7 +14,7 @@ from uuid import UUID
 from kvstore.errors import CorruptData
 from kvstore.replica.check import Listing, read_object
 from kvstore.replica.client import Client
-from logformat.catalog.replicas import ReplicaStatus, Shipped, Track
+from logformat.catalog.replicas import ReplicaStatus, Shipped, Stream
 from logformat.replica.object_file import ObjectName, encode_object
 
 RANGE_BYTES = 16 << 20
@@ -41,11 +41,11 @@ def merge(client: Client, store_id: UUID, told: ReplicaStatus, now_ms: int) -> M
     """
     sizes = Listing.of(client).sizes
     created = removed = 0
-    of_track: dict[Track, list[ObjectName]] = {}
+    of_track: dict[Stream, list[ObjectName]] = {}
     for name in sizes:
-        of_track.setdefault(name.track, []).append(name)
+        of_track.setdefault(name.stream, []).append(name)
     for shipped in told.shipped:
-        names = [name for name in of_track.get(shipped.track, ()) if _is_range_of(name, shipped)]
+        names = [name for name in of_track.get(shipped.stream, ()) if _is_range_of(name, shipped)]
         covers = dict(covered(names))
         for run in runs((name for name in names if name not in covers), sizes):
             created += _create(client, store_id, run, sizes)
@@ -87,12 +87,12 @@ def covered(names: Iterable[ObjectName]) -> Iterator[tuple[ObjectName, ObjectNam
 
 def _is_range_of(name: ObjectName, shipped: Shipped) -> bool:
     within = shipped.start <= name.start and name.end <= shipped.end
-    return name.track == shipped.track and name.kind == "range" and within
+    return name.stream == shipped.stream and name.kind == "range" and within
 
 
 def _create(client: Client, store_id: UUID, run: list[ObjectName], sizes: Mapping[ObjectName, int]) -> bool:
     first = run[0]
-    whole = ObjectName(first.track, "range", first.start, run[-1].end, first.epoch)
+    whole = ObjectName(first.stream, "range", first.start, run[-1].end, first.epoch)
     parts: list[bytes | memoryview] = []
     try:
         for name in run:

@@ -9,7 +9,7 @@ from kvstore.replica.check import Listing
 from kvstore.replica.client import Client
 from kvstore.replica.ship.shipper import Shipper
 from logformat import paths
-from logformat.catalog.replicas import Finding, ReplicaStatus, Shipped, Track
+from logformat.catalog.replicas import Finding, ReplicaStatus, Shipped, Stream
 from logformat.replica import manifest as replica_told
 from logformat.replica.object_file import ObjectName, parse_name
 
@@ -21,7 +21,7 @@ def repair(shipper: Shipper, client: Client, told: ReplicaStatus, findings: Iter
         ReplicaBehind: A bucket has neither the changes any more nor a snapshot.
         Unavailable: The replica can't be reached. What was mended stays so.
     """
-    begun: dict[Track, Shipped] = {}
+    begun: dict[Stream, Shipped] = {}
     for finding in findings:
         if finding.object == paths.STORE_FILE:
             shipper.lead()
@@ -29,12 +29,12 @@ def repair(shipper: Shipper, client: Client, told: ReplicaStatus, findings: Iter
         if finding.object == replica_told.NAME:
             shipper.report([])
             continue
-        shipped = begun.get(finding.track) or told.of(finding.track)
+        shipped = begun.get(finding.stream) or told.of(finding.stream)
         name = parse_name(finding.object) if finding.object is not None else None
         if name is not None and (shipped is None or not _is_told(name, shipped)):
             client.delete(str(name))  # nobody was told of it
         elif shipped is not None and not _mended(shipper, client, finding, name):
-            begun[finding.track] = _begun_anew(shipper, shipped)
+            begun[finding.stream] = _begun_anew(shipper, shipped)
     return list(begun.values())
 
 
@@ -60,9 +60,9 @@ def _mended(shipper: Shipper, client: Client, finding: Finding, name: ObjectName
         return False  # a snapshot: there is no second one of its offset
     try:
         # As of the leader that comes behind it: a later one would end what lies between.
-        listed = (each for each in Listing.of(client).sizes if each.track == finding.track and each.kind == "range")
+        listed = (each for each in Listing.of(client).sizes if each.stream == finding.stream and each.kind == "range")
         behind = [each.epoch for each in listed if each.start >= finding.end]
-        shipper.ship_range(finding.track, finding.start, finding.end, min(behind, default=None))
+        shipper.ship_range(finding.stream, finding.start, finding.end, min(behind, default=None))
     except ReplicaBehind:
         return False
     return True
@@ -70,8 +70,8 @@ def _mended(shipper: Shipper, client: Client, finding: Finding, name: ObjectName
 
 def _begun_anew(shipper: Shipper, shipped: Shipped) -> Shipped:
     """A fresh snapshot, and what is behind it."""
-    offset = shipper.ship_snapshot(shipped.track)
+    offset = shipper.ship_snapshot(shipped.stream)
     end = max(shipped.end, offset)
     if offset < end:
-        shipper.ship_range(shipped.track, offset, end)
-    return Shipped(track=shipped.track, start=offset, end=end, snapshots=[offset])
+        shipper.ship_range(shipped.stream, offset, end)
+    return Shipped(stream=shipped.stream, start=offset, end=end, snapshots=[offset])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstore.bucket import snapshot
-from kvstore.bucket.handle import Tablet
+from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -34,11 +34,11 @@ from logformat import paths
 from logformat.catalog import edits, store_file
 from logformat.catalog.edits import FindReplica, ReportReplica, TellReplica
 from logformat.catalog.image import IMAGE_BYTES_MAX
-from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Track
+from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Stream
 from logformat.ids import BucketId, Epoch, Offset, Txid
 from logformat.log.snapshot_manifest import MANIFEST_BYTES_MAX
 from logformat.replica import manifest as replica_told
-from logformat.replica.manifest import Told
+from logformat.replica.manifest import ReplicaManifest
 from logformat.replica.object_file import (
     LEADER_BYTES_MAX,
     Kind,
@@ -142,21 +142,21 @@ class Shipper:
         self._core.flush()
         self._as_of_ms = self._core.clock.now_ms()
         # In this order: whatever schema a batch has, the catalog that is shipped knows it.
-        ends = {track: (tablet, tablet.committed().applied_offset) for track, tablet in self._tablets()}
-        if not tells and not self._has_news(told, {track: end for track, (_, end) in ends.items()}):
+        ends = {stream: (handle, handle.committed().applied_offset) for stream, handle in self._handles()}
+        if not tells and not self._has_news(told, {stream: end for stream, (_, end) in ends.items()}):
             self._glance()
             return Shipment(0, 0, 0)
         self.lead()
         catalog = self._ship_catalog(told.of(CATALOG))
         shipped, behind = [], 0
-        for track, (tablet, end) in ends.items():
-            before = told.of(track)
+        for stream, (handle, end) in ends.items():
+            before = told.of(stream)
             if before is None or before.end < end:
                 behind += end - (before.end if before is not None else 0)
                 try:
-                    shipped.append(self._ship_bucket(track, tablet, before, end))
+                    shipped.append(self._ship_bucket(stream, handle, before, end))
                 except StoreError:
-                    if track.table_id in self._core.catalog().tables:
+                    if stream.table_id in self._core.catalog().tables:
                         raise
                     # It was dropped meanwhile.
         if catalog is not None:
@@ -167,9 +167,9 @@ class Shipper:
             self.report([] if catalog is None else [catalog])
         return Shipment(self._objects, self._bytes, behind)
 
-    def _has_news(self, told: ReplicaStatus, ends: Mapping[Track, Offset]) -> bool:
-        reported = {each.track: each.end for each in told.shipped}
-        if any(end > reported.get(track, -1) for track, end in ends.items()):
+    def _has_news(self, told: ReplicaStatus, ends: Mapping[Stream, Offset]) -> bool:
+        reported = {each.stream: each.end for each in told.shipped}
+        if any(end > reported.get(stream, -1) for stream, end in ends.items()):
             return True
         behind = self._core.journal.behind(Txid(reported.get(CATALOG, 0)))
         return behind is None or not all(map(is_report, behind))
@@ -181,12 +181,12 @@ class Shipper:
             WriterFenced: Another leads by now.
         """
         self.lead()
-        told = {each.track: each for each in (*status_of(self._core, self._name).shipped, *shipped)}
-        of = Told(
+        told = {each.stream: each for each in (*status_of(self._core, self._name).shipped, *shipped)}
+        of = ReplicaManifest(
             store_id=self._core.store_id,
             leader_epoch=self.epoch,
             as_of_ms=self._as_of_ms,
-            shipped=[told[track] for track in sorted(told)],
+            shipped=[told[stream] for stream in sorted(told)],
         )
         self._client.replace(replica_told.NAME, [replica_told.encode(of)])
         if shipped:
@@ -199,19 +199,19 @@ class Shipper:
         Raises:
             CorruptData: It does not begin or end with a batch.
         """
-        if name.track == CATALOG:
+        if name.stream == CATALOG:
             behind = self._core.journal.behind(Txid(name.start))
             return None if behind is None else list(behind[: name.end - name.start])
-        tablet = self._tablet(name.track)
+        handle = self._handle(name.stream)
         try:
-            found = [(each.header, each.data) for each in tablet.log.batches(Offset(name.start), Offset(name.end))]
+            found = [(each.header, each.data) for each in handle.log.batches(Offset(name.start), Offset(name.end))]
         except OffsetOutOfRange:
             return None
         if not found or (found[0][0].base_offset, found[-1][0].next_offset) != (name.start, name.end):
             raise CorruptData("No such range was shipped: it ends within a batch.", object=str(name))
         return [data for _, data in found]
 
-    def ship_range(self, track: Track, start: int, end: int, epoch: Epoch | None = None) -> None:
+    def ship_range(self, stream: Stream, start: int, end: int, epoch: Epoch | None = None) -> None:
         """Ship offsets from the store's own log, in objects of about ``RANGE_BYTES``.
 
         Args:
@@ -220,32 +220,32 @@ class Shipper:
         Raises:
             ReplicaBehind: The log does not have them any more.
         """
-        for first, last, parts in self._ranges(track, start, end):
-            name = self._named(track, "range", first, last)
+        for first, last, parts in self._ranges(stream, start, end):
+            name = self._named(stream, "range", first, last)
             self._create(name if epoch is None else replace(name, epoch=epoch), parts)
 
-    def ship_snapshot(self, track: Track) -> int:
+    def ship_snapshot(self, stream: Stream) -> int:
         """Ship the newest snapshot that is right; returns its offset.
 
         Raises:
             ReplicaBehind: There is none.
         """
-        if track == CATALOG:
+        if stream == CATALOG:
             newest = self._core.journal.images.newest()
             if newest is None:
                 raise ReplicaBehind("The catalog has no image to begin a replica with; run `kvstore meta checkpoint`.")
             offset = newest.head.txid
             path = paths.image_file(self._core.path / paths.IMAGES, offset)
-            self._create(self._named(track, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
+            self._create(self._named(stream, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
             return offset
-        tablet = self._tablet(track)
-        found = snapshot.newest_valid(tablet.place.directory, tablet.place.identity)
+        handle = self._handle(stream)
+        found = snapshot.newest_valid(handle.place.directory, handle.place.identity)
         if found is None:
-            raise ReplicaBehind("The bucket has no snapshot to begin a replica with; take one.", bucket=track.bucket)
+            raise ReplicaBehind("The bucket has no snapshot to begin a replica with; take one.", bucket=stream.bucket)
         sizes = {paths.SNAPSHOT_MANIFEST: MANIFEST_BYTES_MAX}
         sizes |= {name: found.manifest.files[name].bytes for name in (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)}
         parts = [_read(found.directory / name, size) for name, size in sizes.items()]
-        self._create(self._named(track, "snapshot", found.offset, found.offset), parts)
+        self._create(self._named(stream, "snapshot", found.offset, found.offset), parts)
         return found.offset
 
     def replace(self, name: ObjectName, parts: Sequence[bytes | memoryview]) -> None:
@@ -268,23 +268,23 @@ class Shipper:
             return None
         end = start + len(behind)
         self.ship_range(CATALOG, start, end)
-        return Shipped(track=CATALOG, start=before.start if before else start, end=end, snapshots=snapshots)
+        return Shipped(stream=CATALOG, start=before.start if before else start, end=end, snapshots=snapshots)
 
-    def _ship_bucket(self, track: Track, tablet: Tablet, before: Shipped | None, end: Offset) -> Shipped:
+    def _ship_bucket(self, stream: Stream, handle: BucketHandle, before: Shipped | None, end: Offset) -> Shipped:
         start = before.end if before is not None else 0
-        if start < tablet.log.start():
-            offset = self.ship_snapshot(track)
-            before = Shipped(track=track, start=offset, end=offset, snapshots=[offset])
+        if start < handle.log.start():
+            offset = self.ship_snapshot(stream)
+            before = Shipped(stream=stream, start=offset, end=offset, snapshots=[offset])
             start = offset
         if before is None:
-            before = Shipped(track=track, start=0, end=0, snapshots=[])
-        self.ship_range(track, start, end)
-        return Shipped(track=track, start=before.start, end=end, snapshots=before.snapshots)
+            before = Shipped(stream=stream, start=0, end=0, snapshots=[])
+        self.ship_range(stream, start, end)
+        return Shipped(stream=stream, start=before.start, end=end, snapshots=before.snapshots)
 
-    def _ranges(self, track: Track, start: int, end: int) -> Iterator[tuple[int, int, list[bytes | memoryview]]]:
+    def _ranges(self, stream: Stream, start: int, end: int) -> Iterator[tuple[int, int, list[bytes | memoryview]]]:
         parts: list[bytes | memoryview] = []
         first = last = start
-        for data, following in self._pieces(track, start, end):
+        for data, following in self._pieces(stream, start, end):
             parts.append(data)
             last = following
             if sum(map(len, parts)) >= RANGE_BYTES:
@@ -293,19 +293,19 @@ class Shipper:
         if parts:
             yield first, last, parts
 
-    def _pieces(self, track: Track, start: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
+    def _pieces(self, stream: Stream, start: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
         """Batches or edits, each with the offset behind it."""
-        if track == CATALOG:
+        if stream == CATALOG:
             behind = self._core.journal.behind(Txid(start))
             if behind is None:
                 raise ReplicaBehind("The catalog's journal does not have these edits any more.", start=start)
             yield from ((edit, start + place) for place, edit in enumerate(behind[: end - start], 1))
             return
         try:
-            for found in self._tablet(track).log.batches(Offset(start), Offset(end)):
+            for found in self._handle(stream).log.batches(Offset(start), Offset(end)):
                 yield found.data, found.header.next_offset
         except OffsetOutOfRange as error:
-            raise ReplicaBehind("The log does not have these changes any more.", bucket=track.bucket) from error
+            raise ReplicaBehind("The log does not have these changes any more.", bucket=stream.bucket) from error
 
     def _create(self, name: ObjectName, parts: Sequence[bytes | memoryview]) -> None:
         pieces = self._encoded(name, parts)
@@ -324,8 +324,8 @@ class Shipper:
         if list(map(bytes, found.parts)) != list(map(bytes, parts)):
             raise self._fenced(self.epoch)
 
-    def _named(self, track: Track, kind: Kind, start: int, end: int) -> ObjectName:
-        return ObjectName(track, kind, start, end, self.epoch)
+    def _named(self, stream: Stream, kind: Kind, start: int, end: int) -> ObjectName:
+        return ObjectName(stream, kind, start, end, self.epoch)
 
     def _encoded(self, name: ObjectName, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
         return encode_object(name, self._core.store_id, parts)
@@ -413,16 +413,16 @@ class Shipper:
             ours=self.epoch,
         )
 
-    def _tablets(self) -> Iterator[tuple[Track, Tablet]]:
+    def _handles(self) -> Iterator[tuple[Stream, BucketHandle]]:
         for definition in self._core.catalog().tables.values():
-            for bucket, tablet in enumerate(self._core.parts(definition).tablets):
-                yield Track(definition.id, BucketId(bucket)), tablet
+            for bucket, handle in enumerate(self._core.parts(definition).handles):
+                yield Stream(definition.id, BucketId(bucket)), handle
 
-    def _tablet(self, track: Track) -> Tablet:
+    def _handle(self, stream: Stream) -> BucketHandle:
         tables = self._core.catalog().tables
-        if track.table_id not in tables:
-            raise ReplicaBehind("The table was dropped.", table_id=track.table_id)
-        return self._core.parts(tables[track.table_id]).tablets[track.bucket]
+        if stream.table_id not in tables:
+            raise ReplicaBehind("The table was dropped.", table_id=stream.table_id)
+        return self._core.parts(tables[stream.table_id]).handles[stream.bucket]
 
 
 def _read(path: Path, bytes_max: int) -> bytes:

@@ -19,7 +19,7 @@ from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.filters import expression_of, values_of
 from kvstore.spark.read.place import TablePlace
-from kvstore.spark.read.splits import Share, Wanted, read, shares_of
+from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema
 from kvstore.table.table import Table
 from logformat.ids import BucketId
@@ -37,7 +37,7 @@ class Pinned:
     """
 
     place: TablePlace
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[ReadRange, ...]
     lease: str = field(default_factory=lambda: uuid4().hex)
 
     def hold(self, table: Table) -> None:
@@ -61,7 +61,7 @@ def pinned(place: TablePlace, table: Table, options: Options) -> Pinned:
     return found
 
 
-def _wanted(table: Table, options: Options) -> tuple[Wanted, ...]:
+def _wanted(table: Table, options: Options) -> tuple[ReadRange, ...]:
     if options.kind is not Kind.ROWS:
         start = options.start or "earliest"
         return changes_wanted(table, start, options.end or "latest", options.fail_on_data_loss)
@@ -69,12 +69,12 @@ def _wanted(table: Table, options: Options) -> tuple[Wanted, ...]:
         ends = table.offsets_as_of(options.as_of)
     else:
         ends = {bucket: last for bucket, (_, last) in table.offset_ranges("latest").items()}
-    return tuple(Wanted(bucket, end, end) for bucket, end in ends.items())
+    return tuple(ReadRange(bucket, end, end) for bucket, end in ends.items())
 
 
 def changes_wanted(
     table: Table, start: Start, end: End = "latest", fail_on_data_loss: bool = True
-) -> tuple[Wanted, ...]:
+) -> tuple[ReadRange, ...]:
     """Which changes of each bucket are between two places, and the rows at the first if that is ``full``.
 
     Args:
@@ -84,14 +84,14 @@ def changes_wanted(
         table.scan_schema()  # it has a key
         now = table.committed()
         ranges = table.offset_ranges({bucket: offset for bucket, (offset, _) in now.items()}, end)
-        return tuple(Wanted(bucket, *each, now[bucket][1]) for bucket, each in ranges.items())
+        return tuple(ReadRange(bucket, *each, now[bucket][1]) for bucket, each in ranges.items())
     if not fail_on_data_loss:
         begins = {bucket: first for bucket, (first, _) in table.offsets().items()}
         if isinstance(start, Mapping):
             start = {bucket: max(offset, begins.get(BucketId(bucket), 0)) for bucket, offset in start.items()}
         if isinstance(end, Mapping):
             end = {bucket: max(offset, begins.get(BucketId(bucket), 0)) for bucket, offset in end.items()}
-    return tuple(Wanted(bucket, *each) for bucket, each in table.offset_ranges(start, end).items())
+    return tuple(ReadRange(bucket, *each) for bucket, each in table.offset_ranges(start, end).items())
 
 
 @errors_shown_alone
@@ -150,12 +150,12 @@ class KvStoreReader(FilteredReader):
         wanted = [each for each in self._pinned.wanted if self._bucket in (None, each.bucket)]
         with place.open() as table:
             self._pinned.hold(table)
-            return shares_of(place, table, wanted, self._filter)
+            return tasks_of(place, table, wanted, self._filter)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         # Where there is no partition, Spark asks for one that is none.
-        if isinstance(partition, Share):
+        if isinstance(partition, ReadTask):
             yield from read(partition, self._target, self._filter)
 
 

@@ -126,7 +126,7 @@ def _wanted(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Itera
 
 
 @dataclass
-class ReplicaShare(InputPartition):
+class ReplicaReadTask(InputPartition):
     """What one task reads."""
 
     place: ReplicaPlace
@@ -155,7 +155,7 @@ class KvStoreReplicaReader(FilteredReader):
             if self._bucket in (None, each.bucket)
             for piece in _possible(each, place.stored(), self._filter)
         ]
-        return [ReplicaShare(place, pieces) for pieces in dealt(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
+        return [ReplicaReadTask(place, pieces) for pieces in dealt(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition.
@@ -166,7 +166,7 @@ class KvStoreReplicaReader(FilteredReader):
             StoreFull, LogFailed: There is no room for the rows while they are read.
         """
         # Where there is no partition, Spark asks for one that is none.
-        if not isinstance(partition, ReplicaShare):
+        if not isinstance(partition, ReplicaReadTask):
             return
         freeze_once()
         target, place = self._target, partition.place

@@ -31,7 +31,7 @@ BATCH_ROWS_MIN = 1 << 14
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReadRange:
     """What is read of one bucket.
 
     Attributes:
@@ -47,7 +47,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ReadPiece:
     """What a task reads of one bucket.
 
     Attributes:
@@ -62,11 +62,11 @@ class Piece:
 
 
 @dataclass
-class Share(InputPartition):
+class ReadTask(InputPartition):
     """What one task reads."""
 
     table: TablePlace
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ReadPiece, ...]
 
 
 T = TypeVar("T")
@@ -80,12 +80,12 @@ class Part(Generic[T]):
     cut: Callable[[int], Sequence[T]]
 
 
-def shares_of(
-    place: TablePlace, table: Table, wanted: Sequence[Wanted], filter: pc.Expression | None = None
+def tasks_of(
+    place: TablePlace, table: Table, wanted: Sequence[ReadRange], filter: pc.Expression | None = None
 ) -> list[InputPartition]:
     """All that is wanted, but for what no row of can pass the filter: one share for each core, or fewer."""
     parts = list(chain.from_iterable(_parts(table, place.kind, each, filter) for each in wanted))
-    return [Share(place, pieces) for pieces in dealt(parts)]
+    return [ReadTask(place, pieces) for pieces in dealt(parts)]
 
 
 def dealt(parts: Sequence[Part[T]], tasks_max: float = 0) -> list[tuple[T, ...]]:
@@ -110,7 +110,7 @@ def dealt(parts: Sequence[Part[T]], tasks_max: float = 0) -> list[tuple[T, ...]]
 
 
 def read(
-    share: Share, target: pa.Schema, filter: pc.Expression | None = None, needed: Sequence[str] | None = None
+    share: ReadTask, target: pa.Schema, filter: pc.Expression | None = None, needed: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """What a share holds, in batches of Spark's form.
 
@@ -134,16 +134,16 @@ def read(
                 yield for_spark(batch, target)
 
 
-def _parts(table: Table, kind: Kind, wanted: Wanted, filter: pc.Expression | None) -> Iterator[Part[Piece]]:
+def _parts(table: Table, kind: Kind, wanted: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
     shares, start, end = table.shares(wanted.bucket), Offset(wanted.start), Offset(wanted.end)
-    rows = Piece(wanted.bucket, wanted.start, wanted.end, ())
+    rows = ReadPiece(wanted.bucket, wanted.start, wanted.end, ())
     if kind is not Kind.ROWS:
-        rows = Piece(wanted.bucket, wanted.start, wanted.start, (), wanted.inserted_at)
+        rows = ReadPiece(wanted.bucket, wanted.start, wanted.start, (), wanted.inserted_at)
         schema = table.binlog_schema() if kind is Kind.BINLOG else table.changelog_schema()
         for first, last in shares.offsets_where(schema, filter, start, end):
 
-            def cut(parts: int, first: Offset = first, last: Offset = last) -> list[Piece]:
-                return [Piece(wanted.bucket, *each) for each in shares.split_changes(first, last, parts)]
+            def cut(parts: int, first: Offset = first, last: Offset = last) -> list[ReadPiece]:
+                return [ReadPiece(wanted.bucket, *each) for each in shares.split_changes(first, last, parts)]
 
             yield Part(shares.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
         filter = None  # what it says of a change does not say where among the keys
@@ -154,7 +154,9 @@ def _parts(table: Table, kind: Kind, wanted: Wanted, filter: pc.Expression | Non
         )
 
 
-def _batches(table: Table, kind: Kind, piece: Piece, target: pa.Schema, names: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    table: Table, kind: Kind, piece: ReadPiece, target: pa.Schema, names: list[str]
+) -> Iterator[pa.RecordBatch]:
     shares, bucket = table.shares(piece.bucket), piece.bucket
     if kind is Kind.ROWS:
         assert piece.keys is not None

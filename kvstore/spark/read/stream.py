@@ -27,7 +27,7 @@ from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.read.batch import changes_wanted
 from kvstore.spark.read.offsets import Began, Raw, StreamOffset, by_name, decoded, initial, table_id
 from kvstore.spark.read.place import TablePlace, opened
-from kvstore.spark.read.splits import Share, Wanted, read, shares_of
+from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema
 from kvstore.store import Store
 from kvstore.table.table import Table
@@ -116,12 +116,12 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if place < log_start and (place < stop or rows_of is not None):
                 self._check_loss(bucket, place, Offset(log_start), rows=rows_of is not None)
                 place = min(Offset(log_start), stop)
-            wanted.append(Wanted(bucket, place, stop, None if rows_of is None else rows_of[str(bucket)]))
-        return shares_of(self._place, table, wanted)
+            wanted.append(ReadRange(bucket, place, stop, None if rows_of is None else rows_of[str(bucket)]))
+        return tasks_of(self._place, table, wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one share."""
-        assert isinstance(partition, Share)
+        assert isinstance(partition, ReadTask)
         yield from read(partition, arrow_schema(self._schema))
 
     def commit(self, end: Raw) -> None:

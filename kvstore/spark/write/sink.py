@@ -81,7 +81,7 @@ class _Sink:
         ):
             for batch in of_size(batches, TASK_ROWS):
                 changes, order = self._fitting(table, batch)
-                for bucket, places in table.places_by_bucket(changes.rows, partition % table.buckets):
+                for bucket, places in table.row_indices_by_bucket(changes.rows, partition % table.buckets):
                     if places is None:
                         file.add(bucket, changes, order)
                     else:

@@ -115,7 +115,7 @@ class Sending:
     answered: bool = field(default=False)
 
 
-class Lane:
+class BucketQueue:
     """The queue of one bucket; see the module. Used by one thread.
 
     Args:
