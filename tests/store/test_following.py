@@ -13,9 +13,9 @@ import pytest
 import kvstore
 from kvstore.errors import NoSuchTable
 from tests.conftest import OpenStore
+from tests.read.test_follow import Following, changes, wait_until
 from tests.store.helpers import Program, run
 from tests.support.tables import changes_of
-from tests.table.test_follow import Following, changes, wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 

@@ -31,11 +31,11 @@ from kvstore.files import Files
 from kvstore.log.retention import remove_before
 from kvstore.meta.journal import Journal
 from kvstore.store import Store, open_reader
+from tests.bucket.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
 from tests.support.clocks import SetClock
 from tests.support.indexes import files_in
 from tests.support.processes import Child, Pipe
 from tests.support.tables import changes_of, rows_of
-from tests.table.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
 
 LEASE_MS = 1000 * LEASE_SECONDS
 
