@@ -106,7 +106,7 @@ class ProcessLock:
 
     def _refused(self, error: OSError) -> StoreError:
         if isinstance(error, FileNotFoundError):
-            return CorruptData("A directory of the store is missing; restore it.", path=self._path.parent)
+            return _missing(self._path.parent)
         if error.errno in (errno.ELOOP, errno.EISDIR):
             return NotAStore("What should be a lock is a link or a directory; remove it.", path=self._path)
         return refusal(error, self._path)
@@ -137,12 +137,21 @@ class Presence:
         _locks.add(self)
 
     def show(self) -> None:
-        """Be there, from now until :meth:`release`."""
+        """Be there, from now until :meth:`release`.
+
+        Raises:
+            CorruptData: The directory is not there.
+            StoreReplaced: It is not there because the store's was moved, removed or replaced.
+        """
         if self._descriptor >= 0:
             return
         with self._mutex:
             if self._descriptor < 0:
-                descriptor = self._files.open_name(self._path, os.O_RDWR | os.O_CREAT)
+                try:
+                    descriptor = self._files.open_name(self._path, os.O_RDWR | os.O_CREAT)
+                except FileNotFoundError as error:
+                    self._files.verify()
+                    raise _missing(self._path.parent) from error
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 self._descriptor = descriptor
 
@@ -198,6 +207,10 @@ _locks: weakref.WeakSet[ProcessLock | Presence] = weakref.WeakSet()
 
 
 _HOLDER_BYTES_MAX = 1 << 12
+
+
+def _missing(directory: Path) -> CorruptData:
+    return CorruptData("A directory of the store is missing; restore it.", path=directory)
 
 
 def _holder(path: Path) -> dict[str, object]:

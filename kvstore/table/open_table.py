@@ -114,6 +114,7 @@ def open_parts(
     handles = [handle(BucketId(bucket)) for bucket in range(definition.buckets)]
     for each in handles:
         files.note(each.place.directory)
+        files.note(each.place.log)
     commits = Commits(table, handles, lock, staging, journal, writers, clock)
     consumers = Consumers(handles, journal, current, options, clock)
     return OpenTable(handles, lock, commits, Writers(table, commits, journal, writers), consumers)

@@ -69,7 +69,7 @@ TARGETS = [None, frozenset(SMALL.names), *(frozenset("k" + names) for names in (
 
 
 @given(batches(SMALL, deletes=True, targets=TARGETS), MARGINS)
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 def test_last_row(batch: Batch, margin: int) -> None:
     check("last_row", batch, margin)
 
@@ -120,7 +120,7 @@ PARTIAL_TARGETS = [
 
 
 @given(batches(PARTIAL, deletes=True, targets=PARTIAL_TARGETS), MARGINS)
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 def test_partial_aggregates(batch: Batch, margin: int) -> None:
     check(PARTIAL_FUNCTIONS, batch, margin)
 

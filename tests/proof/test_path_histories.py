@@ -38,6 +38,8 @@ PLANTED_SECONDS = 4.0
 CHANGES_MAX = 3
 REMOVING = {name for name in CHANGES if name.startswith("removed")}
 """Of the rows that were acknowledged before, nothing is left then."""
+MISSING = {"CorruptBatch", "CorruptData"}
+"""What is said of a part that is not there, if it was not open before."""
 KEYS_FROM = 1000
 
 
@@ -151,7 +153,8 @@ class History:
             assert self._trees(there) == before, f"{name}: bytes of another directory changed"
             late = [at - changed for at in told.acknowledged.values() if at > changed + PROMISED_SECONDS]
             assert not late, f"{name}: acknowledged {max(late):.2f} s after"
-            assert told.error in ("StoreReplaced", "WriterFenced"), f"{name}: {told.error}"
+            missing = MISSING if not told.acknowledged else set()
+            assert told.error in {"StoreReplaced", "WriterFenced", *missing}, f"{name}: {told.error}"
             if name in WHOLE and name not in REMOVING:
                 self._find(set(told.acknowledged), held, name)
         finally:
