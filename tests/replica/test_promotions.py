@@ -92,9 +92,12 @@ class InTurns:
         self._turns.wait()
         return iter(list(self._objects.list(prefix)))
 
-    def get(self, name: str) -> memoryview:
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
         self._turns.wait()
-        return self._objects.get(name)
+        return self._objects.get(name, bytes_max=bytes_max)
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        raise AssertionError(f"{name}: {count} bytes")
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
         self._turns.wait()
