@@ -34,7 +34,7 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files, refusal, refusals, refuse_links, refuse_no_directory
+from kvstore.files import Files, open_file, refusal, refusals, refuse_links, refuse_no_directory
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """Files that LMDB creates in a directory."""
@@ -65,9 +65,11 @@ class Environment:
         self._pid = os.getpid()
         self._users = 1
         self._databases: dict[str, Database] = {}
-        # Guards the count of open read transactions; the map grows only when it is zero.
+        # The map grows only while there is no read transaction. One begins under the mutex, and is counted by the very
+        # next instruction; when it ends, it is counted until it has.
         self._mutex = threading.Lock()
-        self._reading = 0
+        self._live: list[None] = []
+        self._is_inherited = False
 
     def database(self, name: str) -> Database:
         """Handle of a named database; opening one takes a write transaction, so this waits for the current writer.
@@ -159,35 +161,35 @@ class Environment:
             CorruptData: LMDB detected a damaged page, here or within the context.
         """
         self.check_process()
-        with self.reading(), self._mutex:
-            transaction = self._begin_read()
-            self._reading += 1
+        transaction: Transaction | None = None
         try:
             with self.reading():
+                with self._mutex:
+                    transaction = self._begin_read()
+                    self._live.append(None)
                 yield transaction
         finally:
-            if self._pid == os.getpid():
-                with self._mutex:
-                    transaction.abort()
-                    self._reading -= 1
-            else:
-                # Aborting would free the slot of the parent's reader, and its pages could be reused while it reads
-                # them.
-                _inherited_transactions.append(transaction)
+            if transaction is not None:
+                try:
+                    if self._is_inherited:
+                        # Aborting would free the slot of the parent's reader, whose pages would be reused under it.
+                        _inherited_transactions.append(transaction)
+                    else:
+                        transaction.abort()
+                finally:
+                    self._live.pop()
 
     @contextmanager
     def file(self) -> Iterator[int | None]:
         """A descriptor of the file, for reading its pages; None if another file has replaced it."""
         try:
-            descriptor = os.open(self.directory / _DATA, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = open_file(self.directory / _DATA)
         except FileNotFoundError:
             yield None
             return
-        try:
-            status = os.fstat(descriptor)
-            yield descriptor if (status.st_dev, status.st_ino) == self.identity else None
-        finally:
-            os.close(descriptor)
+        with file:
+            status = os.fstat(file.fileno())
+            yield file.fileno() if (status.st_dev, status.st_ino) == self.identity else None
 
     def get(self, key: bytes) -> bytes | None:
         """The committed value of a key in the unnamed database.
@@ -196,18 +198,20 @@ class Environment:
             CorruptData: LMDB detected a damaged page.
         """
         self.check_process()
+        transaction: Transaction | None = None
         try:
             with self._mutex:
                 transaction = self._begin_read()
-                self._reading += 1
-            try:
-                return transaction.get(key)
-            finally:
-                with self._mutex:
-                    transaction.abort()
-                    self._reading -= 1
+                self._live.append(None)
+            return transaction.get(key)
         except lmdb.Error as error:
             raise self._named(error) from error
+        finally:
+            if transaction is not None:
+                try:
+                    transaction.abort()
+                finally:
+                    self._live.pop()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -280,7 +284,7 @@ class Environment:
             StoreFull: A reader of this process is open, or the address space is exhausted.
         """
         with self._mutex:
-            if self._reading:
+            if self._live:
                 raise StoreFull(
                     "The index must grow, but a scan of this process is open; finish it and try again.",
                     path=self.directory,
@@ -332,8 +336,8 @@ class Environment:
             return self._env.begin()
 
     def _adopt_size(self) -> None:
-        # Another process has grown the map; 0 takes the size from the file.
-        if self._reading:
+        # Another process has grown the map; 0 means what the file says.
+        if self._live:
             raise StoreFull(
                 "The index grew, but a scan of this process is open; finish it and try again.",
                 path=self.directory,
@@ -509,7 +513,9 @@ def _forget_parent() -> None:
     are unusable. Its list of open files is private; its keys are not, so the child's keys are made different.
     """
     global _registry_mutex
-    _inherited.extend(_registry.values())
+    for environment in _registry.values():
+        environment._is_inherited = True
+        _inherited.append(environment)
     _registry.clear()
     _registry_mutex = threading.Lock()
     parents_keys: Callable[..., tuple[object, ...]] = lmdb._envid.env_keys

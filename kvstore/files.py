@@ -8,11 +8,14 @@ that is open are looked up in its directory, not by its path; see ``kvstore/plac
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from operator import call
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -88,7 +91,7 @@ class Files:
 
     def read(self, path: Path, *, bytes_max: int) -> bytes:
         """All of a regular file; see :func:`read_file`."""
-        with os.fdopen(open_regular(path, os.O_RDONLY, self), "rb") as file:
+        with open_file(path, self) as file:
             return file.read(size_of(file.fileno(), path, bytes_max=bytes_max))
 
     def names_in(self, directory: Path) -> list[str]:
@@ -258,18 +261,42 @@ def open_regular(path: Path, access: int = os.O_RDONLY, files: Files | None = No
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or (access != os.O_RDONLY and status.st_nlink > 1):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "It is no plain file with one name", os.fspath(path))
+        raise _no_plain_file(path)
     return descriptor
 
 
-def open_file(path: Path) -> BinaryIO:
-    """A regular file, to be read from its beginning.
+def _no_plain_file(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "It is no plain file with one name", os.fspath(path))
+
+
+def open_file(path: Path, files: Files | None = None) -> BinaryIO:
+    """A regular file, to be read from its beginning; its descriptor goes with it, whatever interrupts the caller.
+
+    Args:
+        files: Of the store that it belongs to, if that is open.
 
     Raises:
         FileNotFoundError: It is not there.
         OSError: It is a symbolic link or something else, or can't be read.
     """
-    return os.fdopen(open_regular(path), "rb")
+    at = (files or _DISK)._at(path)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    opening = partial(os.open, at.name, flags, dir_fd=at.descriptor)
+    descriptors: list[int] = []
+    opened: list[io.FileIO] = []
+    try:
+        # In one step of the interpreter: a result that is not stored yet is lost to an interrupt.
+        descriptors.extend(map(call, (opening,)))
+        if not stat.S_ISREG(os.fstat(descriptors[0]).st_mode):
+            raise _no_plain_file(path)
+        opened.extend(map(io.FileIO, descriptors))
+        return io.BufferedReader(opened[0])
+    except BaseException:
+        for file in opened:
+            file.close()
+        for descriptor in descriptors if not opened else ():
+            os.close(descriptor)
+        raise
 
 
 def read_file(path: Path, *, bytes_max: int) -> bytes:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from kvstore.calls import uninterrupted
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
 from kvstore.files import Files, open_file, refusal
 
@@ -35,6 +36,11 @@ class ProcessLock:
         self._files = files or Files()
         self._descriptor = -1
         _locks.add(self)
+
+    def __del__(self) -> None:
+        """Give the lock up: nobody can release it any more."""
+        if hasattr(self, "_descriptor"):
+            self.forget()
 
     @property
     def held(self) -> bool:
@@ -63,6 +69,7 @@ class ProcessLock:
         """
         raise StoreLocked(message, path=self._path.parent, **_holder(self._path))
 
+    @uninterrupted
     def try_acquire(self) -> bool:
         """Take the lock unless another process holds it.
 
@@ -122,8 +129,8 @@ class ProcessLock:
     def forget(self) -> None:
         """In a forked child: leave the lock to the parent."""
         if self.held:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
+            os.close(descriptor)
 
 
 class Presence:
@@ -143,8 +150,11 @@ class Presence:
             CorruptData: The directory is not there.
             StoreReplaced: It is not there because the store's was moved, removed or replaced.
         """
-        if self._descriptor >= 0:
-            return
+        if self._descriptor < 0:
+            self._show()
+
+    @uninterrupted
+    def _show(self) -> None:
         with self._mutex:
             if self._descriptor < 0:
                 try:
@@ -178,8 +188,8 @@ class Presence:
     def forget(self) -> None:
         """In a forked child: leave it to the parent to be there."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
+            os.close(descriptor)
 
 
 def is_locked(path: Path, files: Files | None = None) -> bool:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.bucket.handle import BucketHandle
+from kvstore.calls import in_background, uninterrupted
 from kvstore.check import CheckReport, check_bucket
 from kvstore.checkpoint.controller import Checkpoint, Controller, Follower
 from kvstore.checkpoint.health import Health, health
@@ -154,8 +156,20 @@ class Store:
             check_follows_not(path)
         self._read_only = read_only
         self._registers = (not read_only if registers is None else registers) and not self._follows
-        self._closed = False
-        self._core = _shared_core(path, options, read_only, files or Files(), clock or SystemClock())
+        self._closed = self._is_given_up = False
+        self._use = object()
+        self._core: _Core
+        self._join(path, options, files or Files(), clock or SystemClock())
+
+    @uninterrupted
+    def _join(self, path: Path, options: StoreOptions, files: Files, clock: Clock) -> None:
+        self._core = _shared_core(self._use, path, options, self._read_only, files, clock)
+
+    def __del__(self) -> None:
+        """Give the store up: nobody can close it any more."""
+        core: _Core | None = getattr(self, "_core", None)
+        if core is not None and core.has(self._use) and core.pid == os.getpid():
+            in_background(partial(core.abandon, self._use))
 
     @property
     def path(self) -> Path:
@@ -393,13 +407,22 @@ class Store:
     def close(self) -> None:
         """Commit everything and give the store up; doing so again does nothing.
 
+        If Ctrl-C comes meanwhile, close it again: what was left is done then.
+
         Raises:
             LogFailed, StoreFull: Not everything could be committed; all of it that was synced is recovered at the next
-                open.
+                open. The store is given up all the same.
         """
-        if not self._closed:
-            self._closed = True
-            self._core.release(self._read_only)
+        if not self._is_given_up:
+            self._give_up()
+
+    @uninterrupted
+    def _give_up(self) -> None:
+        self._closed = True
+        try:
+            self._core.release(self._use)
+        finally:
+            self._is_given_up = True
 
     def __enter__(self) -> Self:
         return self
@@ -446,12 +469,14 @@ class _Core:
         self.path = path
         self.options = options
         self.pid = os.getpid()
-        self.users = self.writers = 0
+        self._uses: dict[object, bool] = {}
+        """For each store that was not closed, whether it may write."""
         self._files = files
         self._clock = clock = SteadyClock(clock)
         self._mutex = threading.Lock()
         self._parts: dict[TableId, OpenTable] = {}
         self._handing_over: HandingOver | None = None
+        self._ended = False
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         with refusals(path):
             self.place = files.place = StoreDirectory(path, clock)
@@ -470,10 +495,15 @@ class _Core:
             raise
         self.checkpoints = Controller(
             *(path, self._identity.store_id, self._journal, files, clock),
-            writes=lambda: self.writers > 0,
+            writes=lambda: self.writes,
             edits_per_image=options.edits_per_journal,
             followers=self._replicas,
         )
+
+    @property
+    def writes(self) -> bool:
+        """Whether any store of this process may write."""
+        return any(self._uses.copy().values())
 
     @property
     def journal(self) -> Journal:
@@ -528,13 +558,20 @@ class _Core:
 
     def parts(self, definition: TableDefinition) -> OpenTable:
         """What this process has open of a table."""
+        known = self._parts.get(definition.id)
+        return known if known is not None else self._opened_parts(definition)
+
+    @uninterrupted
+    def _opened_parts(self, definition: TableDefinition) -> OpenTable:
         with self._mutex:
+            self._check_open()
             if definition.id not in self._parts:
                 self._parts[definition.id] = self._opened(definition, lambda: self.current(definition))
             if self._handing_over is None:
                 self._handing_over = HandingOver(self._all_parts)
             return self._parts[definition.id]
 
+    @uninterrupted
     def create_table(
         self,
         name: str,
@@ -586,20 +623,20 @@ class _Core:
 
         self._journal.append(decide)
 
+    @uninterrupted
     def drop_table(self, name: str) -> None:
         definition = self.definition(name)
-        handles = self.parts(definition).handles
+        parts = self.parts(definition)
         with ExitStack() as refused:
-            for handle in handles:
+            for handle in parts.handles:
                 handle.claim()
                 refused.callback(handle.give_back)
             self._journal.append(lambda _: DropTable(table_id=definition.id))
             refused.pop_all()
         with self._mutex:
             self._parts.pop(definition.id, None)
-        for handle in handles:
-            with suppress(StoreError):  # what could not be committed goes too
-                handle.close()
+        with suppress(StoreError):  # what could not be committed goes too
+            parts.close()
         self._remove_files(definition.id)
 
     def drop_writer(self, name: str) -> None:
@@ -619,28 +656,49 @@ class _Core:
     def new_writer_id(self) -> WriterId:
         return new_writer_id(self._journal)
 
+    @uninterrupted
     def flush(self) -> None:
         for handle in self._all_handles():
             handle.flush()
         self._journal.flush()
         self._files.check()
 
-    def release(self, read_only: bool) -> None:
+    def use(self, use: object, *, writes: bool) -> None:
+        """Be used by a store."""
+        self._uses[use] = writes
+
+    def has(self, use: object) -> bool:
+        """Whether a store uses it."""
+        return use in self._uses
+
+    def release(self, use: object) -> None:
+        """Be used by a store no more: without stores that write, others may; without any, all is closed."""
         with _cores_mutex:
-            self.users -= 1
-            self.writers -= not read_only
-            if self.pid != os.getpid():
+            if self._uses.pop(use, None) is None or self.pid != os.getpid():
                 return
-            if not self.users:
-                with suppress(ValueError):
-                    _cores.remove(self)
-                self._close()
-            elif not self.writers:
+            if not self._uses:
+                self._end()
+            elif not self.writes:
                 with ExitStack() as stack:
                     for parts in self._all_parts():
                         stack.callback(parts.stop_writing)
 
-    def _close(self) -> None:
+    def abandon(self, use: object) -> None:
+        """Be used by a store no more that nobody refers to."""
+        with suppress(StoreError):  # nobody is left to be told; who opens the store next is told what is wrong
+            self.release(use)
+
+    def end(self) -> None:
+        """Close everything, whoever uses it."""
+        with _cores_mutex:
+            self._uses.clear()
+            self._end()
+
+    def _end(self) -> None:
+        with suppress(ValueError):
+            _cores.remove(self)
+        with self._mutex:
+            self._ended = True
         if self._handing_over is not None:
             self._handing_over.close()
         with ExitStack() as stack:  # each of them, whatever the others raise
@@ -649,7 +707,11 @@ class _Core:
             stack.callback(self.checkpoints.close)
             for parts in self._all_parts():
                 stack.callback(parts.close)
-            self._parts.clear()
+
+    def _check_open(self) -> None:
+        # What is opened a moment after close() nobody closes again.
+        if self._ended:
+            raise StoreClosed("The store was closed; open it again.", path=self.path)
 
     def _let_go(self) -> None:
         self.place.close()
@@ -667,7 +729,7 @@ class _Core:
         return open_parts(
             *(self.path, self._identity.store_id, definition, current, self._journal),
             *(self.options, self._files, self._clock),
-            read_only=lambda: not self.writers,
+            read_only=lambda: not self.writes,
         )
 
     def _remove_orphans(self, state: CatalogState) -> None:
@@ -707,7 +769,7 @@ _cores: list[_Core] = []
 _cores_mutex = threading.Lock()
 
 
-def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: Files, clock: Clock) -> _Core:
+def _shared_core(use: object, path: Path, options: StoreOptions, read_only: bool, files: Files, clock: Clock) -> _Core:
     resolved = path.expanduser().resolve()
     with _cores_mutex:
         core = next((each for each in _cores if each.path == resolved and not each.place.is_replaced), None)
@@ -720,8 +782,7 @@ def _shared_core(path: Path, options: StoreOptions, read_only: bool, files: File
                 path=resolved,
                 settings=core.options,
             )
-        core.users += 1
-        core.writers += not read_only
+        core.use(use, writes=not read_only)
         return core
 
 
@@ -799,8 +860,7 @@ def _table_name(name: str) -> str:
 def _close_all() -> None:
     for core in _cores.copy():
         with suppress(StoreError):
-            core.users = core.writers = 1
-            core.release(read_only=False)
+            core.end()
 
 
 def _forget_parent() -> None:

@@ -59,7 +59,8 @@ class Buffer:
         _buffers.add(self)
 
     def _new_lock(self) -> None:
-        self._lock = threading.Lock()
+        # One that knows who has it: a wait that Ctrl-C ends may release it though another thread has it by then.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
     # For callers

@@ -70,6 +70,9 @@ class Sender:
         self._linger_at: float | None = None
         self._abort_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="kvstore-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
         self._thread.start()
 
     def join(self, seconds: float | None = None) -> bool:

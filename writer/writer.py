@@ -13,7 +13,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from logformat.errors import DeletionDisabled, SchemaMismatch, UnsupportedOperation
+from logformat.errors import DeletionDisabled, SchemaMismatch, StoreError, UnsupportedOperation
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.intake import Data, Keys
@@ -73,6 +73,7 @@ class TableWriter:
         self._buffer = self._sender.buffer
         self._add = self._buffer.add
         self._closed = False
+        self._sender.start()  # last: until the end of the writer is looked after, nothing is there that must end
         _until_exit(self)
 
     def __del__(self) -> None:
@@ -173,15 +174,20 @@ class TableWriter:
     def close(self) -> None:
         """Flush, and end the writer; closing again does nothing.
 
+        If Ctrl-C comes meanwhile, close it again: what is not acknowledged yet is sent on.
+
         Raises:
             RowsRefused, StoreError: See :meth:`flush`. The writer has ended all the same.
         """
         if self._closed or self._buffer.is_forked:
             return
         try:
-            self._buffer.flush()
-        finally:
+            if not self._buffer.aborted:
+                self._buffer.flush()
+        except StoreError:
             self._end()
+            raise
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -202,9 +208,9 @@ class TableWriter:
             error.add_note(f"{sum(len(each.changes) for each in refused)} rows were refused: {refused[0].error}")
 
     def _end(self) -> None:
-        self._closed = True
         self._buffer.abort()
         self._sender.join()
+        self._closed = True
 
 
 _open: weakref.WeakSet[TableWriter] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvstore.calls import check_caller
 from kvstore.clock import Clock
 from kvstore.errors import StoreLocked
 from kvstore.files import Files, refusals
@@ -27,6 +28,8 @@ COMMIT_WAIT_SECONDS = 30
 HANDOVER_LOOK_MS = 20
 """How often who writes looks whether its buckets are wanted."""
 _PAUSE_SECONDS = 0.003
+_LOOK_SECONDS = 0.1
+"""How often who waits for another thread looks whether it is still waited for."""
 
 
 class CommitLock:
@@ -57,10 +60,14 @@ class CommitLock:
         Raises:
             StoreLocked: Another commit did not come to its end for ``COMMIT_WAIT_SECONDS``.
         """
-        if not self._threads.acquire(timeout=COMMIT_WAIT_SECONDS):
-            raise StoreLocked("Another thread commits to this table; wait until it is done.", path=self._path.parent)
+        deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
+        while not self._threads.acquire(timeout=_LOOK_SECONDS):
+            check_caller()
+            if self._clock.monotonic() >= deadline:
+                raise StoreLocked(
+                    "Another thread commits to this table; wait until it is done.", path=self._path.parent
+                )
         try:
-            deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
             while not self._processes.try_acquire():
                 if self._clock.monotonic() >= deadline:
                     self._processes.acquire()
@@ -116,5 +123,6 @@ class CommitLock:
 
 
 def pause() -> None:
-    """Wait a moment for another process."""
+    """Wait a moment for another process; ends the call of whoever was interrupted meanwhile."""
+    check_caller()
     threading.Event().wait(_PAUSE_SECONDS)

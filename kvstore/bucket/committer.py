@@ -25,6 +25,7 @@ from typing import TypeAlias
 import lmdb
 
 from kvstore.bucket.write_path import Applied, WritePath
+from kvstore.calls import answer_of
 from kvstore.clock import Clock
 from kvstore.errors import (
     CorruptData,
@@ -153,7 +154,7 @@ class Committer:
         """Return once everything acknowledged before is committed, and so seen by every process."""
         request = _Flush()
         self._enqueue(request)
-        request.answer.result()
+        answer_of(request.answer)
 
     def settle(self) -> None:
         """Append what the bucket lacks of open commits, and commit it.
@@ -163,7 +164,7 @@ class Committer:
         """
         request = _Flush(settle=True)
         self._enqueue(request)
-        request.answer.result()
+        answer_of(request.answer)
 
     def close(self) -> None:
         """Commit everything and end the thread.
@@ -178,7 +179,7 @@ class Committer:
                 self.check()
                 self._queue.put(request)
                 self._ended = StoreClosed("The store was closed; open it again.")  # for whoever comes behind it
-            request.answer.result()
+            answer_of(request.answer)
         except LogFailed:
             if self._options.durability != "sync":
                 raise

@@ -14,6 +14,7 @@ from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.recovery import BucketPlace, is_at_end, is_complete, open_for_writing, usable_index
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.bucket.write_path import WritePath
+from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData, StoreClosed, StoreError
 from kvstore.files import Files, refusals
@@ -198,10 +199,15 @@ class BucketHandle:
             if self._committer is not None:
                 self._committer.check()
                 return self._committer.index.committed_state()
-            if self._index is None or self._clock.monotonic() >= self._look_next:
-                self._look_next = self._clock.monotonic() + RECOVER_SECONDS
-                return self._reading().committed_state()
-            return self._index.committed_state()
+            if self._index is not None and self._clock.monotonic() < self._look_next:
+                return self._index.committed_state()
+        return self._looked()
+
+    @uninterrupted
+    def _looked(self) -> IndexState:
+        with self._opening:
+            self._look_next = self._clock.monotonic() + RECOVER_SECONDS
+            return self._reading().committed_state()
 
     def log_end(self) -> Offset:
         """The offset after everything acknowledged, by any process.
@@ -254,6 +260,7 @@ class BucketHandle:
         index = committer.index if committer is not None else self._reader()
         index.verify()
 
+    @uninterrupted
     def create(self) -> None:
         """Make the files of a new bucket; its directory is there."""
         with self._opening:
@@ -272,6 +279,7 @@ class BucketHandle:
             StoreLocked: One does.
         """
         with self._opening:
+            self._check_open()
             self._process_lock.acquire()
             self._is_claimed = True
 
@@ -310,6 +318,7 @@ class BucketHandle:
         if not self._is_claimed:
             self.stop_writing()
 
+    @uninterrupted
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; who reads here goes on, and who writes here begins anew."""
         with self._opening:
@@ -325,6 +334,7 @@ class BucketHandle:
             finally:
                 self._process_lock.release()
 
+    @uninterrupted
     def close(self) -> None:
         """Commit everything and give the files up, for good."""
         with self._opening:
@@ -339,6 +349,7 @@ class BucketHandle:
         if maintenance is not None:
             maintenance.close()
 
+    @uninterrupted
     def _with_maintenance(self, work: Callable[[Maintenance], T]) -> T:
         while True:
             self._writer()
@@ -369,8 +380,10 @@ class BucketHandle:
 
     def _writer(self, *, waits: bool = True) -> Committer:
         committer = self._committer
-        if committer is not None:
-            return committer
+        return committer if committer is not None else self._become_writer(waits=waits)
+
+    @uninterrupted
+    def _become_writer(self, *, waits: bool) -> Committer:
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
         while True:
             with refusals(self.place.directory):
@@ -441,13 +454,25 @@ class BucketHandle:
 
     def _reader(self) -> Index:
         with self._opening:
+            index = self._index
+            if index is not None and self._committer is None and not (self._is_to_be_looked_at() or index.is_stale()):
+                return index
+        return self._opened_reader()
+
+    @uninterrupted
+    def _opened_reader(self) -> Index:
+        with self._opening:
             return self._reading()
+
+    def _is_to_be_looked_at(self) -> bool:
+        """Whether a writer may have died since it was looked last, so that there is something to recover."""
+        return not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next)
 
     def _reading(self) -> Index:
         self._check_open()
         if self._committer is not None:  # since the caller looked
             return self._committer.index
-        if not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next):
+        if self._is_to_be_looked_at():
             self._recover()
             self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
         if self._index is not None and self._index.is_stale():

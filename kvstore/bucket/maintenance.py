@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from kvstore.bucket import snapshot
 from kvstore.bucket.recovery import BucketPlace, synced_end
 from kvstore.bucket.snapshot import Snapshot
+from kvstore.calls import check_caller
 from kvstore.clock import Clock
 from kvstore.errors import StoreClosed, StoreError
 from kvstore.files import Files, refusals
@@ -208,5 +209,6 @@ class Maintenance:
                 self._state.notify_all()
 
     def _step(self) -> None:
+        check_caller()
         if self._closing or (self._growing and self._reading):
             raise _Interrupted

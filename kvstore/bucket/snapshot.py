@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from kvstore.bucket.snapshot_rows import EncodedRows, FileWriter, RowsWriter, read_rows
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files, names_in, open_regular, read_file
+from kvstore.files import Files, names_in, open_file, read_file
 from kvstore.index.index import View
 from kvstore.log.log import LogEnd
 from kvstore.log.segments import LogFiles, LogIdentity
@@ -121,11 +121,11 @@ class Snapshot:
         path = self.directory / name
         told = self.manifest.files[name]
         try:
-            descriptor = open_regular(path)
+            file = open_file(path)
         except OSError as error:
             raise CorruptData("A file of a snapshot is missing.", path=path, reason=error.strerror) from error
-        try:
-            size = os.fstat(descriptor).st_size
+        with file:
+            size = os.fstat(file.fileno()).st_size
             if size != told.bytes:
                 raise CorruptData(
                     "A file of a snapshot has another size than its manifest says; run `kvstore repair`.",
@@ -133,11 +133,9 @@ class Snapshot:
                     bytes=size,
                     expected=told.bytes,
                 )
-            if _checksum(descriptor, size) != told.crc32c:
+            if _checksum(file.fileno(), size) != told.crc32c:
                 raise CorruptData("A file of a snapshot fails its checksum.", path=path)
-            return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
-        finally:
-            os.close(descriptor)
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
 
 
 def rows_told(manifest: Manifest, data: memoryview, definition: TableDefinition) -> Iterator[EncodedRows]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from kvstore.calls import uninterrupted
 from kvstore.checkpoint import worker
 from kvstore.checkpoint.messages import Done, Refused, Task
 from kvstore.checkpoint.process import Running, WorkerProcess, error_of
@@ -131,6 +132,7 @@ class Controller:
                 # No directory can be read, or no thread begun: the edit is there all the same.
                 self._fail(Unavailable("A checkpoint of the catalog can't be begun.", reason=str(error)))
 
+    @uninterrupted
     def checkpoint(self) -> Checkpoint:
         """Make an image of the catalog as it is now, and let go what two images make superfluous.
 

@@ -12,11 +12,13 @@ from typing import Protocol
 import msgspec
 
 from kvstore import errors
+from kvstore.calls import check_caller
 from kvstore.checkpoint.messages import Answer, Refused, Task, decode_answer, encode
 from kvstore.errors import StoreError, Unavailable
 
 _MODULE = "kvstore.checkpoint.worker"
 _REASON_LETTERS = 500
+_LOOK_SECONDS = 0.25
 _NICENESS = 10
 """The worker takes what time the others leave."""
 
@@ -68,10 +70,12 @@ class WorkerProcess:
             Unavailable: It ended without an answer, or took longer and was ended.
         """
         try:
-            out, complaint = self._process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired as error:
+            out, complaint = self._communicate(seconds)
+        except BaseException as error:
             self.kill()
             self._process.communicate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             raise Unavailable("The worker of a checkpoint took too long, and was ended.", seconds=seconds) from error
         try:
             return decode_answer(out)
@@ -81,6 +85,17 @@ class WorkerProcess:
                 status=self._process.returncode,
                 reason=complaint.decode(errors="replace").strip()[-_REASON_LETTERS:],
             ) from error
+
+    def _communicate(self, seconds: float) -> tuple[bytes, bytes]:
+        left = seconds
+        while True:
+            try:
+                return self._process.communicate(timeout=min(left, _LOOK_SECONDS))
+            except subprocess.TimeoutExpired:
+                left -= _LOOK_SECONDS
+                if left <= 0:
+                    raise
+                check_caller()
 
     def kill(self) -> None:
         """End it."""

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.handle import BucketHandle
+from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
 from kvstore.errors import NoSuchTable, StoreError, StoreLocked
@@ -82,7 +83,12 @@ class Commits:
 
     def settle(self) -> None:
         """Bring open commits of dead processes to their end, unless somebody is about to."""
-        if self._writers().commits and not self._lock.held_elsewhere():
+        if self._writers().commits:
+            self._settle_left()
+
+    @uninterrupted
+    def _settle_left(self) -> None:
+        if not self._lock.held_elsewhere():
             with suppress(StoreLocked), self.turn():
                 pass
 

@@ -9,11 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from kvstore.arguments import printable, shown
+from kvstore.calls import uninterrupted
 from kvstore.commit.coordinator import Commits
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
 from kvstore.meta.journal import Journal
@@ -104,24 +105,18 @@ class Writers:
             bucket: request_of(parts.get(bucket, nothing), definition)
             for bucket in map(BucketId, range(definition.buckets))
         }
-        # In a thread of its own: whoever interrupts the caller does not interrupt a commit between its steps.
-        with ThreadPoolExecutor(1, "kvstore-commit") as thread:
-            return thread.submit(
-                self._in_turn, definition, requests, name, epoch, run, takeover=takeover, rest=rest
-            ).result()
+        return self._in_turn(definition, requests, name, epoch, run, takeover=takeover, rest=rest)
 
+    @uninterrupted
     def is_last(self, name: str, epoch: int) -> bool:
         """See :meth:`kvstore.Table.is_applied`."""
-        with ThreadPoolExecutor(1, "kvstore-commit") as thread:
-            return thread.submit(self._is_last, name, epoch).result()
-
-    def _is_last(self, name: str, epoch: int) -> bool:
         with self._commits.turn():
             known = self._current().named.get(name)
             if known is None or known.kind != "epochs" or epoch < known.first_epoch:
                 return False
             return self._commits.last_sequence(known.writer_id) == _sequence(known, epoch)
 
+    @uninterrupted
     def _in_turn(
         self,
         definition: TableDefinition,

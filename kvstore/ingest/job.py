@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvstore.arguments import integer_within, printable, shown
+from kvstore.calls import uninterrupted
 from kvstore.errors import InvalidRequest
 from kvstore.files import refusals
 from kvstore.ingest.engine import EmbeddedEngine, Engine
@@ -161,13 +162,17 @@ class Job:
     def _directory(self) -> Path:
         return paths.job_directory(self._home.path, self._record.id)
 
+    @uninterrupted
+    def _make_directory(self) -> None:
+        with refusals(self._directory):
+            self._home.files.make_directory(self._directory.parent)
+            self._home.files.make_directory(self._directory)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Be the only one who runs the job."""
         self._record.status()
-        with refusals(self._directory):
-            self._home.files.make_directory(self._directory.parent)
-            self._home.files.make_directory(self._directory)
+        self._make_directory()
         lock = ProcessLock(self._directory / paths.LOCK_FILE, self._home.files)
         if not lock.try_acquire():
             lock.refuse("Somebody else runs this job; wait until that run is over, or stop it.")

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from kvstore.calls import uninterrupted
 from kvstore.errors import CorruptData
 from kvstore.files import Files, open_file, refusals, size_of
 from kvstore.ingest.sources import is_same, order_of
@@ -148,6 +149,7 @@ class Taken:
             tuple(file.path for file in before if not is_same(self._known.get(file.path, file), file)),
         )
 
+    @uninterrupted
     def add(self, taken: list[SourceFile], version: int) -> None:
         """Remember files; returns once that is durable.
 

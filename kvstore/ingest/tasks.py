@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from kvstore.calls import uninterrupted
 from kvstore.errors import InvalidRequest
 from kvstore.files import Files, refusals
 from kvstore.ingest.reading import MISFITS_MAX, Columns, FileRows, Misfit, check_bytes
@@ -104,6 +105,7 @@ def gathered(
     return found
 
 
+@uninterrupted
 def write_rejected(path: Path, misfits: Sequence[Misfit], files: Files) -> None:
     """Have a side file say what was left out, a JSON object a line; without misfits there is none.
 

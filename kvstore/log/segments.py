@@ -20,7 +20,7 @@ from uuid import UUID
 import numpy as np
 
 from kvstore.errors import CorruptBatch, CorruptData, OffsetOutOfRange
-from kvstore.files import Files, data_ranges, no_file, open_regular, size_of
+from kvstore.files import Files, data_ranges, no_file, open_file, size_of
 from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
 from logformat.log import sparse_index
@@ -132,12 +132,9 @@ class Segment:
     def possible_batches(self, position: Position) -> Iterator[memoryview]:
         """The rest of the file from each place on at which a batch of magic 3 may begin."""
         self._extend()
-        descriptor = open_regular(self.path, files=self._files)
-        try:
-            for place in places_of_batches(descriptor, position, len(self._map)):
+        with open_file(self.path, self._files) as file:
+            for place in places_of_batches(file.fileno(), position, len(self._map)):
                 yield self._map[place:]
-        finally:
-            os.close(descriptor)
 
     def sparse_index(self) -> list[sparse_index.Entry]:
         """What the sparse index says; it may be wrong."""
@@ -145,20 +142,18 @@ class Segment:
 
     def _extend(self) -> None:
         try:
-            descriptor = open_regular(self.path, files=self._files)
+            file = open_file(self.path, self._files)
         except FileNotFoundError:
             if not self._map:
                 raise
             return  # removed meanwhile; the map stays valid, and only complete segments are removed
         except OSError as error:
             raise no_file(error, self.path) or error from error
-        try:
-            size = size_of(descriptor, self.path, bytes_max=SEGMENT_BYTES_MAX, error=CorruptBatch)
+        with file:
+            size = size_of(file.fileno(), self.path, bytes_max=SEGMENT_BYTES_MAX, error=CorruptBatch)
             if size != len(self._map):
-                # The old map stays alive as long as rows are views of it.
-                self._map = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
-        finally:
-            os.close(descriptor)
+                # The old map lives on for as long as rows are views of it.
+                self._map = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
 
     def _corrupt(self, message: str, position: Position, expected: Offset) -> CorruptBatch:
         return CorruptBatch(message, path=self.path, position=position, offset=expected)

@@ -25,6 +25,7 @@ from uuid import UUID
 
 import lmdb
 
+from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
 from kvstore.errors import (
@@ -158,6 +159,7 @@ class Journal:
         if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
             self._environment.show_last_commit()
 
+    @uninterrupted
     def append(self, decide: Callable[[CatalogState], Payload], *, may_wait: bool = False) -> CatalogState:
         """Add an edit.
 
@@ -202,6 +204,7 @@ class Journal:
         else:
             self.state().check_leads()
 
+    @uninterrupted
     def lose_lead(self, by: Epoch) -> CatalogState:
         """Add the edit after which there are none: another leader has taken this one's place. What waits is left out.
 
@@ -215,6 +218,7 @@ class Journal:
         self._appended(state.txid)
         return state
 
+    @uninterrupted
     def replay(self, edits_behind: Iterable[Edit], *, durable: bool = True) -> CatalogState:
         """Add edits of a leader as they are; those that are there already are left out.
 
@@ -236,6 +240,7 @@ class Journal:
         self._appended(state.txid)
         return state
 
+    @uninterrupted
     def flush(self) -> None:
         """Return once every edit, of any process, is durable.
 
@@ -310,6 +315,7 @@ class Journal:
         """First edits of the segments there are, in order."""
         return [Txid(int(name)) for name in self._listed()]
 
+    @uninterrupted
     def drop_before(self, txid: Txid) -> int:
         """Drop the segments all of whose edits are at or before one; the last segment never goes.
 
@@ -343,6 +349,7 @@ class Journal:
         """Verify the pages of what is committed; see :meth:`Environment.verify`."""
         self._environment.verify()
 
+    @uninterrupted
     def close(self) -> None:
         """Give the environment up.
 

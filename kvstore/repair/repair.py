@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import url_without_credentials
+from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import CorruptData, InvalidRequest, NotAStore, UnsupportedOperation, UnsupportedVersion
@@ -64,6 +65,7 @@ class RepairReport:
         return not self.left
 
 
+@uninterrupted
 def repair(
     path: str | os.PathLike[str],
     replica: str | None = None,

@@ -14,6 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
+from kvstore.calls import check_caller
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable
 from kvstore.replica import directory as local
 from logformat.urls import shown_url
@@ -96,6 +97,7 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`Client`."""
+        check_caller()
         with _there(self.url):
             for page in obstore.list(self._store, prefix or None):
                 for each in page:
@@ -103,6 +105,7 @@ class ObjectStore:
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         """See :class:`Client`."""
+        check_caller()
         try:
             with _reached(self.url):
                 # Until its bytes are asked for, only what the place says of it is here.
@@ -124,6 +127,7 @@ class ObjectStore:
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
         """See :class:`Client`."""
+        check_caller()
         self._check_directory()
         try:
             with _there(self.url):
@@ -136,6 +140,7 @@ class ObjectStore:
 
     def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         """See :class:`Client`."""
+        check_caller()
         self._check_directory()
         with _there(self.url):
             if self._directory is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kvstore.calls import uninterrupted
 from kvstore.errors import StoreLocked, UnsupportedOperation
 from kvstore.lock import ProcessLock
 from kvstore.replica.check import findings
@@ -78,6 +79,7 @@ class Replica:
         """Where it is, without credentials."""
         return shown_url(self._status().url)
 
+    @uninterrupted
     def ship(self) -> Shipment:
         """Ship what the replica lacks: all that was acknowledged in this process, and what others have published.
 
@@ -132,6 +134,7 @@ class Replica:
         """
         return sorted(followers(self._client()), key=lambda each: each.name)
 
+    @uninterrupted
     def check(self) -> ReplicaReport:
         """Read every object, and hold what is there against what was shipped; what is found is kept in the catalog.
 
@@ -144,6 +147,7 @@ class Replica:
             self._find(self._client())
         return self.report()
 
+    @uninterrupted
     def repair(self) -> ReplicaReport:
         """Check it, and send again what is bad or missing; or a fresh snapshot and what is behind it.
 

@@ -6,13 +6,16 @@ import dataclasses
 import datetime as dt
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from kvstore import store
 from kvstore.arguments import integer_within, printable, shown, url_without_credentials
+from kvstore.calls import uninterrupted
 from kvstore.checkpoint.health import Health
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import SystemClock
@@ -48,22 +51,19 @@ class Store(store.Store):
     """An open store; a context manager. It may be used from any thread, but not across ``fork()``."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
+        self._shippings: weakref.WeakSet[Shipping] = weakref.WeakSet()
         super().__init__(*args, **given)
-        self._core.checkpoints.elsewhere = self._worker_elsewhere
+        self._core.checkpoints.elsewhere = partial(_worker_elsewhere, self._core)
         if self._core.journal.asks is None:  # one for all stores of a process that are the same directory
             self._core.journal.asks = Lead(self._core.journal, self._core.store_id, self._core.clock).check
 
-    def _worker_elsewhere(self, task: Task) -> ElsewhereWorker | None:
-        """Somebody who follows a replica of this store, and can make an image of its catalog."""
-        state = self._core.catalog()
-        leader = Leader(epoch=state.leader_epoch, name=state.leader, lost_to=state.lost_to)
-        for replica in state.replicas.values():
-            with suppress(Unavailable, InvalidRequest):
-                client = ObjectStore(replica.url)
-                found = chosen(followers(client), self._core.clock.now_ms())
-                if found is not None:
-                    return ElsewhereWorker(task, client, found.name, leader, self._core.files)
-        return None
+    @uninterrupted
+    def close(self) -> None:
+        """Commit everything and give the store up; see :meth:`kvstore.store.Store.close`."""
+        self._closed = True
+        for shipping in list(self._shippings):
+            shipping.close()
+        super().close()
 
     def add_replica(self, url: str, name: str | None = None) -> Replica:
         """Have a copy of the store elsewhere; nothing is shipped yet.
@@ -157,7 +157,9 @@ class Store(store.Store):
         self._check_open()
         if not 0 < every <= SECONDS_MAX:
             raise InvalidRequest("every is a number of seconds above 0, up to a day.", every=shown(every))
-        return Shipping(lambda: {name: self.replica(name) for name in self._replica_names()}, every)
+        shipping = Shipping(lambda: {name: self.replica(name) for name in self._replica_names()}, every)
+        self._shippings.add(shipping)
+        return shipping.begin()
 
     def _replica_names(self) -> list[str]:
         self._check_open()
@@ -172,6 +174,19 @@ class Store(store.Store):
         self._check_registers()
         stored = stored_name(self._core, name)
         self._core.journal.append(lambda _: DropReplica(name=stored))
+
+
+def _worker_elsewhere(core: store._Core, task: Task) -> ElsewhereWorker | None:
+    """Somebody who follows a replica of a store, and can make an image of its catalog."""
+    state = core.catalog()
+    leader = Leader(epoch=state.leader_epoch, name=state.leader, lost_to=state.lost_to)
+    for replica in state.replicas.values():
+        with suppress(Unavailable, InvalidRequest):
+            client = ObjectStore(replica.url)
+            found = chosen(followers(client), core.clock.now_ms())
+            if found is not None:
+                return ElsewhereWorker(task, client, found.name, leader, core.files)
+    return None
 
 
 def follow(

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvstore.arguments import integer, shown
 from kvstore.bucket.handle import BucketHandle
+from kvstore.calls import answer_of
 from kvstore.errors import InvalidRequest
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
@@ -71,7 +72,7 @@ class Bucket:
             LogFailed: The disk refused. Whether it was written shows after the store is opened again.
         """
         arguments = changes, writer_id, sequence, writer_epoch, columns, overwrite, schema_id
-        return self._submit(*arguments, waits=True).result()
+        return answer_of(self._submit(*arguments, waits=True))
 
     def submit(
         self,

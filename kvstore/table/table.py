@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
+from kvstore.calls import answer_of, uninterrupted
 from kvstore.commit.consumers import Consumers
 from kvstore.commit.named_writers import Writers
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
@@ -157,7 +158,7 @@ class Table:
         definition = self._current()
         if type(data) is dict and columns is None and definition.buckets == 1:
             answer = self._handles[0].submit(RowRequest(data.copy()))
-            return WriteResult({BucketId(0): answer.result()})
+            return WriteResult({BucketId(0): answer_of(answer)})
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
         batches = of_size(intake.record_batches(data, given), self._batch_rows_max)
@@ -213,7 +214,8 @@ class Table:
         if unknown := set(options) - set(WriterOptions.__dataclass_fields__):
             raise InvalidRequest("There is no such option of a writer.", unknown=sorted(unknown))
         WriterOptions(**options)  # before anyone is fenced
-        return TableWriter(self, self._writers.open(name), new_id=self._writers.new_id, **options)
+        identity = self._writers.open(name)
+        return uninterrupted(TableWriter)(self, identity, new_id=self._writers.new_id, **options)
 
     def apply_epoch(
         self, changes: Changes, writer: str, epoch: int, run: str | None = None, takeover: bool = False
@@ -844,11 +846,18 @@ class Table:
         for bucket, _ in requests:
             self._handles[bucket].write()
         answers: dict[BucketId, Future[AppendResult]] = {}
-        try:
+
+        def submit() -> None:
             for bucket, request in requests:
                 answers[bucket] = self._handles[bucket].submit(request)
+
+        try:
+            if len(requests) == 1:
+                submit()
+            else:
+                uninterrupted(submit)()  # to all of them, or none
             for bucket, answer in answers.items():
-                found.setdefault(bucket, []).append(answer.result())
+                found.setdefault(bucket, []).append(answer_of(answer))
         except StoreError as error:
             wait(answers.values())
             if len(requests) > 1:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.calls import _Call
 from kvstore.commit.coordinator import Commits
 from kvstore.errors import (
     AggregateOverflow,
@@ -322,18 +321,20 @@ def test_a_committed_epoch_is_answered_whatever_fails_afterwards(store_path: Pat
         assert not list((store_path / "staging").glob("*"))
 
 
-def test_interrupting_an_epoch_interrupts_only_the_wait(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_of_an_epoch_ends_only_the_wait_for_it(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = table_of(store)
     waits = []
 
-    def interrupted(self: Future[Any], timeout: float | None = None) -> Any:
-        if threading.current_thread() is threading.main_thread() and not waits:
+    def interrupted(self: _Call[Any]) -> None:
+        wait(self)
+        if not waits:
             waits.append(self)
             raise KeyboardInterrupt
-        return result(self, timeout)
 
-    result = Future.result
-    monkeypatch.setattr(Future, "result", interrupted)
+    wait = _Call.wait
+    monkeypatch.setattr(_Call, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         table.apply_epoch(changes(dict.fromkeys(range(9), 7)), "w", 0)
     assert values(table) == dict.fromkeys(range(9), 7)

@@ -282,7 +282,7 @@ def test_in_the_background_while_the_catalog_cannot_be_read(tmp_path: Path) -> N
                 return {"r": replica}
             raise damaged
 
-        with Shipping(replicas, 0.01) as shipping:
+        with Shipping(replicas, 0.01).begin() as shipping:
             for rounds in (4, 8):
                 wait_until(lambda: len(answers) >= rounds and not answers[-1])  # noqa: B023
                 assert shipping.failures == {"r": damaged}, "it is told until the catalog can be read again"

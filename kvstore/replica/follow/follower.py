@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
+from kvstore.calls import in_background, uninterrupted
 from kvstore.checkpoint.room import available_memory, obstacle
 from kvstore.clock import Clock
-from kvstore.errors import Diverged, NotAStore, ReplicaBehind, StoreError, Unavailable
+from kvstore.errors import Diverged, NotAStore, ReplicaBehind, Unavailable
 from kvstore.files import Files, refusals
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
@@ -155,12 +156,19 @@ class Follower:
         self._client = connect(self._url)
         self._open()
 
+    def __del__(self) -> None:
+        """Give the copy up: nobody can close it any more."""
+        copy: Copy | None = getattr(self, "_copy", None)
+        if copy is not None:
+            in_background(copy.close)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @uninterrupted
     def pull(self) -> Pulled:
         """Take what the replica has and the copy lacks.
 
@@ -182,6 +190,7 @@ class Follower:
             as_of_ms = self._told.as_of_ms if self._told is not None else 0
             return FollowReport(self.url, state.txid, state.leader_epoch, as_of_ms, list(self._warnings()))
 
+    @uninterrupted
     def promote(self) -> Promoted:
         """Have the copy take its leader's place; it is closed then, and a store. Takes three seconds at least.
 
@@ -212,11 +221,13 @@ class Follower:
             self._close()
             return Promoted(state.txid, state.leader_epoch, ends, promotion.unreached)
 
+    @uninterrupted
     def close(self) -> None:
         """Follow no more; the copy stays as it is."""
         with self._mutex:
             self._close()
 
+    @uninterrupted
     def _open(self) -> Copy:
         if self._copy is None:
             self._copy = Copy(self.path, self._options, self._files, self._clock)
@@ -235,7 +246,7 @@ class Follower:
                 source = self._source(client)
                 try:
                     pulled = self._taken(copy, source)
-                except StoreError:
+                except BaseException:
                     self._close()  # the next round begins with what is durable
                     raise
             self._told_bytes, self._told = told, source.told
@@ -387,6 +398,7 @@ def _check_store(source: Source, following: FollowingFile, path: Path) -> None:
         raise NotAStore("The replica is of another store by now.", path=path, of=source.store.store_id)
 
 
+@uninterrupted
 def begin(
     path: Path,
     following: FollowingFile,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
+from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.files import Files, refusals
@@ -81,6 +82,7 @@ class Restore:
         """The store the replica is of."""
         return self._source.store
 
+    @uninterrupted
     def run(self, path: Path, target: Target) -> Restored:
         """Restore into a directory that is new or empty.
 

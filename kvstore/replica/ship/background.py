@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Self
 
+from kvstore.calls import uninterrupted
 from kvstore.errors import InvalidRequest, StoreClosed, StoreError, WriterFenced
 from kvstore.replica.replica import Replica
 
@@ -27,8 +28,14 @@ class Shipping:
         self._every = every
         self._closing = threading.Event()
         self.failures: dict[str, StoreError] = {}
+        self._thread: threading.Thread | None = None
+
+    @uninterrupted
+    def begin(self) -> Self:
+        """Ship from now on."""
         self._thread = threading.Thread(target=self._run, name="kvstore-shipping", daemon=True)
         self._thread.start()
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -36,10 +43,12 @@ class Shipping:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @uninterrupted
     def close(self) -> None:
         """Ship no more; waits for the round under way. What is not shipped yet is by who ships next."""
         self._closing.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         known: dict[str, Replica] = {}

@@ -1,0 +1,146 @@
+"""Calls that Ctrl-C does not stop halfway: they run in a thread, which no KeyboardInterrupt reaches; the caller waits.
+
+* Python raises KeyboardInterrupt in the main thread only, at almost any instruction. What takes locks, descriptors or
+  transactions, or changes several things of which one follows from the other, runs in a thread of its own. Elsewhere
+  than in the main thread it runs where it is called.
+* The interrupt of a caller waits for the call to end, and then goes on: so the call is over, as a whole or refused.
+  Calls that wait or take long look for it (:func:`check_caller`) and end early. A second interrupt does not wait: the
+  thread goes on alone.
+* A call keeps what it acquires in an object of its caller before it returns, not in its result: a result may be lost to
+  an interrupt. An object that nobody refers to any more gives up what it has (:func:`in_background`).
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CallerInterrupted(BaseException):
+    """The caller of this thread's call was interrupted. It ends the call, and is seen by nobody else."""
+
+
+class _Call(Generic[T]):
+    """One call, from the thread that waits and from the one that works."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.interrupted = False
+        self._work = work
+        self._context = contextvars.copy_context()
+        self._turns = [None]  # the thread that takes it decides whether the work begins
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Work, unless it is too late."""
+        if not self.take():
+            return
+        _here.call = self
+        try:
+            self._result.append(self._context.run(self._work))
+        except BaseException as error:  # it is raised where it belongs, by the caller
+            self._error = error
+        finally:
+            del self._work, _here.call
+            self._ended.release()
+
+    def take(self) -> bool:
+        """Take the turn; False if it was taken."""
+        with suppress(IndexError):
+            self._turns.pop()
+            return True
+        return False
+
+    def wait(self) -> None:
+        """Return once the work has ended."""
+        with (
+            self._ended
+        ):  # an interrupt leaves this lock as it was, and nothing else does: Event.wait() and join() break
+            pass
+
+    def interrupt(self) -> None:
+        """Have the work not begin; or end, and wait for that."""
+        self.interrupted = True
+        if self.take():
+            del self._work  # a thread that was not quite begun stays in the list of `threading`
+        else:
+            self.wait()
+
+    def answer(self) -> T:
+        """What came of it."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return self._result.pop()
+        finally:
+            del error  # its traceback has this frame
+
+
+_here = threading.local()
+
+
+def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
+    """A function that Ctrl-C does not stop halfway; see above. A decorator, too."""
+
+    @functools.wraps(work)
+    def called(*args: P.args, **given: P.kwargs) -> T:
+        if threading.get_ident() != threading.main_thread().ident:
+            return work(*args, **given)
+        call = _Call(lambda: work(*args, **given))
+        thread = threading.Thread(target=call.run, name="kvstore-call", daemon=True)
+        try:
+            try:
+                thread.start()
+            except RuntimeError:  # there are too many threads: better done here than not at all
+                if call.take():
+                    return work(*args, **given)
+            call.wait()
+        except BaseException:
+            call.interrupt()
+            raise
+        return call.answer()
+
+    return called
+
+
+def answer_of(future: Future[T]) -> T:
+    """Wait for an answer: what ``future.result()`` does, which can end with a RuntimeError when Ctrl-C comes."""
+    answered: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+    future.add_done_callback(answered.put)
+    return answered.get().result()
+
+
+def check_caller() -> None:
+    """End this thread's call if its caller was interrupted; for calls that wait or take long.
+
+    Raises:
+        CallerInterrupted: It was.
+    """
+    call = getattr(_here, "call", None)
+    if call is not None and call.interrupted:
+        raise CallerInterrupted
+
+
+def in_background(work: Callable[[], object]) -> None:
+    """Run work in a thread, without waiting; for finalizers, which may run at any moment of any thread."""
+
+    def begin() -> None:
+        with suppress(RuntimeError):  # too many threads, or the program ends
+            threading.Thread(target=work, name="kvstore-call", daemon=True).start()
+
+    # Thread.start() takes a lock that the interrupted code may hold; this takes none.
+    with suppress(RuntimeError):
+        _thread.start_new_thread(begin, ())
