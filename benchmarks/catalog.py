@@ -29,6 +29,7 @@ from benchmarks.rows import SCHEMA, Rows
 from kvstore.clock import SystemClock
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import AllocateWriter, Payload, SetConsumer
@@ -42,7 +43,7 @@ ALONE_SECONDS = 3.0
 def add_edits(path: Path, count: int) -> None:
     """Consumers that go on, and writer ids that are given out: every second edit makes the catalog no larger."""
     identity = store_file.decode((path / paths.STORE_FILE).read_bytes())
-    journal = Journal(path, Files(), SystemClock(), identity.store_id)
+    journal = Journal(path, Files(), SystemClock(), identity.store_id, leadership=CatalogLeadership())
     for number in range(count):
         name, offset = f"consumer-{number % CONSUMERS}", Offset(0)
         moved: Payload = SetConsumer(table_id=TableId(1), name=name, offsets=[offset])

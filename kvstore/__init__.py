@@ -6,16 +6,16 @@ from kvstore.checkpoint.health import Health
 from kvstore.commit.consumers import Consumer
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
-from kvstore.ingest.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.options import StoreOptions
 from kvstore.repair.repair import RepairReport, repair
 from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
+from kvstore.replica.operations import follow, promote, restore
 from kvstore.replica.read.restore import Restored
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import Shipment
-from kvstore.replica.store import follow, promote, restore
 from kvstore.request.results import AppendResult, WriteResult
+from kvstore.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.table.bucket import Bucket
 from kvstore.table.table import Table
 from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 from kvstore.errors import InvalidRequest, SchemaMismatch
@@ -87,3 +89,19 @@ def shown(given: object) -> str:
     """The repr of a wrong argument for a message, at most 100 characters."""
     text = repr(given)
     return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def path_of(given: str | os.PathLike[str]) -> Path:
+    """The path at which a store is to be opened.
+
+    Raises:
+        InvalidRequest: It is not a path.
+    """
+    try:
+        path = Path(given).expanduser()
+        encoded = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError, RuntimeError) as error:
+        raise InvalidRequest("This is no path to a store.", path=shown(given), reason=str(error)) from error
+    if b"\0" in encoded or not os.fspath(given):
+        raise InvalidRequest("A path is not empty and has no null character; give another.", path=shown(given))
+    return path

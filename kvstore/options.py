@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from kvstore.arguments import integer_within
 from kvstore.errors import InvalidRequest
@@ -75,3 +76,14 @@ class StoreOptions:
                 raise InvalidRequest(f"{name} must be one of {', '.join(words)}.", **{name: repr(getattr(self, name))})
         for name, (low, high) in RANGES.items():
             object.__setattr__(self, name, integer_within(name, getattr(self, name), low, high))
+
+
+def options_of_call(durability: Durability, settings: Mapping[str, Any]) -> StoreOptions:
+    """Settings as they were given to :func:`kvstore.open`.
+
+    Raises:
+        InvalidRequest: There is no such setting.
+    """
+    if unknown := set(settings) - set(StoreOptions.__dataclass_fields__):
+        raise InvalidRequest("There is no such setting.", unknown=sorted(unknown))
+    return StoreOptions(durability, **settings)

@@ -1026,7 +1026,7 @@ def test_a_job_in_an_image_is_what_the_document_says(tmp_path: Path) -> None:
     write_a_store(tmp_path / "s")
     leave_a_job(tmp_path / "s", tmp_path / "in")
     with kvstore.open(tmp_path / "s") as store:
-        state = store._core.catalog()
+        state = store.runtime.catalog()
     (found,) = (item for item in items_of(state) if isinstance(item, image.Job))
     job = json.loads(msgspec.json.encode(found))["job"]
     of_job, of_task, of_history = re.findall(
@@ -1133,8 +1133,8 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.table("people").apply_epoch(kvstore.Changes.of([("delete", {"name": "n1"})], OTHERS), "w", 4, "r")
         store.consumer("c").commit("people", {0: 3})
-        store._core._journal.append(lambda _: edits.AddReplica(name="r", url="file:///backup"))
-        state = store._core.catalog()
+        store.runtime.journal.append(lambda _: edits.AddReplica(name="r", url="file:///backup"))
+        state = store.runtime.catalog()
     path = take_an_image(tmp_path / "s", state.txid)
     data, position, found = path.read_bytes(), 0, []
     while position < len(data):

@@ -1,14 +1,18 @@
 """Group commit: one thread for each bucket being written, which alone applies, syncs and commits.
 
-* What waits when its turn comes is one group: each request is applied, the log is synced once, then all are answered.
-* From the first change of a group until its sync the bucket's lock is held, so that nobody reads a row through the
-  open transaction before it is acknowledged.
-* If a group fails for other reasons than a request's content, the index is brought back to what the log holds. Requests
-  are tried one by one if damage was found, so that only those that touch it fail; otherwise none is to blame, and all
-  are answered alike.
-* A part of a commit over several buckets is applied, and then the bucket stands still until it is decided whether the
-  commit takes place. What was decided and is not here yet is appended before anything else.
-* It ends if something acknowledged without waiting for the disk is lost, or the index can't be brought back.
+Theory of operation. Callers put requests into a queue and wait for their answers. The thread takes what waits as one
+group: it applies each request to the index's open LMDB transaction, appends their batches to the log, syncs the log
+once, and answers all of them. The log is the truth from that moment on. The transaction stays open over many groups; it
+is committed by time, by size, and by a flush, and whatever it loses is replayed from the log.
+
+* From the first change of a group until its sync the bucket's lock is held, so no reader sees a row through the open
+  transaction before it is acknowledged.
+* A group whose requests fail for a reason other than their own content leaves the index as the log has it. If damage
+  was found, requests are tried one by one, so that only those that touch it fail; otherwise all get the same error.
+* A part of a commit over several buckets is applied, and then the bucket waits until the commit is decided. A decided
+  batch that the bucket lacks is appended before anything else.
+* The thread ends if something acknowledged without waiting for the disk is lost, if the index can't be brought back to
+  what the log holds, or if the store's directory was replaced.
 """
 
 from __future__ import annotations
@@ -17,16 +21,18 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import lmdb
 
+from kvstore.bucket.context import BucketContext
+from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.calls import answer_of
-from kvstore.clock import Clock
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -39,9 +45,6 @@ from kvstore.errors import (
 )
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.meta.writers import OpenCommit, TableWriters
-from kvstore.options import StoreOptions
 from kvstore.request.preparation import requests_of
 from kvstore.request.request import Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
@@ -69,6 +72,7 @@ class _Flush:
     answer: Future[None] = field(default_factory=Future)
 
 
+T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
 
 
@@ -77,48 +81,30 @@ class Committer:
 
     Args:
         path: Used by this thread only, but for reads under ``lock``.
-        log: The same log, for replays.
         lock: The bucket's lock.
-        check_leads: Raises if nothing may be written any more.
-        current: The table as the catalog has it now, other processes' edits included; raises if it was dropped.
-        writers: Likewise its writers.
-        staged: What a commit has for this bucket.
-
-    Attributes:
-        rolled: Called when the log goes on in a new segment.
-        growing: Held while the index grows: nobody of this process may read it meanwhile.
+        gate: Held while the index grows: no transaction of this process may be open meanwhile.
+        rolled: Set when the log continues in a new segment.
     """
 
     def __init__(
-        self,
-        path: WritePath,
-        log: LogFiles,
-        lock: threading.Lock,
-        options: StoreOptions,
-        clock: Clock,
-        check_leads: Callable[[], None],
-        current: Callable[[], TableDefinition],
-        writers: Callable[[], TableWriters],
-        staged: Callable[[OpenCommit], Request],
+        self, path: WritePath, context: BucketContext, lock: threading.Lock, gate: ReadGate, rolled: threading.Event
     ) -> None:
         self._path = path
-        self._log = log
+        self._log = LogFiles(context.place.log, context.place.identity, context.files)
+        self._context = context
+        self._catalog = context.catalog
         self._lock = lock
-        self._options = options
-        self._clock = clock
-        self._check_leads = check_leads
-        self._current = current
-        self._writers = writers
-        self._staged = staged
-        self.rolled: Callable[[], None] = lambda: None
-        self.growing: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._options = context.options
+        self._clock = context.clock
+        self._index_gate = gate
+        self._rolled = rolled
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._together = 1
         self._applied_first = self._applied_last = self._commit_seconds = 0.0
-        self._readers_checked = clock.monotonic()
+        self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
 
@@ -257,7 +243,7 @@ class Committer:
     def _commit_group(self, group: Sequence[Submitted]) -> None:
         outcomes = None
         while outcomes is None:
-            outcomes = self._try_group(group)
+            outcomes = self._attempt(partial(self._apply, group))
         if isinstance(outcomes, StoreError):
             failure = outcomes
             if len(group) > 1 and isinstance(failure, CorruptData):
@@ -274,19 +260,23 @@ class Committer:
             else:
                 request.answer.set_result(outcome.result)
 
-    def _try_group(self, group: Sequence[Submitted]) -> Outcomes | StoreError | None:
-        """The outcome of each request; or why all of them failed; or None if they are to be tried again.
+    def _attempt(self, work: Callable[[], T]) -> T | StoreError | None:
+        """Do work on the bucket; the one place that decides what an error means.
 
-        If it is not an outcome of each, none of them took effect.
+        Returns:
+            The result; or why the work failed, and then it had no effect; or None if it is to be tried again.
+
+        Raises:
+            StoreReplaced, LogFailed: Nothing more can be written to the bucket.
         """
         try:
-            self._check_leads()  # who reads the bucket does not wait for that
+            self._catalog.check_leads()  # not under the lock: readers of the bucket do not wait for an answer
         except StoreError as error:
             return error
         with self._lock:
             try:
                 self._prepare()
-                return self._apply(group)
+                return work()
             except lmdb.MapFullError:
                 return self._grow()
             except lmdb.Error as error:
@@ -315,7 +305,7 @@ class Committer:
         failure = None
         self._path.index.abort()
         try:
-            with self.growing():
+            with self._index_gate.growing():
                 self._path.index.grow()
         except StoreFull as error:
             failure = error
@@ -323,16 +313,16 @@ class Committer:
         return failure
 
     def _prepare(self) -> None:
-        definition = self._current()
+        definition = self._catalog.definition()
         if definition is not self._path.definition:
             self._path.use(definition)
-        self._path.named = self._writers()
+        self._path.named = self._catalog.writers()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
-                self._append([self._path.apply(self._staged(commit), decided=True)], durable=True)
+                self._append([self._path.apply(self._context.staged_request(commit), decided=True)], durable=True)
         if self._path.log.is_full:
             self._path.roll()
-            self.rolled()
+            self._rolled.set()
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         is_first = not self._path.index.writing
@@ -341,7 +331,7 @@ class Committer:
         found = [next(applied) if isinstance(each, Request) else each for each in requests]
         outcomes: Outcomes = list(zip(group, found, strict=True))
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
-        self._check_leads()  # a large batch may have taken longer than it is known who leads
+        self._catalog.check_leads()  # a large batch may have taken longer than a lease
         self._append(done, durable=self._options.durability == "sync")
         if is_first:
             self._applied_first = self._applied_last
@@ -358,55 +348,35 @@ class Committer:
     def _settle(self) -> None:
         outcomes = None
         while outcomes is None:
-            outcomes = self._try_group([])
+            outcomes = self._attempt(partial(self._apply, ()))
         if isinstance(outcomes, StoreError):
             raise outcomes
 
     def _take_part(self, prepared: Prepared) -> None:
-        while not prepared.ready.done():
-            failure = self._try_part(prepared)
-            if failure is not None and not prepared.ready.done():
-                prepared.ready.set_exception(copy(failure))
-            if failure is not None:
-                prepared.answer.set_exception(copy(failure))
+        outcome = None
+        while outcome is None:
+            outcome = self._attempt(partial(self._apply_part, prepared))
+        if isinstance(outcome, StoreError):
+            for answer in (prepared.ready, prepared.answer):
+                if not answer.done():
+                    answer.set_exception(copy(outcome))
+        elif prepared.decision.result():
+            prepared.answer.set_result(outcome)
 
-    def _try_part(self, prepared: Prepared) -> StoreError | None:
-        """Why a part could not be applied, or not be appended after it was decided that it is."""
+    def _apply_part(self, prepared: Prepared) -> AppendResult | StoreError:
+        # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
+        self._path.log.sync()
         try:
-            self._check_leads()
-        except StoreError as error:
-            return error
-        with self._lock:
-            try:
-                self._prepare()
-                # A commit is all or nothing only if what came before it, and it was applied to, is never lost.
-                self._path.log.sync()
-                applied = self._path.apply(prepared.request)
-                try:
-                    self._check_leads()
-                except StoreError as error:
-                    self._restore()
-                    return error
-                prepared.ready.set_result(applied.result)
-                if not prepared.decision.result():
-                    if applied.batch is not None:
-                        self._restore()
-                    return None
-                self._append([applied], durable=True)
-            except lmdb.MapFullError:
-                return self._grow()
-            except lmdb.Error as error:
-                self._restore()
-                return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
-            except (InvalidRequest, WriterRejected) as error:
-                return error
-            except StoreError as error:
-                if isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost):
-                    raise
-                self._restore()
-                return error
-        prepared.answer.set_result(applied.result)
-        return None
+            applied = self._path.apply(prepared.request)
+        except (InvalidRequest, WriterRejected) as error:
+            return error  # nothing of it was put anywhere
+        self._catalog.check_leads()
+        prepared.ready.set_result(applied.result)
+        if prepared.decision.result():
+            self._append([applied], durable=True)
+        elif applied.batch is not None:
+            self._restore()
+        return applied.result
 
     # Commits
 

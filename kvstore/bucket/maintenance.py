@@ -1,9 +1,9 @@
 """Maintenance of a bucket beside its writer: snapshots, and the beginning of the log when it has expired.
 
-* One thing at a time, in a thread of its own or in that of whoever asks for a snapshot. The committer never waits for
-  it, but for a piece of work to end when the index must grow: no transaction may be live then. The work begins anew.
-* Segments go only below a snapshot that was found to be right just before.
-* What fails is tried again later: until then there is more log than there might be, and nothing is lost.
+* One thing at a time, in a thread of its own or in that of a caller that asks for a snapshot. The committer never waits
+  for it, except for a read of the index to end when the index must grow. The read begins again afterwards.
+* Segments go only below a snapshot that was found valid just before.
+* What fails is tried again later: until then the log is longer than it could be, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from kvstore.bucket import snapshot
-from kvstore.bucket.recovery import BucketPlace, synced_end
+from kvstore.bucket.context import BucketContext
+from kvstore.bucket.read_gate import ReadGate
+from kvstore.bucket.recovery import synced_end
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.calls import check_caller
-from kvstore.clock import Clock
-from kvstore.errors import StoreClosed, StoreError
-from kvstore.files import Files, refusals
+from kvstore.errors import StoreError
+from kvstore.files import refusals
 from kvstore.index.index import Index, View
 from kvstore.log import retention
 from kvstore.log.segments import LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.options import StoreOptions
 from logformat.ids import Offset
 
 LOOK_SECONDS = 60.0
@@ -40,39 +39,35 @@ class Maintenance:
     """Snapshots and retention of a bucket that this process writes.
 
     Args:
+        context: Of the bucket.
         index: Its index.
         flush: Returns once everything acknowledged is committed.
-        current: The table as the catalog has it now; raises if it was dropped.
-        standing: Who has yet to read the log, and said so.
+        gate: Keeps reads of the index apart from its growth.
+        rolled: Set when the log continues in a new segment: it is looked at then.
 
     Attributes:
-        failure: Why the last look at the log came to no end; None if it did.
+        failure: Why the last look at the log did not complete; None if it did.
     """
 
     def __init__(
         self,
-        place: BucketPlace,
+        context: BucketContext,
         index: Index,
         flush: Callable[[], None],
-        current: Callable[[], TableDefinition],
-        options: StoreOptions,
-        files: Files,
-        clock: Clock,
-        reader_positions: retention.ReaderPositions = retention.nobody,
+        gate: ReadGate,
+        rolled: threading.Event,
     ) -> None:
-        self._place = place
+        self._place = context.place
+        self._context = context
         self._index = index
         self._flush = flush
-        self._current = current
-        self._options = options
-        self._files = files
-        self._clock = clock
-        self._reader_positions = reader_positions
-        self._retention_ms = current().options.retention_ms
+        self._options = context.options
+        self._files = context.files
+        self._clock = context.clock
+        self._gate = gate
+        self._rolled = rolled
+        self._retention_ms = context.catalog.definition().options.retention_ms
         self._working = threading.Lock()
-        self._state = threading.Condition()
-        self._reading = self._growing = self._closing = False
-        self._called = threading.Event()
         self._rested = 0.0
         self._thread: threading.Thread | None = None
         self.failure: StoreError | None = None
@@ -81,6 +76,13 @@ class Maintenance:
     def _cuts(self) -> bool:
         """Whether the log expires at all."""
         return self._retention_ms is not None or self._options.log_bytes_max < retention.UNLIMITED
+
+    def begin(self) -> None:
+        """Look at the log now and then, in a thread, if it expires at all."""
+        if self._cuts and self._thread is None:
+            self._rolled.set()
+            self._thread = threading.Thread(target=self._run, name="kvstore-maintenance", daemon=True)
+            self._thread.start()
 
     def snapshot(self) -> Snapshot:
         """Take a snapshot of everything acknowledged; returns once it is durable.
@@ -118,47 +120,24 @@ class Maintenance:
                 committed = synced_end(view.state())
             needed = retention.needed_from(newest.log_end, committed)
             retention.remove_before(
-                self._place.log, log, Offset(min(expired, needed)), self._files, self._reader_positions
+                self._place.log, log, Offset(min(expired, needed)), self._files, self._context.reader_positions
             )
 
-    def look(self) -> None:
-        """Have the log looked at soon, in the thread that does so."""
-        if self._cuts and not self._closing:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvstore-upkeep", daemon=True)
-                self._thread.start()
-            self._called.set()
-
-    @contextmanager
-    def growing(self) -> Iterator[None]:
-        """While the index grows, nothing reads it here."""
-        with self._state:
-            self._growing = True
-            self._state.wait_for(lambda: not self._reading)
-        try:
-            yield
-        finally:
-            with self._state:
-                self._growing = False
-                self._state.notify_all()
-
     def close(self) -> None:
-        """End whatever is at work, and do nothing any more."""
-        with self._state:
-            self._closing = True
-            self._state.notify_all()
-        self._called.set()
+        """End what is at work, and do nothing any more."""
+        self._gate.close()
+        self._rolled.set()
         if self._thread is not None:
             self._thread.join()
         with self._working:
-            pass  # whoever asked for a snapshot has it, or knows that there is none
+            pass  # a caller that asked for a snapshot has it, or its error
 
     def _run(self) -> None:
-        while not self._closing:
-            self._called.wait(LOOK_SECONDS)
-            self._called.clear()
+        while not self._gate.is_closed:
+            self._rolled.wait(LOOK_SECONDS)
+            self._rolled.clear()
             try:
-                if not self._closing:
+                if not self._gate.is_closed:
                     self.retain()
                 self.failure = None
             except StoreError as error:
@@ -187,7 +166,7 @@ class Maintenance:
                 self._place.directory,
                 self._place.identity,
                 self._view,
-                self._current,
+                self._context.catalog.definition,
                 self._files,
                 now_ms=self._clock.now_ms(),
                 step=self._step,
@@ -195,20 +174,10 @@ class Maintenance:
 
     @contextmanager
     def _view(self) -> Iterator[View]:
-        with self._state:
-            self._state.wait_for(lambda: not self._growing)
-            if self._closing:
-                raise StoreClosed("The store was closed; open it again.")
-            self._reading = True
-        try:
-            with self._index.scan_view() as view:
-                yield view
-        finally:
-            with self._state:
-                self._reading = False
-                self._state.notify_all()
+        with self._gate.reading(), self._index.scan_view() as view:
+            yield view
 
     def _step(self) -> None:
         check_caller()
-        if self._closing or (self._growing and self._reading):
+        if self._gate.is_to_end:
             raise _Interrupted

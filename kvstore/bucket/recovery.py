@@ -8,12 +8,11 @@ log alone if that has everything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import lmdb
 
 from kvstore.bucket import snapshot
+from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX, WritePath
 from kvstore.clock import Clock
@@ -23,29 +22,11 @@ from kvstore.files import Files
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
 from kvstore.log.log import Log, LogEnd
-from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from logformat import paths
 from logformat.log.index_state import IndexState
-
-
-@dataclass(frozen=True, slots=True)
-class BucketPlace:
-    """Where a bucket is and whose it is."""
-
-    directory: Path
-    identity: LogIdentity
-
-    @property
-    def log(self) -> Path:
-        """Directory of its log."""
-        return self.directory / paths.LOG
-
-    @property
-    def index(self) -> Path:
-        """Directory of its index."""
-        return self.directory / paths.INDEX
 
 
 def open_for_writing(

@@ -21,6 +21,7 @@ from kvstore.files import Files, refusals
 from kvstore.lock import ProcessLock
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.place import StoreDirectory
 from logformat import paths
 from logformat.ids import Epoch
@@ -45,7 +46,7 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
             unfinished = directory / paths.UNFINISHED_IMAGE
             with suppress(FileNotFoundError):
                 files.remove(unfinished)
-            journal = Journal(task.path, files, clock, task.store_id, read_only=True)
+            journal = Journal(task.path, files, clock, task.store_id, leadership=CatalogLeadership(), read_only=True)
             try:
                 state = journal.state_at(task.txid)
                 base, images = journal.base, journal.images

@@ -19,8 +19,8 @@ from kvstore.commit.named_writers import NAME_BYTES_MAX
 from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreFull, UnsupportedOperation
 from kvstore.log.retention import UNLIMITED
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
-from kvstore.meta.journal import Journal
-from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.state import CatalogState
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
 from logformat.catalog.edits import SetConsumer
 from logformat.ids import OFFSET_MAX, Offset
@@ -30,24 +30,15 @@ LEASE_SECONDS = 3600
 
 
 class Consumers:
-    """Who reads one table.
-
-    Args:
-        current: The table as the catalog has it now; raises if it was dropped.
-    """
+    """Registered readers of one table."""
 
     def __init__(
-        self,
-        handles: Sequence[BucketHandle],
-        journal: Journal,
-        current: Callable[[], TableDefinition],
-        options: StoreOptions,
-        clock: Clock,
+        self, handles: Sequence[BucketHandle], catalog: TableCatalog, options: StoreOptions, clock: Clock
     ) -> None:
-        self._table = handles[0].place.identity.table_id
+        self._table = catalog.table
         self._handles = handles
-        self._journal = journal
-        self._current = current
+        self._catalog = catalog
+        self._journal = catalog.journal
         self._options = options
         self._clock = clock
 
@@ -80,7 +71,7 @@ class Consumers:
             self._put(name, self._offsets_given(offsets), until, strict=False)
 
     def _expires(self) -> bool:
-        if self._current().options.retention_ms is not None or self._options.log_bytes_max < UNLIMITED:
+        if self._catalog.definition().options.retention_ms is not None or self._options.log_bytes_max < UNLIMITED:
             return True
         # A limit by size is known to the process that writes only; that there is one shows once it has taken effect.
         return any(handle.log.start() for handle in self._handles)
@@ -137,7 +128,7 @@ class Consumers:
             if end < offset:
                 raise OffsetOutOfRange(
                     "The log ends before this offset; give the one after the last change that was read.",
-                    table=self._current().name,
+                    table=self._catalog.definition().name,
                     bucket=bucket,
                     offset=offset,
                     log_end=end,

@@ -21,39 +21,34 @@ from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
 from kvstore.errors import NoSuchTable, StoreError, StoreLocked
-from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.meta.writers import OpenCommit, TableWriters
+from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.writers import OpenCommit
 from kvstore.request.request import Prepared, Request
 from kvstore.request.results import AppendResult, WriteResult
 from logformat.catalog.edits import BeginCommit, EndCommit, Payload
-from logformat.ids import BucketId, Sequence, TableId, WriterId
+from logformat.ids import BucketId, Sequence, WriterId
 
 
 class Commits:
-    """Commits of one table.
+    """Commits over the buckets of one table.
 
     Args:
-        tablets: One for each bucket, in order.
-        writers: The table's writers as the catalog has them now.
+        handles: One for each bucket, in order.
+        lock: Lets one commit at a time run, of all processes.
+        staging: Where their batches wait until every bucket has its own.
+        catalog: The table in the catalog.
     """
 
     def __init__(
-        self,
-        table: TableId,
-        handles: Several[BucketHandle],
-        lock: CommitLock,
-        staging: Staging,
-        journal: Journal,
-        writers: Callable[[], TableWriters],
-        clock: Clock,
+        self, handles: Several[BucketHandle], lock: CommitLock, staging: Staging, catalog: TableCatalog, clock: Clock
     ) -> None:
-        self._table = table
+        self._table = catalog.table
         self._handles = dict(enumerate(handles))
         self._lock = lock
         self._staging = staging
-        self._journal = journal
-        self._writers = writers
+        self._catalog = catalog
+        self._journal = catalog.journal
         self._clock = clock
 
     @contextmanager
@@ -83,7 +78,7 @@ class Commits:
 
     def settle(self) -> None:
         """Bring open commits of dead processes to their end, unless somebody is about to."""
-        if self._writers().commits:
+        if self._catalog.writers().commits:
             self._settle_left()
 
     @uninterrupted
@@ -124,7 +119,7 @@ class Commits:
         finally:
             # Who is told no, though the commit is journaled, finds it there before anything else is appended.
             decision.set_result(takes_place)
-            if not takes_place and commit not in self._writers().commits:
+            if not takes_place and commit not in self._catalog.writers().commits:
                 self._staging.remove(commit.commit_id)
         return WriteResult(self._answers(parts, commit))
 
@@ -140,7 +135,7 @@ class Commits:
         return answers
 
     def _settle(self) -> None:
-        commits = self._writers().commits
+        commits = self._catalog.writers().commits
         if commits:
             for handle in self._handles.values():
                 handle.settle()
@@ -186,7 +181,7 @@ class Commits:
         finally:
             if self._lock.presence.others():
                 for handle in self._handles.values():
-                    if not handle.is_own:
+                    if not handle.writes_alone:
                         with suppress(StoreError):  # all of it is in the log, and who writes next is told
                             handle.stop_writing()
 

@@ -19,12 +19,13 @@ from kvstore.commit.coordinator import Commits
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.meta.writers import NamedWriter, TableWriters
+from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.writers import NamedWriter
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
-from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, TableId, WriterId
+from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, WriterId
 from logformat.rows.changes import Changes
 from logformat.rows.intake import empty
 from writer import Identity
@@ -34,21 +35,17 @@ Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
 
 
 class Writers:
-    """Who writes one table under a name.
+    """Named writers of one table."""
 
-    Args:
-        current: They, as the catalog has them now.
-    """
-
-    def __init__(self, table: TableId, commits: Commits, journal: Journal, current: Callable[[], TableWriters]) -> None:
-        self._table = table
+    def __init__(self, commits: Commits, catalog: TableCatalog) -> None:
+        self._table = catalog.table
         self._commits = commits
-        self._journal = journal
-        self._current = current
+        self._catalog = catalog
+        self._journal = catalog.journal
 
     def named(self) -> dict[str, NamedWriter]:
         """Writers by name, as each was opened last."""
-        return dict(self._current().named)
+        return dict(self._catalog.writers().named)
 
     def new_id(self) -> WriterId:
         """See :func:`new_writer_id`."""
@@ -111,7 +108,7 @@ class Writers:
     def is_last(self, name: str, epoch: int) -> bool:
         """See :meth:`kvstore.Table.is_applied`."""
         with self._commits.turn():
-            known = self._current().named.get(name)
+            known = self._catalog.writers().named.get(name)
             if known is None or known.kind != "epochs" or epoch < known.first_epoch:
                 return False
             return self._commits.last_sequence(known.writer_id) == _sequence(known, epoch)
@@ -148,7 +145,7 @@ class Writers:
             return self._apply(definition, requests, self._bound(name, epoch, run, writer.writer_id), epoch)
 
     def _next_epoch(self, name: str) -> int:
-        known = self._current().named.get(name)
+        known = self._catalog.writers().named.get(name)
         if known is None:
             return 0
         last = self._commits.last_sequence(known.writer_id)
@@ -167,7 +164,7 @@ class Writers:
         return self._commits.apply(definition, numbered)
 
     def _of_run(self, name: str, epoch: int, run: str | None, *, takeover: bool) -> NamedWriter:
-        known = self._current().named.get(name)
+        known = self._catalog.writers().named.get(name)
         if known is not None and known.kind == "epochs":
             if known.run == run:
                 return known

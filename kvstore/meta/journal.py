@@ -21,6 +21,7 @@ from dataclasses import replace
 from itertools import pairwise, zip_longest
 from operator import ge
 from pathlib import Path
+from typing import Protocol
 from uuid import UUID
 
 import lmdb
@@ -39,6 +40,7 @@ from kvstore.errors import (
 )
 from kvstore.files import Files
 from kvstore.meta.image import TXID_MAX, Image, Images
+from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
 from logformat import paths
@@ -76,23 +78,30 @@ def create_journal(directory: Path, files: Files, edit: Edit) -> None:
         environment.close()
 
 
+class JournalListener(Protocol):
+    """Called when an edit was added in this process."""
+
+    def appended(self, txid: Txid) -> None:
+        """An edit was added; it must not wait, nor raise."""
+
+
 class Journal:
     """The catalog of one store, as this process knows it.
 
     Args:
         store: Directory of the store.
         store_id: Of the store, which its images repeat.
+        leadership: Asked before an edit is added, but for those that replay a leader's.
         create: Create an empty journal if there is none.
         read_only: Add no edits, and never wait for whoever does.
         edits_per_segment: A new database is begun after so many edits.
         sync: When an edit is durable that may wait,
         wait_ms: and for how long one waits in memory.
-        appended: Called with the txid of each edit that was added here.
 
     Attributes:
         images: Those of the store.
         base: Txid of the image that was loaded last; None if there was none to load.
-        asks: See whether anything may be written, as :meth:`check_leads` does, where more is known of that.
+        store_id: Id of the store.
     """
 
     def __init__(
@@ -102,17 +111,18 @@ class Journal:
         clock: Clock,
         store_id: UUID,
         *,
+        leadership: Leadership,
         create: bool = False,
         read_only: bool = False,
         edits_per_segment: int = EDITS_PER_JOURNAL,
         sync: JournalSync = "SYNC",
         wait_ms: int = 100,
-        appended: Callable[[Txid], None] = lambda _: None,
     ) -> None:
         self.images = Images(store / paths.IMAGES, store_id)
         self.base: Txid | None = None
-        self.asks: Callable[[], None] | None = None
-        self._appended = appended
+        self.store_id = store_id
+        self._leadership = leadership
+        self._listeners: list[JournalListener] = []
         self._files = files
         self._looks = 0
         self._clock = clock
@@ -137,6 +147,10 @@ class Journal:
             )
         except FileNotFoundError as error:
             raise CorruptImage("The catalog of the store is missing; restore it from a copy.", path=store) from error
+
+    def listen(self, listener: JournalListener) -> None:
+        """Have a listener called after each edit that is added here, from the thread that added it."""
+        self._listeners.append(listener)
 
     def state(self) -> CatalogState:
         """The catalog as of now, edits of other processes included.
@@ -186,7 +200,7 @@ class Journal:
             state = self._add(decide)
             if not may_wait:
                 self._make_durable()
-        self._appended(state.txid)
+        self._notify(state.txid)
         return state
 
     def check_leads(self) -> None:
@@ -199,10 +213,7 @@ class Journal:
         if (looks := self._files.check()) != self._looks:
             self._looks = looks
             self._check_current()
-        if self.asks is not None:
-            self.asks()
-        else:
-            self.state().check_leads()
+        self._leadership.check(self)
 
     @uninterrupted
     def lose_lead(self, by: Epoch) -> CatalogState:
@@ -215,7 +226,7 @@ class Journal:
             self._waiting.clear()
             state = self._add(lambda _: LoseLead(by=by))
             self._make_durable()
-        self._appended(state.txid)
+        self._notify(state.txid)
         return state
 
     @uninterrupted
@@ -237,7 +248,7 @@ class Journal:
             self._state = state
             if durable:
                 self._make_durable()
-        self._appended(state.txid)
+        self._notify(state.txid)
         return state
 
     @uninterrupted
@@ -368,6 +379,10 @@ class Journal:
                 self._waiting.clear()
                 self._environment.close()
 
+    def _notify(self, txid: Txid) -> None:
+        for listener in self._listeners:
+            listener.appended(txid)
+
     def _add(self, decide: Callable[[CatalogState], Payload] | None) -> CatalogState:
         """Add what waits, and one more; how durable it is follows from how LMDB was opened."""
         with self._adding() as transaction:
@@ -456,7 +471,7 @@ class Journal:
                     self._wake_later()
                     raise
                 self._make_durable()
-            self._appended(state.txid)
+            self._notify(state.txid)
         except StoreError as error:
             # Who adds the next edit, or closes the store, is told so.
             _log.warning("edits of the catalog could not be added and wait on: %s", error)

@@ -12,6 +12,7 @@ from kvstore.errors import CorruptData, StoreLocked, UnsupportedVersion
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.salvage import salvage
 from kvstore.meta.state import CatalogState
 from kvstore.repair.quarantine import Quarantine
@@ -68,7 +69,9 @@ class CatalogRepair:
 
     def _loaded(self) -> tuple[CatalogState, list[Path]]:
         """The catalog, and images that are damaged."""
-        journal = Journal(self._store, self._files, self._clock, self._store_id, read_only=True)
+        journal = Journal(
+            self._store, self._files, self._clock, self._store_id, leadership=CatalogLeadership(), read_only=True
+        )
         try:
             journal.verify()
             state = journal.state()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from kvstore.bucket.recovery import BucketPlace
+from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files, names_in, read_file

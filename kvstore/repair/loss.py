@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstore.bucket import snapshot
-from kvstore.bucket.recovery import BucketPlace
+from kvstore.bucket.context import BucketPlace
 from kvstore.files import Files
 from kvstore.index.index import Index
 from kvstore.log.log import LogEnd

@@ -15,14 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
-from kvstore.arguments import url_without_credentials
+from kvstore.arguments import path_of, url_without_credentials
 from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import CorruptData, InvalidRequest, NotAStore, UnsupportedOperation, UnsupportedVersion
+from kvstore.errors import (
+    CorruptData,
+    InvalidRequest,
+    NotAStore,
+    UnsupportedOperation,
+    UnsupportedVersion,
+    WriterFenced,
+)
 from kvstore.files import Files, read_file, refusals
 from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
@@ -31,8 +39,9 @@ from kvstore.repair.catalog import CatalogRepair
 from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from kvstore.replica.client import ObjectStore, normalised
-from kvstore.store import Store, path_of
-from kvstore.table.open_table import open_parts
+from kvstore.replica.leadership import ReplicaLeadership
+from kvstore.runtime import opened
+from kvstore.table.open_table import open_table
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import EndCommit, SetConsumer
@@ -99,7 +108,10 @@ def repair(
     if replica is not None:
         url_without_credentials("replica", replica)
     source = None if replica is None else Source(ObjectStore(replica), normalised(replica))
-    return Repair(path_of(path), Files(), SystemClock(), source, progress).run(accepts_loss=accept_loss)
+    clock = SystemClock()
+    return Repair(path_of(path), Files(), clock, ReplicaLeadership(clock), source, progress).run(
+        accepts_loss=accept_loss
+    )
 
 
 class Repair:
@@ -115,12 +127,14 @@ class Repair:
         path: Path,
         files: Files,
         clock: Clock,
+        leadership: Leadership,
         source: Source | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._path = path.expanduser().resolve()
         self._files = files
         self._clock = clock
+        self._leadership = leadership
         self._source = source
         self._progress = progress
         self._quarantine = Quarantine(self._path, files)
@@ -218,7 +232,9 @@ class Repair:
                 repaired[table.id] = self._mend_table(
                     store_id, state, table, journal, source, accepts_loss=accepts_loss
                 )
-            if state.lost_to:  # another leader has taken this one's place: nobody may edit it any more
+            try:
+                journal.check_leads()
+            except WriterFenced:  # another leader has taken this store's place: its catalog takes no more edits
                 repaired = {}
             for id, buckets in repaired.items():
                 self._move_consumers(journal, state, id, buckets)
@@ -241,7 +257,7 @@ class Repair:
 
     @contextmanager
     def _journal(self, store_id: UUID) -> Iterator[Journal]:
-        journal = Journal(self._path, self._files, self._clock, store_id)
+        journal = Journal(self._path, self._files, self._clock, store_id, leadership=self._leadership)
         try:
             yield journal
         finally:
@@ -259,9 +275,8 @@ class Repair:
     ) -> dict[int, RepairedBucket]:
         """Mend a table; what became of its buckets."""
         repaired = {}
-        parts = open_parts(
-            *(self._path, store_id, table, lambda: table, journal, _OPTIONS, self._files, self._clock),
-            read_only=lambda: True,
+        parts = open_table(
+            *(self._path, store_id, table, journal, _OPTIONS, self._files, self._clock), read_only=lambda: True
         )
         try:
             for number, handle in enumerate(parts.handles):
@@ -327,8 +342,8 @@ class Repair:
         """Bring commits over several buckets to their end, as whoever writes next would."""
         if self._report.left or not any(writers.commits for writers in state.writers.values()):
             return
-        with Store(self._path, _OPTIONS, files=self._files, clock=self._clock) as store:
-            self._report.left += store.check().findings
+        with opened(self._path, _OPTIONS, self._files, self._clock, self._leadership) as runtime:
+            self._report.left += runtime.check(settles=True).findings
 
 
 def _check_same(store_id: UUID, source: Source) -> None:

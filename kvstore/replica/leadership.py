@@ -16,7 +16,7 @@ from uuid import UUID
 
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable
-from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import LedCatalog
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import NO_RETRIES, Client, ObjectStore
 from logformat import paths
@@ -35,49 +35,41 @@ def _connected(url: str) -> Client:
     return ObjectStore(url, retries=NO_RETRIES)
 
 
-class Lead:
-    """Of one store in one process; from any thread.
+class ReplicaLeadership:
+    """Leadership of one store in one process, by what its catalog and its replicas say; from any thread.
 
     Args:
         connect: The place at a URL.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        store_id: UUID,
-        clock: Clock,
-        connect: Callable[[str], Client] = _connected,
-    ) -> None:
-        self._journal = journal
-        self._store_id = store_id
+    def __init__(self, clock: Clock, connect: Callable[[str], Client] = _connected) -> None:
         self._clock = clock
         self._connect = connect
         self._mutex = threading.Lock()
         self._places: dict[str, _Place] = {}
 
-    def check(self) -> None:
-        """See whether anything may be written now; asks at the replicas if that was long ago.
+    def check(self, catalog: LedCatalog) -> None:
+        """Return if the store may be written now; asks the replicas if that was long ago.
 
         Raises:
             WriterFenced: Another leader has taken this one's place.
-            StoreFull, LogFailed: It has, and that can't be kept.
+            StoreFull, LogFailed: It has, and that can't be recorded.
         """
-        state = self._journal.state()
+        state = catalog.state()
         state.check_leads()
-        places = [self._place(replica.url) for replica in state.replicas.values()]
+        places = [self._place(replica.url, catalog.store_id) for replica in state.replicas.values()]
         for place in places:
             place.renew(state)
         for place in places:
             place.wait(state)
         lost_to = max((place.lost_to for place in places), default=Epoch(0))
         if lost_to and lost_to >= state.leader_epoch:
-            self._journal.lose_lead(lost_to).check_leads()
+            catalog.lose_lead(lost_to).check_leads()
 
-    def _place(self, url: str) -> _Place:
+    def _place(self, url: str, store_id: UUID) -> _Place:
         with self._mutex:
             if url not in self._places:
-                self._places[url] = _Place(url, self._connect, self._store_id, self._clock)
+                self._places[url] = _Place(url, self._connect, store_id, self._clock)
             return self._places[url]
 
 

@@ -15,7 +15,7 @@ from kvstore.replica.image_worker import followers
 from kvstore.replica.ship.merging import merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.shipper import Shipment, Shipper, edits_pushed, status_of
-from kvstore.store import _Core
+from kvstore.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.edits import FindReplica
 from logformat.catalog.replicas import Finding, ReplicaStatus
@@ -60,10 +60,14 @@ class Replica:
     """A replica, by its name; made by :meth:`kvstore.Store.replica`."""
 
     def __init__(
-        self, core: _Core, name: str, check_open: Callable[[], None], connect: Callable[[str], Client] = ObjectStore
+        self,
+        runtime: StoreRuntime,
+        name: str,
+        check_open: Callable[[], None],
+        connect: Callable[[str], Client] = ObjectStore,
     ) -> None:
         self._name = name
-        self._core = core
+        self._runtime = runtime
         self._check_open = check_open
         self._connect = connect
         self._told: float | None = None
@@ -95,12 +99,12 @@ class Replica:
             CorruptData: What is to be shipped is damaged; run `kvstore check`.
             StoreFull, LogFailed: What was acknowledged can't be published, or the report not be kept.
         """
-        now = self._core.clock.monotonic()
+        now = self._runtime.clock.monotonic()
         tells = self._told is None or now - self._told >= TELL_SECONDS
         with self._alone():
             done = self._shipper(self._client()).ship(tells=tells)
             if self._merged is None or now - self._merged >= MERGE_SECONDS:
-                merge(self._client(), self._core.store_id, self._status(), self._core.clock.now_ms())
+                merge(self._client(), self._runtime.store_id, self._status(), self._runtime.clock.now_ms())
                 self._merged = now
         if done.objects or tells:
             self._told = now
@@ -114,13 +118,13 @@ class Replica:
         """
         status = self._status()
         behind = {}
-        for definition in self._core.catalog().tables.values():
-            ends = [handle.log_end() for handle in self._core.parts(definition).handles]
+        for definition in self._runtime.catalog().tables.values():
+            ends = [handle.log_end() for handle in self._runtime.open_table(definition).handles]
             has = {
                 int(each.stream.bucket): each.end for each in status.shipped if each.stream.table_id == definition.id
             }
             behind[definition.name] = sum(max(0, end - has.get(bucket, 0)) for bucket, end in enumerate(ends))
-        shipped, edits = edits_pushed(self._core.journal, status)
+        shipped, edits = edits_pushed(self._runtime.journal, status)
         return ReplicaReport(
             self.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits
         )
@@ -169,22 +173,22 @@ class Replica:
         return self.report()
 
     def _find(self, client: Client) -> list[Finding]:
-        found = findings(client, self._core.store_id, self._status())
-        edit = FindReplica(name=self._name, checked_ms=self._core.clock.now_ms(), findings=found)
-        self._core.journal.append(lambda _: edit)
+        found = findings(client, self._runtime.store_id, self._status())
+        edit = FindReplica(name=self._name, checked_ms=self._runtime.clock.now_ms(), findings=found)
+        self._runtime.journal.append(lambda _: edit)
         return found
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Be the only one, in any process, who ships or mends: otherwise one could report less than the other had."""
         self._check_open()
-        if (self._core.path / paths.FOLLOWING).exists():
+        if (self._runtime.path / paths.FOLLOWING).exists():
             raise UnsupportedOperation(
-                "This copy follows a replica; do this where its leader is.", path=self._core.path
+                "This copy follows a replica; do this where its leader is.", path=self._runtime.path
             )
-        lock = ProcessLock(self._core.path / paths.SHIPPING, self._core.files)
+        lock = ProcessLock(self._runtime.path / paths.SHIPPING, self._runtime.files)
         if not lock.try_acquire():
-            raise StoreLocked("Another ships, checks or repairs just now; try again.", path=self._core.path)
+            raise StoreLocked("Another ships, checks or repairs just now; try again.", path=self._runtime.path)
         try:
             yield
         finally:
@@ -195,8 +199,8 @@ class Replica:
 
     def _shipper(self, client: Client) -> Shipper:
         self._check_open()
-        return Shipper(self._core, self._name, client)
+        return Shipper(self._runtime, self._name, client)
 
     def _status(self) -> ReplicaStatus:
         self._check_open()
-        return status_of(self._core, self._name)
+        return status_of(self._runtime, self._name)

@@ -20,7 +20,7 @@ from kvstore.replica.client import Client
 from kvstore.replica.consistent_cut import BucketHistory, Committed
 from kvstore.replica.contents import batches_along, edits_of, snapshot_parts
 from kvstore.replica.coverage import ShippedPath, path_from, path_to, reached
-from kvstore.store import BUCKETS_MAX
+from kvstore.table.definition import BUCKETS_MAX
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import Edit

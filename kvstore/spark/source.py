@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
+from kvstore.session import check_follows_not
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import KvStoreReader, Pinned, pinned
@@ -29,7 +30,6 @@ from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, repl
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
-from kvstore.store import check_follows_not
 from kvstore.table.table import Table
 
 

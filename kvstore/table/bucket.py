@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Several
+from collections.abc import Sequence as Several
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,9 +14,11 @@ from kvstore.calls import answer_of
 from kvstore.errors import InvalidRequest
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.results import AppendResult
+from kvstore.table.access import Access
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
 from logformat.rows.changes import Changes
 
@@ -27,12 +29,14 @@ class Bucket:
     Made by :meth:`kvstore.table.table.Table.bucket`.
     """
 
-    def __init__(
-        self, handle: BucketHandle, current: Callable[[], TableDefinition], check_writable: Callable[[], None]
-    ) -> None:
+    def __init__(self, handle: BucketHandle, catalog: TableCatalog, access: Access) -> None:
         self._handle = handle
-        self._current = current
-        self._check_writable = check_writable
+        self._catalog = catalog
+        self._access = access
+
+    def _current(self) -> TableDefinition:
+        self._access.check_open()
+        return self._catalog.definition()
 
     def apply(
         self,
@@ -105,7 +109,7 @@ class Bucket:
         *,
         waits: bool,
     ) -> Future[AppendResult]:
-        self._check_writable()
+        self._access.check_writable()
         numbers = _numbers(writer_id, sequence, writer_epoch)
         if not isinstance(overwrite, bool):
             raise InvalidRequest("`overwrite` is True or False.", overwrite=shown(overwrite))
@@ -125,7 +129,7 @@ class Bucket:
             StoreLocked: Another process writes this bucket.
             CorruptData, StoreFull, LogFailed: The bucket can't be written.
         """
-        self._check_writable()
+        self._access.check_writable()
         self._current()
         return self._handle.begin(WriterId(integer("writer_id", writer_id)))
 

@@ -17,6 +17,7 @@ from merge_engines.engine import MergeEngine
 from merge_engines.last_row import LastRow
 from merge_engines.spec import engine_given, spec_of
 
+BUCKETS_MAX = 1024
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _ID_TYPES = (pa.int32(), pa.int64())
 _NULLABLE_KINDS = "An added column is null in the rows that are there; it must be nullable."

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from kvstore.bucket.commit_lock import HANDOVER_LOOK_MS, CommitLock
+from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.handle import BucketHandle
-from kvstore.bucket.recovery import BucketPlace
 from kvstore.clock import Clock
 from kvstore.commit.consumers import Consumers
 from kvstore.commit.coordinator import Commits
@@ -19,21 +19,20 @@ from kvstore.commit.named_writers import Writers
 from kvstore.commit.staging import Staging
 from kvstore.errors import StoreError
 from kvstore.files import Files
-from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition
-from kvstore.meta.writers import TableWriters
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
-from logformat import paths
-from logformat.ids import BucketId, Offset
+from logformat.ids import BucketId
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """One table.
+    """A table in this process, shared by every store object that has the directory open.
 
     Attributes:
-        tablets: One for each bucket, in order.
+        handles: One for each bucket, in order.
+        catalog: The table in the catalog.
     """
 
     handles: Sequence[BucketHandle]
@@ -41,6 +40,7 @@ class OpenTable:
     commits: Commits
     writers: Writers
     consumers: Consumers
+    catalog: TableCatalog
 
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; who reads here goes on."""
@@ -66,11 +66,10 @@ class OpenTable:
                         handle.hand_over()
 
 
-def open_parts(
+def open_table(
     store: Path,
     store_id: UUID,
     definition: TableDefinition,
-    current: Callable[[], TableDefinition],
     journal: Journal,
     options: StoreOptions,
     files: Files,
@@ -78,57 +77,40 @@ def open_parts(
     *,
     read_only: Callable[[], bool],
 ) -> OpenTable:
-    """The parts of a table; no file is opened yet.
+    """Open a table; no file is opened yet.
 
     Args:
-        current: The table as the catalog has it now; raises if it was dropped.
         read_only: See :class:`BucketHandle`.
     """
     table = definition.id
-
-    def writers() -> TableWriters:
-        return journal.state().writers_of(table)
-
-    @contextmanager
-    def reader_positions(bucket: BucketId) -> Iterator[list[Offset]]:
-        with journal.still() as catalog:
-            yield catalog.consumers_of(table).reader_positions(bucket, clock.now_ms())
-
-    def handle(bucket: BucketId) -> BucketHandle:
-        return BucketHandle(
-            BucketPlace(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket)),
-            *(
-                current,
-                writers,
-                journal.check_leads,
-                journal.show_last_commit,
-                lock,
-                lambda commit: staging.request(commit, current(), bucket),
+    catalog = TableCatalog(journal, table, definition.name, clock)
+    lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
+    handles = [
+        BucketHandle(
+            BucketContext(
+                BucketPlace.of(store, store_id, table, BucketId(bucket)), catalog, lock, staging, files, clock, options
             ),
-            lambda: reader_positions(bucket),
-            *(options, files, clock),
             read_only=read_only,
         )
-
-    lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
-    handles = [handle(BucketId(bucket)) for bucket in range(definition.buckets)]
+        for bucket in range(definition.buckets)
+    ]
     for each in handles:
         files.note(each.place.directory)
         files.note(each.place.log)
-    commits = Commits(table, handles, lock, staging, journal, writers, clock)
-    consumers = Consumers(handles, journal, current, options, clock)
-    return OpenTable(handles, lock, commits, Writers(table, commits, journal, writers), consumers)
+    commits = Commits(handles, lock, staging, catalog, clock)
+    consumers = Consumers(handles, catalog, options, clock)
+    return OpenTable(handles, lock, commits, Writers(commits, catalog), consumers, catalog)
 
 
-class HandingOver:
+class HandOver:
     """Looks, while a process may write, whether another one wants its buckets.
 
     Args:
-        parts: All that the process has open.
+        tables: All that the process has open.
     """
 
-    def __init__(self, parts: Callable[[], Sequence[OpenTable]]) -> None:
-        self._parts = parts
+    def __init__(self, tables: Callable[[], Sequence[OpenTable]]) -> None:
+        self._tables = tables
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-handover", daemon=True)
         self._thread.start()
@@ -140,6 +122,6 @@ class HandingOver:
 
     def _run(self) -> None:
         while not self._closing.wait(HANDOVER_LOOK_MS / 1000):
-            for parts in self._parts():
+            for table in self._tables():
                 with suppress(OSError):  # too many open files, perhaps: it looks again
-                    parts.hand_over()
+                    table.hand_over()

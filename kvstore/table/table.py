@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.calls import answer_of, uninterrupted
-from kvstore.commit.consumers import Consumers
-from kvstore.commit.named_writers import Writers
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
@@ -49,7 +47,9 @@ from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
 from kvstore.request.targets import filled, schema_given, targets_of
+from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
+from kvstore.table.open_table import OpenTable
 from kvstore.table.replacing import check_replaceable, deletes_of_others
 from logformat.catalog.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset, SchemaId
@@ -65,32 +65,28 @@ class Table:
     Made by :meth:`kvstore.Store.table` and :meth:`kvstore.Store.create_table`; it may be used from any thread.
 
     Args:
-        tablets: One for each bucket, in order.
-        writers: Those with a name.
-        consumers: Who reads it and said so.
-        current: The table as the catalog has it now; raises if it was dropped, or the store was closed.
-        check_writable: Raises if the store was opened read-only.
-        check_registers: The same, unless it may say nevertheless who reads.
+        opened: What the process has open of the table.
+        access: Whether the store is open, and may be written.
+        batch_rows_max: Rows of a batch that a bucket takes at once.
     """
 
-    def __init__(
-        self,
-        handles: Sequence[BucketHandle],
-        writers: Writers,
-        consumers: Consumers,
-        current: Callable[[], TableDefinition],
-        check_writable: Callable[[], None],
-        check_registers: Callable[[], None],
-        batch_rows_max: int,
-    ) -> None:
-        self._handles = handles
-        self._writers = writers
-        self._consumers = consumers
-        self._current = current
-        self._check_writable = check_writable
-        self._check_registers = check_registers
+    def __init__(self, opened: OpenTable, access: Access, batch_rows_max: int) -> None:
+        self._handles = opened.handles
+        self._writers = opened.writers
+        self._consumers = opened.consumers
+        self._catalog = opened.catalog
+        self._access = access
         self._batch_rows_max = batch_rows_max
         self._turn = count()
+
+    def _current(self) -> TableDefinition:
+        """Definition of the table as the catalog has it now.
+
+        Raises:
+            NoSuchTable, StoreClosed: The table was dropped, or the store closed.
+        """
+        self._access.check_open()
+        return self._catalog.definition()
 
     @property
     def name(self) -> str:
@@ -154,7 +150,7 @@ class Table:
             InvalidTargetColumns: See ``columns``. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._check_writable()
+        self._access.check_writable()
         definition = self._current()
         if type(data) is dict and columns is None and definition.buckets == 1:
             answer = self._handles[0].submit(RowRequest(data.copy()))
@@ -177,7 +173,7 @@ class Table:
             InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._check_writable()
+        self._access.check_writable()
         definition = self._keyed()
         targets = self._targets(definition, columns)
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
@@ -189,7 +185,7 @@ class Table:
 
         If that of one bucket fails, others may have taken theirs, see :meth:`upsert`.
         """
-        self._check_writable()
+        self._access.check_writable()
         definition = self._current()
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         return self._apply_all(iter([fitting]), definition, targets)
@@ -209,7 +205,7 @@ class Table:
         Raises:
             InvalidRequest: An argument is not possible, or the name sends epochs. Nothing was written.
         """
-        self._check_writable()
+        self._access.check_writable()
         self._current()
         if unknown := set(options) - set(WriterOptions.__dataclass_fields__):
             raise InvalidRequest("There is no such option of a writer.", unknown=sorted(unknown))
@@ -241,7 +237,7 @@ class Table:
             StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`. If ``committed`` stands in the error, the epoch
                 takes place: it is brought to its end before anything else is written.
         """
-        self._check_writable()
+        self._access.check_writable()
         definition = self._current()
         number = integer_within("epoch", epoch, 0, OFFSET_MAX)
         fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=False)
@@ -257,7 +253,7 @@ class Table:
         Raises:
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`apply_epoch`.
         """
-        self._check_writable()
+        self._access.check_writable()
         self._current()
         return self._writers.is_last(writer, integer_within("epoch", epoch, 0, OFFSET_MAX))
 
@@ -282,7 +278,7 @@ class Table:
             InvalidRequest: Rows belong to another bucket; or see :meth:`apply_epoch`. Nothing was written.
             UnsupportedOperation: A table of this kind can't be replaced.
         """
-        self._check_writable()
+        self._access.check_writable()
         definition = self._current()
         number = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
         whole = {}
@@ -356,7 +352,7 @@ class Table:
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return Bucket(self._handle(bucket), self._current, self._check_writable)
+        return Bucket(self._handle(bucket), self._catalog, self._access)
 
     def flush(self) -> None:
         """Return once everything acknowledged is seen by every process, and is on the disk."""
@@ -377,7 +373,7 @@ class Table:
             StoreFull, LogFailed: The disk refused. Nothing is left of it, and writing goes on.
             CorruptData: A stored row is damaged.
         """
-        self._check_writable()
+        self._access.check_writable()
         self._current()
         found = {}
         for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True):
@@ -755,7 +751,7 @@ class Table:
         Raises:
             UnsupportedOperation, StoreFull: See there.
         """
-        self._check_registers()
+        self._access.check_registers()
         self._current()
         self._consumers.hold(consumer, offsets)
 
@@ -769,7 +765,7 @@ class Table:
         """
         self._current()
         with suppress(UnsupportedOperation):
-            self._check_registers()
+            self._access.check_registers()
             self._consumers.lease(name, offsets)
 
     def bucket_of(self, values: Mapping[str, pa.Scalar]) -> int | None:

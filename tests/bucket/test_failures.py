@@ -137,7 +137,7 @@ def test_only_the_request_at_fault_fails(store_path: Path, disk: FailingDisk) ->
         table = store.table("t")
         table.upsert({"k": 99, "v": 0})
         answers: dict[int, StoreError | None] = {}
-        committer = table._handles[0]._committer
+        committer = table._handles[0].engine.committer
         gathered = threading.Event()
 
         def slow(call: str) -> int:

@@ -76,7 +76,7 @@ def opened(store_path: Path) -> Iterator[Callable[..., Kept]]:
         every.append(Kept(store_path, *arguments, **options))
         return every[-1]
 
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         yield make
         for kept in every:
             report = kept.store.check()
@@ -354,7 +354,7 @@ class RetentionMachine(TableMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = SetClock()
-        self._patches = [patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0)]
+        self._patches = [patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0)]
         for each in self._patches:
             each.start()
 

@@ -487,7 +487,7 @@ class History:
 @pytest.mark.parametrize("kind", TABLES)
 def test_any_history_is_restored_from_a_snapshot_and_the_log(kind: str, steps: list[Step], cuts: bool) -> None:
     # Retention runs only on request, so that the same steps have the same outcome.
-    with workplace() as place, patch.object(Maintenance, "look"):
+    with workplace() as place, patch.object(Maintenance, "begin"):
         history = History(place / "store", kind, retention=cuts)
         try:
             comes_back(history, steps)

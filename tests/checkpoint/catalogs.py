@@ -18,6 +18,7 @@ from kvstore.clock import Clock
 from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from logformat import paths
 from logformat.catalog.edits import BeginEpoch, Edit, Payload
@@ -74,7 +75,15 @@ class Catalog:
 
     def opened(self, *, create: bool = False) -> Journal:
         """One more, that knows nothing yet."""
-        return Journal(self.path, self.files, self.clock, STORE, create=create, edits_per_segment=EDITS_PER_SEGMENT)
+        return Journal(
+            self.path,
+            self.files,
+            self.clock,
+            STORE,
+            create=create,
+            edits_per_segment=EDITS_PER_SEGMENT,
+            leadership=CatalogLeadership(),
+        )
 
     def controller(self, start: Callable[[Task], Running] | None = None) -> Controller:
         begin = start or (lambda task: Here(task, self.files, self.clock))
@@ -172,6 +181,6 @@ def controller(path: Path, journal: Journal, files: Files, clock: SetClock) -> C
 def checkpoint(path: Path) -> None:
     """Make a checkpoint of a catalog that is there."""
     files, clock = Files(), SetClock()
-    journal = Journal(path, files, clock, STORE)
+    journal = Journal(path, files, clock, STORE, leadership=CatalogLeadership())
     controller(path, journal, files, clock).checkpoint()
     journal.close()

@@ -15,6 +15,7 @@ from kvstore.errors import CorruptImage, UnsupportedVersion
 from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from logformat.catalog import image as bytes_of
 from logformat.ids import Epoch
@@ -107,7 +108,7 @@ def test_a_journal_from_a_backup_is_not_written_on(catalog: Catalog, tmp_path: P
 
 
 def test_an_image_of_another_store_or_name_is_not_used(catalog: Catalog) -> None:
-    other = Journal(catalog.path, Files(), catalog.clock, UUID(int=1))
+    other = Journal(catalog.path, Files(), catalog.clock, UUID(int=1), leadership=CatalogLeadership())
     with pytest.raises(CorruptImage):
         other.state()
     assert "another store" in str(other.images.damaged[0])

@@ -16,6 +16,7 @@ from kvstore.checkpoint.controller import Controller
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from tests.checkpoint.catalogs import STORE, Catalog, Here
 from tests.support.clocks import SetClock
 from tests.support.processes import Child, Pipe
@@ -77,7 +78,7 @@ def checkpoint(pipe: Pipe, path: Path, at: int) -> None:
         return found
 
     with mock.patch.object(Journal, "drop_before", dropped):
-        journal = Journal(path, disk, clock, STORE)
+        journal = Journal(path, disk, clock, STORE, leadership=CatalogLeadership())
         Controller(path, STORE, journal, disk, clock, start=lambda task: Here(task, disk, clock)).checkpoint()
     pipe.send("done")
 

@@ -23,6 +23,7 @@ from kvstore.errors import StoreClosed, StoreLocked, Unavailable
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from logformat import paths
 from logformat.catalog import edits
@@ -106,7 +107,7 @@ def test_a_worker_whose_controller_is_gone_ends_itself(catalog: Catalog, monkeyp
 
 
 def controlled(pipe: Pipe, path: Path) -> None:
-    journal = Journal(path, Files(), SetClock(), STORE)
+    journal = Journal(path, Files(), SetClock(), STORE, leadership=CatalogLeadership())
 
     def start(task: Task) -> WorkerProcess:
         running = WorkerProcess(task)
@@ -265,7 +266,11 @@ def test_who_closes_ends_a_worker_that_takes_too_long(catalog: Catalog, monkeypa
 
 def edit(pipe: Pipe, path: Path, seed: int) -> None:
     """Adds edits, some of them about tables, until it is told to end; tells how many, and the writer ids it got."""
-    random, journal, got = Random(seed), Journal(path, Files(), SetClock(), STORE, edits_per_segment=7), []
+    random, journal, got = (
+        Random(seed),
+        Journal(path, Files(), SetClock(), STORE, edits_per_segment=7, leadership=CatalogLeadership()),
+        [],
+    )
 
     def decide(state: CatalogState) -> Payload:
         return payload(random, state)
@@ -327,8 +332,8 @@ def test_two_processes_add_a_thousand_tables_each(tmp_path: Path) -> None:
     assert done == ["done", "done"]
     with kvstore.open(tmp_path / "s") as store:
         assert store.list_tables() == expected
-        assert store._core.catalog().txid == 2000
-        assert [edit.txid for edit in _edits_behind(store._core._journal._environment, 0)] == list(range(1, 2001))
+        assert store.runtime.catalog().txid == 2000
+        assert [edit.txid for edit in _edits_behind(store.runtime.journal._environment, 0)] == list(range(1, 2001))
         assert store.check()
 
 
@@ -365,7 +370,7 @@ def test_a_process_that_is_far_behind_loads_the_image(catalog: Catalog) -> None:
 
 
 def look(pipe: Pipe, path: Path) -> None:
-    journal = Journal(path, Files(), SetClock(), STORE)
+    journal = Journal(path, Files(), SetClock(), STORE, leadership=CatalogLeadership())
     pipe.send(told(journal.state()))
     pipe.recv()
     pipe.send((told(journal.state()), journal.base))

@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
     """Edits 1 to 12 in segments of five; images of 8 and 12; the first segment is gone."""
     path = tmp_path / "s"
     with kvstore.open(path) as store:
-        store._core._journal._edits_per_segment = 5
+        store.runtime.journal._edits_per_segment = 5
         store.create_table("t", SCHEMA, "k")
         for _ in range(7):
             store.new_writer_id()

@@ -43,7 +43,7 @@ LEASE_MS = 1000 * LEASE_SECONDS
 @pytest.fixture
 def kept(store_path: Path) -> Iterator[Kept]:
     """The log after retention with everything but the last segment expired."""
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         kept = Kept(store_path)
         kept.write(12)
         kept.clock.now += HOUR_MS + 1
@@ -84,7 +84,7 @@ def test_a_consumers_position_survives_a_restart(kept: Kept) -> None:
 
 
 def test_a_commit_is_one_edit_and_none_if_nothing_changes(kept: Kept) -> None:
-    consumer, core = kept.store.consumer("a"), kept.store._core
+    consumer, core = kept.store.consumer("a"), kept.store.runtime
     before = core.catalog().txid
     for offset, edits in ((3, 1), (3, 1), (4, 2)):
         consumer.commit("t", {0: offset})
@@ -154,9 +154,9 @@ def test_a_read_only_store_lists_consumers_and_does_not_commit(kept: Kept) -> No
         ):
             with pytest.raises(UnsupportedOperation, match="open it for writing"):
                 call()
-        txid = kept.store._core.catalog().txid
+        txid = kept.store.runtime.catalog().txid
         reader.table("t").lease("lease", {0: 4})
-        assert kept.store._core.catalog().txid == txid
+        assert kept.store.runtime.catalog().txid == txid
     with pytest.raises(StoreClosed):
         consumer.position("t")
     with pytest.raises(StoreClosed):
@@ -193,7 +193,7 @@ def test_a_slow_consumer_holds_the_log_until_it_advances(kept: Kept) -> None:
 
 
 def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> None:
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.store.consumer("slow").commit("t", {0: 0})
         kept.write(12)
@@ -206,7 +206,7 @@ def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> No
 
 
 def test_buckets_expire_independently(store_path: Path) -> None:
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         clock = SetClock()
         store = Store(store_path, kvstore.StoreOptions(segment_bytes_max=1000), clock=clock)
         table = store.create_table("t", SCHEMA, "k", buckets=2, retention=HOUR)
@@ -338,7 +338,7 @@ def test_a_lease_holds_the_log_for_its_time_and_is_renewed(kept: Kept) -> None:
     kept.retain()
     assert kept.start == bases[-1]
     kept.table.lease("lease", {0: bases[1]})  # its remaining time
-    catalog = kept.store._core.catalog()
+    catalog = kept.store.runtime.catalog()
     (consumers,) = catalog.consumers.values()
     assert [consumer.offsets for consumer in consumers.named.values()] == [(bases[-1],)]
 
@@ -346,26 +346,26 @@ def test_a_lease_holds_the_log_for_its_time_and_is_renewed(kept: Kept) -> None:
 def test_a_table_without_retention_has_no_lease(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
-    before = store._core.catalog()
+    before = store.runtime.catalog()
     table.lease("lease", {0: 0})
-    assert store._core.catalog() is before
+    assert store.runtime.catalog() is before
 
 
 def test_a_size_limit_of_another_process_shows_once_it_took_effect(store_path: Path) -> None:
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.write(12)
         kept.table.lease("one", {0: 0})  # here the limit is known
-        assert len(kept.store._core.catalog().consumers) == 1
+        assert len(kept.store.runtime.catalog().consumers) == 1
         kept.clock.now += LEASE_MS
         kept.retain()
         start = kept.start
         kept.store.close()
         with open_reader(store_path) as reader:
             table = reader.table("t")
-            before = reader._core.catalog().txid
+            before = reader.runtime.catalog().txid
             table.lease("two", {0: start})
-            assert reader._core.catalog().txid == before + 1
+            assert reader.runtime.catalog().txid == before + 1
 
 
 def test_a_lease_that_can_not_be_written_is_no_error(kept: Kept) -> None:
@@ -405,7 +405,7 @@ steps = st.one_of(
 def test_exactly_what_consumers_and_leases_hold_is_kept(
     history: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         kept = Kept(tmp_path_factory.mktemp("s") / "store", dt.timedelta(milliseconds=1), segment_bytes_max=1)
         held: dict[str, tuple[int, int | None]] = {}
         kept.write(1)

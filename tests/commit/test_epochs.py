@@ -287,7 +287,7 @@ def test_data_that_an_epoch_was_checked_against_is_durable_before_it_takes_effec
         append, seen = journal.append, []
 
         def look(decide: Any, **how: Any) -> Any:
-            logs = [handle._committer._path.log for handle in table._handles]
+            logs = [handle.engine.committer._path.log for handle in table._handles]
             seen.append([log.durable == log.end for log in logs])
             return append(decide, **how)
 
@@ -387,4 +387,4 @@ def test_an_epoch_whose_process_died_after_the_intent_was_applied(
             table.apply_epoch(changes(dict.fromkeys(range(9), 2)), "w", 0)
     with open_store() as store:
         assert store.table("t").is_applied("w", 0)
-        assert store._core.catalog().writers_of(table.identity[1]).commits == ()
+        assert store.runtime.catalog().writers_of(table.identity[1]).commits == ()

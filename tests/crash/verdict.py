@@ -73,7 +73,7 @@ def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
         thorough: Ask for every batch that writers may repeat, not only the last; after the reopen read all changes, not
             only the new ones, and write once more.
     """
-    with patch.object(Maintenance, "look"):
+    with patch.object(Maintenance, "begin"):
         return _examined(path, history, thorough=thorough)
 
 

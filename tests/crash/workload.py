@@ -24,6 +24,7 @@ import kvstore
 from kvstore.errors import LogFailed, StoreError
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import Durability, JournalSync
 from logformat.catalog.edits import AllocateWriter, SetConsumer
 from logformat.ids import Offset, TableId
@@ -266,7 +267,9 @@ def checkpoint(directory: Path, _: Script) -> int:
 def catalog_edits(sync: JournalSync, directory: Path, _: Script) -> int:
     """Add edits to a catalog, some of which need not be durable at once; a mark says up to which all must be."""
     files, clock = Files(), SetClock()
-    journal = Journal(directory / STORE, files, clock, catalogs.STORE, sync=sync, wait_ms=2**31 - 1)
+    journal = Journal(
+        directory / STORE, files, clock, catalogs.STORE, sync=sync, wait_ms=2**31 - 1, leadership=CatalogLeadership()
+    )
     controller = catalogs.controller(directory / STORE, journal, files, clock)
     marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     place = 0

@@ -21,6 +21,7 @@ from kvstore.files import Files
 from kvstore.ingest.offsets import Taken
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import Payload
@@ -136,7 +137,7 @@ def checkpoint(store: Path) -> None:
     """An image of the catalog, made in this process; of edits before it, those that two images have go."""
     files, clock = Files(), SystemClock()
     identity = store_file.decode((store / paths.STORE_FILE).read_bytes())
-    journal = Journal(store, files, clock, identity.store_id)
+    journal = Journal(store, files, clock, identity.store_id, leadership=CatalogLeadership())
     controller = Controller(
         store,
         identity.store_id,

@@ -19,6 +19,7 @@ from kvstore.environment import Environment
 from kvstore.errors import InvalidRequest, StoreFull
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import JournalSync
 from logformat.catalog.edits import AllocateWriter, CreateTable, DropConsumer, SetConsumer, TableOptions
@@ -40,8 +41,10 @@ class Pair:
     def __init__(self, path: Path, sync: JournalSync, wait_ms: int = 2**31 - 1) -> None:
         path.mkdir()
         (path / "meta").mkdir()
-        self.journal = Journal(path, Files(), SetClock(), STORE, create=True, sync=sync, wait_ms=wait_ms)
-        self.other = Journal(path, Files(), SetClock(), STORE)
+        self.journal = Journal(
+            path, Files(), SetClock(), STORE, create=True, sync=sync, wait_ms=wait_ms, leadership=CatalogLeadership()
+        )
+        self.other = Journal(path, Files(), SetClock(), STORE, leadership=CatalogLeadership())
         self.journal.append(lambda _: CREATE)
         self.consumer_at(0, may_wait=False)
 
@@ -200,7 +203,7 @@ def test_commits_and_consumers_of_a_store(tmp_path: Path, sync: JournalSync) -> 
             store.consumer("c").commit("t", {bucket: end for bucket, (_, end) in table.offsets().items()})
         assert store.consumers == {"c": {"t": {bucket: end for bucket, (_, end) in table.offsets().items()}}}
         store.flush()
-        assert not store._core.catalog().writers_of(TableId(1)).commits
+        assert not store.runtime.catalog().writers_of(TableId(1)).commits
         done = store.checkpoint()
         expected, consumers = rows_of(table), store.consumers
         assert len(expected) == 12
@@ -213,8 +216,8 @@ def test_commits_and_consumers_of_a_store(tmp_path: Path, sync: JournalSync) -> 
 def test_a_consumer_that_goes_back_is_known_at_once(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", journal_sync="NO_SYNC", sync_interval_ms=2**31 - 1) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": k, "v": k} for k in range(9)])
-        core = store._core
-        other = Journal(core.path, Files(), SetClock(), core._identity.store_id)
+        core = store.runtime
+        other = Journal(core.path, Files(), SetClock(), core.store_id, leadership=CatalogLeadership())
         seen = []
         for offset in (3, 5, 6, 4, 7, 7):
             store.consumer("c").commit("t", {0: offset})

@@ -187,7 +187,7 @@ def serve(pipe: Pipe, path: Path, told: str) -> None:
 def quiet() -> Iterator[None]:
     """Nothing is done that nobody asked for, and nothing waits for a while."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Maintenance, "look"))
+        stack.enter_context(patch.object(Maintenance, "begin"))
         stack.enter_context(patch.object(Controller, "appended"))
         stack.enter_context(patch.object(maintenance, "_REST", 0))
         yield

@@ -65,7 +65,7 @@ def write(directory: Path, plan: Script, bug: str | None) -> None:
 
 
 def _make_checkpoints(store: kvstore.Store, ids: Path) -> None:
-    store._core.checkpoints._start = Here  # type: ignore[attr-defined]
+    store.runtime.checkpoints._start = Here  # type: ignore[attr-defined]
     with suppress(StoreError, OSError), open(ids, "a", buffering=1) as given:
         while True:
             for _ in range(3):
@@ -136,7 +136,7 @@ def _judged(directory: Path, plan: Script, window: Window, given: list[int]) -> 
         next_id = store.new_writer_id()
         if given and next_id <= max(given):
             return f"id {next_id} is given again, after {max(given)}"
-        damaged = store._core.damaged_images()
+        damaged = store.runtime.damaged_images()
         return f"images: {damaged}" if damaged or TABLE not in store.list_tables() else None
 
 

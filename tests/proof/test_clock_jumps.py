@@ -148,7 +148,7 @@ class Walk:
 
 def walk(run: Run, seed: int, work: Path, tell: Tell) -> None:
     done: Counter[str] = Counter()
-    with patch.object(Maintenance, "look"):
+    with patch.object(Maintenance, "begin"):
         for number in range(budget("jumps", run)):
             each = Walk(work / str(number), seed + number)
             try:

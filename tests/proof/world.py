@@ -87,7 +87,7 @@ class World:
 
     def open(self) -> None:
         self.store = kvstore.open(self.path, **SETTINGS)
-        self.store._core.checkpoints._start = Here  # type: ignore[attr-defined]
+        self.store.runtime.checkpoints._start = Here  # type: ignore[attr-defined]
         for name, buckets in ((WRITTEN, 1), (COMMITTED, 2)):
             if name not in self.store.list_tables():
                 self.store.create_table(name, SCHEMA, primary_key="k", buckets=buckets)
@@ -97,8 +97,8 @@ class World:
         self.store.close()
 
     def parts(self, name: str) -> OpenTable:
-        core = self.store._core
-        parts: OpenTable = core.parts(core.definition(name))
+        core = self.store.runtime
+        parts: OpenTable = core.open_table(core.definition(name))
         return parts
 
     def next(self) -> int:

@@ -199,11 +199,11 @@ class TestWaiting:
         table = open_store(**NEVER).create_table("t", SCHEMA, "k")
         following = Following(table.changelog(follow=True, end=2))
         table.upsert({"k": 1, "v": 1})
-        committed = table._handles[0]._committer.index._environment.last_committed()
+        committed = table._handles[0].engine.committer.index._environment.last_committed()
         table.upsert({"k": 2, "v": 1})
         time.sleep(0.1)
         assert following.taken == []
-        assert table._handles[0]._committer.index._environment.last_committed() == committed
+        assert table._handles[0].engine.committer.index._environment.last_committed() == committed
         table.flush()
         assert len(following.ended()) == 2
 
@@ -211,7 +211,7 @@ class TestWaiting:
         table.upsert({"k": 1, "v": 1})
         table.flush()
         files = len(os.listdir("/proc/self/fd"))
-        environment = table._handles[0]._committer.index._environment
+        environment = table._handles[0].engine.committer.index._environment
         followers = [Following(table.changelog(start, follow=True)) for start in ("earliest", "full") for _ in range(3)]
         for follower in followers:
             follower.wait_for(1)
@@ -321,7 +321,7 @@ def test_columns_stay_the_same_when_the_table_gains_some(store_path: Path) -> No
     names = next(following).schema.names
     kind = next(binlog).schema
     more = pa.schema([*SCHEMA, pa.field("w", pa.string())])
-    store._core._journal.append(
+    store.runtime.journal.append(
         lambda _: AddSchema(
             table_id=table.identity[1], schema_id=SchemaId(2), columns=schemas.to_json(schemas.normalise(more, ["k"]))
         )

@@ -281,7 +281,7 @@ def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_p
         with Store(each.path, OPTIONS) as store:
             store.table("t").bucket(0).apply(kvstore.Changes.of([("upsert", {"k": 0, "v": value, "s": ""})], SCHEMA))
             store.flush()
-            store._core.parts(store._core.definition("t")).handles[0].take_snapshot()
+            store.runtime.open_table(store.runtime.definition("t")).handles[0].take_snapshot()
     truth = seen(world.path)
     name = f"tables/1/0/snapshots/{truth['t offsets'][0][1]:020d}"
     shutil.rmtree(world.path / name)

@@ -26,7 +26,7 @@ from kvstore.errors import (
 )
 from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.replica.store import Store
+from kvstore.store import Store
 from logformat.checksum import crc32c
 from logformat.replica.object_file import parse_name
 from tests.repair.conftest import Built

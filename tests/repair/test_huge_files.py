@@ -37,7 +37,7 @@ from kvstore.replica.follow.copy import following_of
 from kvstore.replica.follow.follower import Follower
 from kvstore.replica.image_worker import ElsewhereWorker, followers
 from kvstore.replica.replica import Replica
-from kvstore.replica.store import Store
+from kvstore.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import TableOptions
 from logformat.catalog.image import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, Leader, read_record
@@ -197,7 +197,7 @@ def written(path: Path) -> int:
     """Open a store as a writer does, and write every bucket."""
     with Store(path, OPTIONS) as store:
         for name in store.list_tables():
-            for handle in store._core.parts(store._core.definition(name)).handles:
+            for handle in store.runtime.open_table(store.runtime.definition(name)).handles:
                 handle.write()
         return store.table("t").count()
 

@@ -103,7 +103,7 @@ def seen_if_right(path: Path) -> dict[str, Any] | None:
     try:
         with Store(path, OPTIONS) as store:
             for name in store.list_tables():
-                for handle in store._core.parts(store._core.definition(name)).handles:
+                for handle in store.runtime.open_table(store.runtime.definition(name)).handles:
                     handle.write()
             if not store.check():
                 return None

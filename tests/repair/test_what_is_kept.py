@@ -38,7 +38,7 @@ def options(segment_bytes_max: int) -> StoreOptions:
 def batches(world: World) -> list[Place]:
     """Of the first bucket, in order."""
     with Store(world.path, options(1 << 26), read_only=True) as store:
-        identity = store._core.parts(store._core.definition("t")).handles[0].place.identity
+        identity = store.runtime.open_table(store.runtime.definition("t")).handles[0].place.identity
     log = world.path / BUCKET / paths.LOG
     found = [scan_segment(log, Offset(int(path.stem)), identity) for path in sorted(log.glob("*.log"))]
     return [place for segment in found for place in segment.batches()]
@@ -223,7 +223,7 @@ def test_an_open_commit_behind_what_a_bucket_lost_is_over(tmp_path: Path) -> Non
     assert any("what buckets [0] did not have yet of the commit" in each for each in report.gone)
     with Store(cut.world.path, options(3000)) as store:
         table = store.table("t")
-        assert store._core.catalog().writers_of(table.identity[1]).commits == ()
+        assert store.runtime.catalog().writers_of(table.identity[1]).commits == ()
         table.upsert([{"k": k, "v": 2, "s": ""} for k in range(9)])
         table.apply_epoch(
             kvstore.Changes.of([("upsert", {"k": k, "v": 3, "s": ""}) for k in range(9)], SCHEMA), "new", 0

@@ -15,11 +15,12 @@ import pyarrow as pa
 import kvstore
 from kvstore.clock import SystemClock
 from kvstore.files import Files
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import StoreOptions
 from kvstore.repair.repair import Repair, RepairReport
 from kvstore.repair.source import Source
 from kvstore.replica.client import ObjectStore
-from kvstore.replica.store import Store
+from kvstore.store import Store
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -47,7 +48,9 @@ class World:
         """Mend it, with its replica or without."""
         place = self.replica if replica is True else replica
         source = Source(ObjectStore(str(place)), place.as_uri()) if isinstance(place, Path) else None
-        return Repair(self.path, files or Files(), SystemClock(), source).run(accepts_loss=accepts_loss)
+        return Repair(self.path, files or Files(), SystemClock(), CatalogLeadership(), source).run(
+            accepts_loss=accepts_loss
+        )
 
 
 def operations(step: int) -> list[tuple[str, dict[str, Any]]]:
@@ -79,7 +82,7 @@ def build(place: Path, *, shipped_after: tuple[int, ...] = SHIPPED_AFTER, log_by
                 replica.ship()
         assert events.offsets()
         if log_bytes_max is not None:
-            for handle in store._core.parts(store._core.definition("t")).handles:
+            for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
                 handle.take_snapshot()
                 handle.retain()
     return world
@@ -109,7 +112,7 @@ def seen(path: Path, *, end: bool = True) -> dict[str, Any]:
                 found[f"{name} count"] = table.count()
             found[f"{name} changes"] = [row for batch in table.changelog() for row in batch.to_pylist()]
             found[f"{name} offsets"] = table.offsets()
-            for bucket, handle in enumerate(store._core.parts(store._core.definition(name)).handles):
+            for bucket, handle in enumerate(store.runtime.open_table(store.runtime.definition(name)).handles):
                 with handle.snapshot() as view:
                     found[f"{name}/{bucket} writers"] = view.writers()
         return found

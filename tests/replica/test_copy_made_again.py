@@ -126,7 +126,7 @@ def test_edits_of_the_catalog_that_are_in_images_only(tmp_path: Path) -> None:
 def test_without_a_snapshot_there_is_nothing_to_begin_with(store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, "k").upsert({"k": 1, "v": 1})
     replica_of(store, objects := Objects())
-    shipper = Shipper(store._core, "r", objects)
+    shipper = Shipper(store.runtime, "r", objects)
     with pytest.raises(ReplicaBehind, match="take one"):
         shipper.ship_snapshot(BUCKET)
     with pytest.raises(ReplicaBehind, match="meta checkpoint"):

@@ -33,7 +33,7 @@ WITH_CREDENTIALS = [
 def test_a_url_with_credentials_is_refused_wherever_one_is_taken(tmp_path: Path, url: str) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
-        before = store._core.catalog().txid
+        before = store.runtime.catalog().txid
         calls: list[Callable[[], object]] = [
             lambda: store.add_replica(url),
             lambda: store.add_replica(url, "r"),
@@ -49,7 +49,7 @@ def test_a_url_with_credentials_is_refused_wherever_one_is_taken(tmp_path: Path,
             with pytest.raises(InvalidRequest, match="environment variables") as caught:
                 call()
             assert SECRET not in "".join(traceback.format_exception(caught.value))
-        assert store._core.catalog().txid == before
+        assert store.runtime.catalog().txid == before
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
     for command in (
         ("replica", "add", tmp_path / "s", url),
@@ -69,13 +69,13 @@ def test_credentials_that_an_old_catalog_has_are_never_printed(tmp_path: Path, u
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         # As an earlier version did.
-        store._core.journal.append(lambda _: AddReplica(name=url, url=url))
-        replica = Replica(store._core, url, store._check_open, lambda _: objects)
+        store.runtime.journal.append(lambda _: AddReplica(name=url, url=url))
+        replica = Replica(store.runtime, url, store._check_open, lambda _: objects)
         objects = Objects()
         assert replica.ship().objects
         assert replica.check()
         told = [repr(store.replicas), repr(replica.report()), replica.name, replica.url, repr(replica)]
-        told += [repr(store.health()), repr(store._core.catalog())]
+        told += [repr(store.health()), repr(store.runtime.catalog())]
         if url.startswith("nonsense:"):
             told.append(str(error_of(store.replica(replica.name).ship)))
             told.append(str(error_of(lambda: store.replica(replica.name).check())))
@@ -111,7 +111,7 @@ def test_two_replicas_at_one_place_are_refused(tmp_path: Path) -> None:
         (tmp_path / "r").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "r")
         store.add_replica(str(tmp_path / "r"), "r")
-        store._core.journal.append(lambda _: AddReplica(name="b", url="s3://bucket/a/path"))
+        store.runtime.journal.append(lambda _: AddReplica(name="b", url="s3://bucket/a/path"))
         others = [
             *(str(tmp_path / "r"), f"{tmp_path}/x/../r/", (tmp_path / "r").as_uri(), str(tmp_path / "link")),
             *("s3://bucket/a/path", "S3://bucket/a/path/", "s3a://bucket/a/p%61th"),
@@ -120,7 +120,7 @@ def test_two_replicas_at_one_place_are_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="There is a replica at that place"):
                 store.add_replica(other, "other")
         store.add_replica(str(tmp_path / "r2"), "other")
-        assert sorted(store._core.catalog().replicas) == ["b", "other", "r"]
+        assert sorted(store.runtime.catalog().replicas) == ["b", "other", "r"]
 
 
 def test_a_copy_goes_on_that_follows_a_url_with_credentials(tmp_path: Path) -> None:

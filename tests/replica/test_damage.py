@@ -42,8 +42,8 @@ class Shipped:
         return Objects(self.whole).names
 
     def found(self, held: dict[str, bytes]) -> list[Finding]:
-        status = self.store._core.catalog().replicas["r"]
-        return findings(Objects(held), self.store._core.store_id, status)
+        status = self.store.runtime.catalog().replicas["r"]
+        return findings(Objects(held), self.store.runtime.store_id, status)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_small_objects_are_not_needed_where_larger_ones_overlap(shipped: Shipped
     store, objects = shipped.store, Objects(dict(shipped.whole))
     ranges = [name for name in shipped.names if name.stream == Stream(1, 0)]
     merged = ObjectName(Stream(1, 0), "range", ranges[0].start, ranges[1].end, Epoch(0))
-    ship = shipper.Shipper(store._core, "r", objects)
+    ship = shipper.Shipper(store.runtime, "r", objects)
     parts = ship.range_parts(merged)
     assert parts is not None
     ship.replace(merged, parts)

@@ -225,7 +225,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
         died += until_it_lives(pull)
         with kvstore.open(tmp_path / "c", read_only=True) as read:
             there = {int(directory.name) for directory in (tmp_path / "c" / paths.TABLES).iterdir()}
-            assert there == set(read._core.catalog().tables)
+            assert there == set(read.runtime.catalog().tables)
         restored(leader.objects, tmp_path / f"back{round_}")
         assert everything(tmp_path / "c") == everything(tmp_path / f"back{round_}")
     assert died > 10

@@ -154,7 +154,7 @@ def test_a_new_leader_whose_batch_does_not_end_where_the_copy_does(tmp_path: Pat
         table.upsert([{"k": k, "v": 1} for k in range(100, 120)])
         old.flush()
         replica_of(old, objects).ship()
-        store_id = old._core.store_id
+        store_id = old.runtime.store_id
     copy = follower(objects, tmp_path / "c", rollback_limit=19)
     recovery.recover(tmp_path / "new", store_id, Files(), SystemClock(), write=True)
     with kvstore.open(tmp_path / "new") as new:

@@ -82,7 +82,7 @@ def test_a_copy_makes_it(tmp_path: Path, store: kvstore.Store) -> None:
             done = store.checkpoint()
             assert done.written
             assert images(store.path)[0] == done.txid
-            image.load(paths.image_file(store.path / paths.IMAGES, done.txid), store._core.store_id)
+            image.load(paths.image_file(store.path / paths.IMAGES, done.txid), store.runtime.store_id)
         with pytest.raises(Unavailable, match="nothing newer"):
             store.checkpoint()
         # What was answered before is no answer to this, though both are to make the same image.
@@ -109,7 +109,7 @@ def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypa
         copy.pull()  # it comes too late
         assert images(store.path) == []
         told = FollowerStatus(
-            store_id=store._core.store_id,
+            store_id=store.runtime.store_id,
             name="x",
             as_of_ms=0,
             txid=Txid(1),
@@ -130,7 +130,7 @@ def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypa
 def test_what_is_no_image_is_not_taken(tmp_path: Path, store: kvstore.Store, damage: str) -> None:
     with kvstore.open(tmp_path / "other") as other:
         other.create_table("t", SCHEMA, "k")
-        state, other_id = other._core.catalog(), other._core.store_id
+        state, other_id = other.runtime.catalog(), other.runtime.store_id
     foreign = tmp_path / "foreign"
     image.save(foreign, image.image_of(state, other_id, epoch=Epoch(1), now_ms=1), Files())
 

@@ -135,15 +135,14 @@ def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monk
             return super().get(name, bytes_max=bytes_max)
 
     place = Silent()
+    monkeypatch.setattr("kvstore.store.ReplicaLeadership", lambda clock: lead.ReplicaLeadership(clock, lambda _: place))
     with kvstore.open(tmp_path / "s") as store:
-        journal = store._core.journal
-        journal.asks = lead.Lead(journal, store._core.store_id, SystemClock(), lambda _: place).check
         for number in range(3):
             store.table("t").upsert(pa.RecordBatch.from_pylist([{"k": 2, "v": number}], schema=SCHEMA))
         assert asked.is_set()
         assert not answers.is_set()
         place.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
-        place.create(leader_name(store._core.catalog().leader_epoch + 1), [b"other"])
+        place.create(leader_name(store.runtime.catalog().leader_epoch + 1), [b"other"])
         answers.set()
         with pytest.raises(WriterFenced):
             append_until_fenced(store.table("t"))
@@ -169,7 +168,7 @@ def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path
 
     objects, clock = Late(), Ahead()
     with kvstore.open(tmp_path / "s", read_only=True) as store:
-        state, store_id = store._core.catalog(), store._core.store_id
+        state, store_id = store.runtime.catalog(), store.runtime.store_id
     place = lead._Place("r", lambda _: objects, store_id, clock)
     place.renew(state)
     assert asked.wait(600)
@@ -244,12 +243,12 @@ def test_edits_that_wait_are_left_out(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s", journal_sync="NO_SYNC", sync_interval_ms=60_000) as store:
         consumer = store.consumer("c")
         consumer.commit("t", {0: 0})
-        before = store._core.catalog().txid
+        before = store.runtime.catalog().txid
         consumer.commit("t", {0: 1})
         kvstore.promote(copy)
     with kvstore.open(tmp_path / "s", read_only=True) as store:
-        assert store._core.catalog().lost_to == 1
-        assert store._core.catalog().txid == before + 1
+        assert store.runtime.catalog().lost_to == 1
+        assert store.runtime.catalog().txid == before + 1
         assert store.table("t").consumers["c"][0] == 0
 
 
@@ -270,7 +269,7 @@ def test_a_copy_that_goes_on_several_epochs_later(tmp_path: Path, copy: Path) ->
     """Recovered twice, for instance: nobody ever shipped in the epoch between."""
     shutil.copytree(tmp_path / "s", tmp_path / "s2")
     with kvstore.open(tmp_path / "s", read_only=True) as store:
-        store_id = store._core.store_id
+        store_id = store.runtime.store_id
     for _ in range(2):
         recovery.recover(tmp_path / "s2", store_id, Files(), SystemClock(), write=True)
     with kvstore.open(tmp_path / "s2") as store:
@@ -285,7 +284,7 @@ def test_a_shipper_that_died_before_it_said_what_it_shipped(tmp_path: Path, monk
         store.flush()
         replica = store.add_replica(str(tmp_path / "r"), "r")
         with monkeypatch.context() as patch:
-            patch.setattr(type(store._core.journal), "append", full)
+            patch.setattr(type(store.runtime.journal), "append", full)
             with pytest.raises(StoreFull):
                 replica.ship()
         kvstore.follow(str(tmp_path / "r"), tmp_path / "c").close()

@@ -25,7 +25,7 @@ def copied(store: Path, to: Path) -> Path:
     """A copy of a store that goes on in its place."""
     shutil.copytree(store, to)
     with kvstore.open(to, read_only=True) as copy:
-        store_id = copy._core.store_id
+        store_id = copy.runtime.store_id
     recovery.recover(to, store_id, Files(), SystemClock(), write=True)
     return to
 
@@ -96,7 +96,7 @@ def test_of_two_copies_only_one_takes_the_place(tmp_path: Path) -> None:
     with kvstore.open(copied(tmp_path / "s", tmp_path / "a")) as one:
         write(one, objects, 2, 2)
         with kvstore.open(copied(tmp_path / "s", tmp_path / "b")) as other:
-            assert one._core.catalog().leader_epoch == other._core.catalog().leader_epoch
+            assert one.runtime.catalog().leader_epoch == other.runtime.catalog().leader_epoch
             other.table("t").upsert([{"k": 1, "v": 3}])
             other.flush()
             with pytest.raises(WriterFenced):
@@ -112,7 +112,7 @@ def test_nobody_leads_by_an_object_that_was_emptied(tmp_path: Path) -> None:
         write(store, objects, 1, 2)
     with kvstore.open(copied(tmp_path / "s", tmp_path / "a")) as one:
         write(one, objects, 2, 2)
-        name = leader_name(one._core.catalog().leader_epoch)
+        name = leader_name(one.runtime.catalog().leader_epoch)
         objects.held[name] = b""
         with pytest.raises(CorruptData, match=f"remove it.*{name}"):
             write(one, objects, 3, 1)
@@ -165,7 +165,7 @@ def test_two_replicas_have_nothing_to_tell_each_other(tmp_path: Path) -> None:
         store.flush()
         for replica in replicas:
             replica.ship()
-        txid = store._core.catalog().txid
+        txid = store.runtime.catalog().txid
         for replica in replicas * 3:
             assert replica.ship().objects == 0
-        assert store._core.catalog().txid == txid
+        assert store.runtime.catalog().txid == txid

@@ -41,17 +41,17 @@ class Whole:
 
     def parts(self, stream: Stream, kind: str) -> Parts:
         name = self.name(stream, kind)
-        found = decode_object(memoryview(self.objects.held[str(name)]), name, self.store._core.store_id)
+        found = decode_object(memoryview(self.objects.held[str(name)]), name, self.store.runtime.store_id)
         return list(found.parts)
 
     def with_parts(self, held: dict[str, bytes], name: ObjectName, parts: Parts) -> Objects:
         """The replica with other parts under a name."""
-        return Objects(held | {str(name): b"".join(encode_object(name, self.store._core.store_id, parts))})
+        return Objects(held | {str(name): b"".join(encode_object(name, self.store.runtime.store_id, parts))})
 
     def begun(self, stream: Stream) -> Objects:
         """The replica as if its ranges of a track began with the snapshot; so that is needed."""
         held = dict(self.objects.held)
-        name, store_id = self.name(stream, "snapshot"), self.store._core.store_id
+        name, store_id = self.name(stream, "snapshot"), self.store.runtime.store_id
         del held[str(self.name(stream, "range"))]
         told = replica_told.decode(held[replica_told.NAME], store_id)
         begun = {"start": name.start, "end": name.start, "snapshots": [name.start]}
@@ -60,8 +60,8 @@ class Whole:
         return Objects(held)
 
     def bad(self, objects: Objects) -> set[str | None]:
-        status = self.store._core.catalog().replicas["r"]
-        found = findings(objects, self.store._core.store_id, status)
+        status = self.store.runtime.catalog().replicas["r"]
+        found = findings(objects, self.store.runtime.store_id, status)
         return {each.object for each in found if each.kind == "BAD"} - {replica_told.NAME}
 
 
@@ -78,7 +78,7 @@ def made(path: Path) -> Whole:
     table.snapshot()
     store.checkpoint()
     for stream in (CATALOG, ONE, OTHER):
-        Shipper(store._core, "r", objects).ship_snapshot(stream)
+        Shipper(store.runtime, "r", objects).ship_snapshot(stream)
     return Whole(store, replica, objects)
 
 

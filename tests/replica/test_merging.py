@@ -63,7 +63,7 @@ def test_a_replica_stays_what_it_is(tmp_path: Path, seed: int) -> None:
             while True:
                 there = dict(objects.held)
                 try:
-                    merge(faulty, store._core.store_id, status_of(store._core, "r"), now_ms + later)
+                    merge(faulty, store.runtime.store_id, status_of(store.runtime, "r"), now_ms + later)
                     break
                 except Unavailable:
                     failed += 1
@@ -98,7 +98,7 @@ def test_what_is_damaged_takes_nothing_with_it(tmp_path: Path, damaged: str) -> 
             replica.ship()
 
         def merged(now_ms: int) -> merging.Merged:
-            return merge(objects, store._core.store_id, status_of(store._core, "r"), now_ms)
+            return merge(objects, store.runtime.store_id, status_of(store.runtime, "r"), now_ms)
 
         def flip(name: ObjectName) -> None:
             objects.held[str(name)] = objects.held[str(name)][:-1] + b"?"

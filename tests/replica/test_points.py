@@ -13,7 +13,7 @@ import pytest
 import kvstore
 from kvstore.errors import InvalidRequest, MissingVersion, NotAStore, ReplicaBehind
 from kvstore.options import StoreOptions
-from kvstore.replica.store import Store
+from kvstore.store import Store
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of

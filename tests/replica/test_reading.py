@@ -17,7 +17,7 @@ from kvstore.options import StoreOptions
 from kvstore.replica.read.table import SLACK_MS, ReplicaReader, ReplicaTable
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.replica.source import Source
-from kvstore.replica.store import Store
+from kvstore.store import Store
 from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, TableId
 from logformat.log.batch import LogBatch, decode_batch, encode_batch
@@ -71,7 +71,7 @@ class Written:
                 epoch += 1
             else:
                 self.table.upsert([{"k": k, "v": step} for k in random.sample(range(40), 6)])
-            handles = self.store._core.parts(self.store._core.definition("t")).handles
+            handles = self.store.runtime.open_table(self.store.runtime.definition("t")).handles
             if log_gone and step in (steps // 2 - 5, steps // 2):
                 for handle in handles[:1] if step == steps // 2 else handles[1:]:
                     handle.take_snapshot()
@@ -83,7 +83,7 @@ class Written:
         self.store.flush()
         replica.ship()
         if log_gone:
-            shipper = Shipper(self.store._core, "r", self.objects)
+            shipper = Shipper(self.store.runtime, "r", self.objects)
             starts = {stream: shipper.ship_snapshot(stream) for stream in TRACKS}
             self.objects = self.told(lambda each: {"start": starts[each.stream], "snapshots": [starts[each.stream]]})
         source = Source(self.objects)
@@ -95,7 +95,7 @@ class Written:
 
     def told(self, change: Callable[[Shipped], dict[str, Any]]) -> Objects:
         """The same replica, had it been told something else of the table's buckets."""
-        told = replica_told.decode(self.objects.held[replica_told.NAME], self.store._core.store_id)
+        told = replica_told.decode(self.objects.held[replica_told.NAME], self.store.runtime.store_id)
         shipped = [
             msgspec.structs.replace(each, **change(each)) if each.stream in TRACKS else each for each in told.shipped
         ]
@@ -182,16 +182,16 @@ def test_a_snapshot(tmp_path: Path) -> None:
         assert read(objects, tmp_path) == rows_of(table)
         (name,) = [name for name in objects.names if name.kind == "snapshot"]
         # Had it begun at 0 once, there would be changes before it that nobody may leave out unsaid; rows are all there.
-        told = replica_told.decode(objects.held["TOLD"], store._core.store_id)
+        told = replica_told.decode(objects.held["TOLD"], store.runtime.store_id)
         shipped = [each if each.stream == CATALOG else msgspec.structs.replace(each, start=0) for each in told.shipped]
         begun = objects.held | {"TOLD": replica_told.encode(msgspec.structs.replace(told, shipped=shipped))}
         assert read(Objects(begun), tmp_path) == rows_of(table)
         with pytest.raises(MissingVersion, match="a hole in bucket 0"):
             ReplicaTable.of("", "t", Objects(begun)).changes(0, 0, name.start + 1)
         assert ReplicaTable.of("", "t", Objects(begun)).changes(0, name.start, name.start + 1).bytes
-        found = decode_object(memoryview(objects.held[str(name)]), name, store._core.store_id)
+        found = decode_object(memoryview(objects.held[str(name)]), name, store.runtime.store_id)
         other = msgspec.structs.replace(decode_manifest(bytes(found.parts[0])), digest="1" * 16)
-        data = b"".join(encode_object(name, store._core.store_id, [encode_manifest(other), *found.parts[1:]]))
+        data = b"".join(encode_object(name, store.runtime.store_id, [encode_manifest(other), *found.parts[1:]]))
         with pytest.raises(CorruptData, match=f"other rows than it says.*object={name}"):
             read(Objects(objects.held | {str(name): data}), tmp_path)
 

@@ -131,7 +131,7 @@ def test_who_was_replaced_ships_no_more(tmp_path: Path) -> None:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     with kvstore.open(tmp_path / "old") as old:
-        store_id = old._core.store_id
+        store_id = old.runtime.store_id
         recovery.recover(tmp_path / "new", store_id, Files(), SystemClock(), write=True)
         with kvstore.open(tmp_path / "new") as new:
             new.table("t").upsert([{"k": 2, "v": 2}])

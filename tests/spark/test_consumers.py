@@ -61,7 +61,7 @@ class Short:
 
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[Short]:
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         short = Short(tmp_path / "store")
         short.write()
         yield short
@@ -128,7 +128,7 @@ steps = st.one_of(
 def test_whatever_expires_and_dies_every_change_is_had_once(
     during: list[tuple[str, Any]], most: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with patch.object(Maintenance, "look"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
         short = Short(tmp_path_factory.mktemp("s") / "store")
         query = short.query(startingOffsets="earliest")
         if most is not None:
@@ -260,7 +260,7 @@ def rows_in(reader: Any) -> Rows:
 
 
 def leases(short: Short) -> int:
-    return sum(len(each.named) for each in short.store._core.catalog().consumers.values())
+    return sum(len(each.named) for each in short.store.runtime.catalog().consumers.values())
 
 
 @pytest.mark.parametrize("options", [{"table": "t"}, {"table": "t$changelog", "endingOffsets": "latest"}])
@@ -304,10 +304,10 @@ def test_only_a_table_whose_log_expires_has_leases(store: kvstore.Store) -> None
         table = store.create_table(name, SCHEMA, "k", retention=retention)
         table.upsert({"k": 1, "v": 1})
         table.flush()
-        before = store._core.catalog()
+        before = store.runtime.catalog()
         source = KvStoreSource({"path": str(store.path), "table": name})
         assert read(source) == [1]
-        assert (store._core.catalog() is before) == (retention is None)
+        assert (store.runtime.catalog() is before) == (retention is None)
 
 
 def test_rows_of_a_wal_table_have_no_lease(short: Short) -> None:

@@ -170,7 +170,7 @@ def test_a_replica_that_begins_with_a_snapshot(tmp_path: Path) -> None:
             table.upsert([{"k": k, "s": f"{step}-{k}"} for k in range(0, 3000, step + 1)])
         table.delete(list(range(0, 3000, 11)))
         table.snapshot()
-        for handle in store._core.parts(store._core.definition("t")).handles:
+        for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
             handle.retain()
         start = table.offsets()[0][0]
         assert start

@@ -96,7 +96,7 @@ def test_a_limit_a_restart_and_a_new_column(spark: SparkSession, store: kvstore.
 def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Maintenance, "look", lambda _: None)
+    monkeypatch.setattr(Maintenance, "begin", lambda _: None)
     monkeypatch.setattr(maintenance, "_REST", 0)
     options = {"startingOffsets": "earliest", "consumer": "q", "maxOffsetsPerTrigger": 10}
     sink = Sink()

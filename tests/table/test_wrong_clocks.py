@@ -203,7 +203,7 @@ def test_what_is_stamped_ahead_expires_with_what_comes_after_it(tmp_path: Path) 
     with opened(TODAY) as store:
         store.create_table("t", SCHEMA, "k", retention=dt.timedelta(days=7))
         fill(store)
-    with patch.object(Maintenance, "look"), opened(TODAY + YEARS) as store:
+    with patch.object(Maintenance, "begin"), opened(TODAY + YEARS) as store:
         ahead = fill(store)
     with opened(TODAY + DAY) as store:
         fill(store)

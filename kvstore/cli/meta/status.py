@@ -19,6 +19,7 @@ from kvstore.files import Files, refusal
 from kvstore.meta import image
 from kvstore.meta.image import Image
 from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership
 from logformat.catalog.image import Head, Item
 from logformat.ids import Epoch
 
@@ -113,7 +114,7 @@ def _image(path: Path) -> Image:
 def _catalog(store: Path) -> Image:
     """The catalog of a store as an image."""
     store_id, clock = store_id_of(store), SystemClock()
-    journal = Journal(store, Files(), clock, store_id)
+    journal = Journal(store, Files(), clock, store_id, leadership=CatalogLeadership())
     try:
         return image.image_of(journal.state(), store_id, epoch=Epoch(0), now_ms=clock.now_ms())
     finally:

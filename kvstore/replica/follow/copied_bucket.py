@@ -2,58 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
 
+from kvstore.bucket.context import BucketContext
 from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
-from kvstore.bucket.recovery import BucketPlace, open_for_writing
-from kvstore.clock import Clock
-from kvstore.files import Files
+from kvstore.bucket.read_gate import ReadGate
+from kvstore.bucket.recovery import open_for_writing
 from kvstore.lock import ProcessLock
 from kvstore.log.log import EncodedBatch
-from kvstore.log.retention import ReaderPositions
 from kvstore.log.segments import LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.options import StoreOptions
 from logformat import paths
 from logformat.ids import Offset, WriterId
 from logformat.log.batch import BatchHeader, decode_verified
 
 
 class CopiedBucket:
-    """A bucket's files, open for who follows; recovered first.
+    """A bucket's files, open for a follower; recovered first.
 
     Args:
-        current: The table as the copy's catalog has it.
-        standing: Who has yet to read the log.
+        context: Of the bucket, with the copy's catalog.
 
     Raises:
         StoreLocked: Another process follows.
         CorruptData: It can't be recovered.
     """
 
-    def __init__(
-        self,
-        place: BucketPlace,
-        current: Callable[[], TableDefinition],
-        reader_positions: ReaderPositions,
-        options: StoreOptions,
-        files: Files,
-        clock: Clock,
-    ) -> None:
-        self._current = current
-        self._clock = clock
-        self._log = LogFiles(place.log, place.identity, files)
-        self._lock = ProcessLock(place.directory / paths.LOCK_FILE, files)
+    def __init__(self, context: BucketContext) -> None:
+        place = context.place
+        self._catalog = context.catalog
+        self._clock = context.clock
+        self._log = LogFiles(place.log, place.identity, context.files)
+        self._lock = ProcessLock(place.directory / paths.LOCK_FILE, context.files)
         self._lock.acquire()
         try:
-            self._path = open_for_writing(place, current(), options, files, clock)
+            self._path = open_for_writing(
+                place, context.catalog.definition(), context.options, context.files, context.clock
+            )
         except BaseException:
             self._lock.release()
             raise
-        self._maintenance = Maintenance(
-            place, self._path.index, lambda: None, current, options, files, clock, reader_positions
-        )
-        self._looked = clock.monotonic()
+        self._maintenance = Maintenance(context, self._path.index, lambda: None, ReadGate(), threading.Event())
+        self._looked = context.clock.monotonic()
 
     @property
     def log(self) -> LogFiles:
@@ -76,7 +66,7 @@ class CopiedBucket:
             StoreFull, LogFailed: The disk refuses; close it, and open it again.
             CorruptData: A batch can't be what its leader wrote; those before it may have been appended.
         """
-        began, definition = self.end, self._current()
+        began, definition = self.end, self._catalog.definition()
         self._path.use(definition)
         for header, data in batches:
             decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)

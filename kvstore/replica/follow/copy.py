@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID
 
 import msgspec
 
-from kvstore.bucket.recovery import BucketPlace, open_for_writing
+from kvstore.bucket.commit_lock import CommitLock
+from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.recovery import open_for_writing
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import Clock
+from kvstore.commit.staging import Staging
 from kvstore.errors import CorruptImage, NotAStore
 from kvstore.files import Files, read_file, refusals
 from kvstore.lock import ProcessLock
 from kvstore.log.segments import LogIdentity
 from kvstore.meta import image
 from kvstore.meta.journal import Journal, create_journal
+from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.replica.follow.bucket_files import write_bucket
@@ -30,7 +34,7 @@ from logformat.catalog import following_file, store_file
 from logformat.catalog.edits import Edit
 from logformat.catalog.following_file import FollowingFile
 from logformat.catalog.replicas import Stream
-from logformat.ids import BucketId, Epoch, Offset, TableId
+from logformat.ids import BucketId, Epoch, TableId
 
 _MAY_WAIT = ("WRITE_NO_SYNC", "NO_SYNC")
 
@@ -67,13 +71,14 @@ class Copy:
         try:
             self.journal = Journal(
                 *(path, files, clock, self._store.store_id),
+                leadership=CatalogLeadership(),
                 edits_per_segment=options.edits_per_journal,
                 sync=options.journal_sync,
-                appended=lambda txid: self.checkpoints.appended(txid),
             )
             self.checkpoints = Controller(
                 *(path, self._store.store_id, self.journal, files, clock), edits_per_image=options.edits_per_journal
             )
+            self.journal.listen(self.checkpoints)
             try:
                 self._remove_orphans()
             except BaseException:
@@ -181,19 +186,16 @@ class Copy:
             self._lock.release()
 
     def _opened(self, stream: Stream) -> CopiedBucket:
-        def current() -> TableDefinition:
-            return self.state.tables[stream.table_id]
-
-        @contextmanager
-        def reader_positions(bucket: BucketId) -> Iterator[list[Offset]]:
-            with self.journal.still() as catalog:
-                yield catalog.consumers_of(stream.table_id).reader_positions(bucket, self._clock.now_ms())
-
-        place = _place(self.path, self._store.store_id, stream)
-        with refusals(place.directory):
-            return CopiedBucket(
-                *(place, current, lambda: reader_positions(stream.bucket), self._options, self._files, self._clock)
-            )
+        table, files = stream.table_id, self._files
+        context = BucketContext(
+            _place(self.path, self._store.store_id, stream),
+            TableCatalog(self.journal, table, self.state.tables[table].name, self._clock),
+            CommitLock(self.path, table, files, self._clock),
+            Staging(self.path, table, files),
+            *(files, self._clock, self._options),
+        )
+        with refusals(context.place.directory):
+            return CopiedBucket(context)
 
     def _remove_orphans(self) -> None:
         """Remove tables that were dropped, or not quite there yet, when a process died."""

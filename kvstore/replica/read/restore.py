@@ -26,8 +26,9 @@ from kvstore.replica.client import Client
 from kvstore.replica.consistent_cut import BucketHistory, consistent_cut
 from kvstore.replica.follow.bucket_files import write_bucket
 from kvstore.replica.follow.round import Sequences, applied_tasks, writers_of_commits
+from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.source import Source, check_table
-from kvstore.store import Store
+from kvstore.runtime import opened
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import (
@@ -230,9 +231,10 @@ class Restore:
         create_journal(path / paths.JOURNAL, self._files, begin)
 
     def _build_indexes(self, path: Path) -> None:
-        with Store(path, StoreOptions(), files=self._files, clock=self._clock) as store:
-            for name in store.list_tables():
-                for handle in store._core.parts(store._core.definition(name)).handles:
+        leadership = ReplicaLeadership(self._clock)
+        with opened(path, StoreOptions(), self._files, self._clock, leadership) as runtime:
+            for definition in runtime.catalog().tables.values():
+                for handle in runtime.open_table(definition).handles:
                     handle.write()
 
     def _edit(self, state: CatalogState, payload: Payload, epoch: Epoch) -> Edit:

@@ -29,7 +29,7 @@ from kvstore.meta.journal import Journal
 from kvstore.replica.client import Client
 from kvstore.replica.leadership import replaced_by
 from kvstore.replica.ship.merging import RANGE_BYTES
-from kvstore.store import _Core
+from kvstore.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog import edits, store_file
 from logformat.catalog.edits import FindReplica, ReportReplica, TellReplica
@@ -68,22 +68,22 @@ class Shipment:
     behind: int
 
 
-def status_of(core: _Core, name: str) -> ReplicaStatus:
+def status_of(runtime: StoreRuntime, name: str) -> ReplicaStatus:
     """What the catalog knows of a replica.
 
     Raises:
         InvalidRequest: There is none of that name.
     """
-    return core.catalog().replicas[stored_name(core, name)]
+    return runtime.catalog().replicas[stored_name(runtime, name)]
 
 
-def stored_name(core: _Core, name: str) -> str:
+def stored_name(runtime: StoreRuntime, name: str) -> str:
     """The name of a replica as the catalog has it, from how it is shown: one that is a URL may have credentials.
 
     Raises:
         InvalidRequest: There is none of that name.
     """
-    replicas = core.catalog().replicas
+    replicas = runtime.catalog().replicas
     found = name if name in replicas else next((each for each in replicas if shown_url(each) == name), None)
     if found is None:
         raise InvalidRequest("There is no such replica; see Store.replicas.", replica=name)
@@ -117,12 +117,12 @@ class Shipper:
         name: Of the replica.
     """
 
-    def __init__(self, core: _Core, name: str, client: Client) -> None:
-        self._core = core
+    def __init__(self, runtime: StoreRuntime, name: str, client: Client) -> None:
+        self._runtime = runtime
         self._name = name
         self._client = client
         self._objects = self._bytes = 0
-        self._as_of_ms = core.clock.now_ms()
+        self._as_of_ms = runtime.clock.now_ms()
 
     def ship(self, *, tells: bool = True) -> Shipment:
         """Ship what was not reported yet: all that was acknowledged in this process, and all that others published.
@@ -137,10 +137,10 @@ class Shipper:
             CorruptData: What is to be shipped is damaged.
             StoreFull, LogFailed: What was acknowledged can't be published. Nothing was shipped.
         """
-        told = status_of(self._core, self._name)
+        told = status_of(self._runtime, self._name)
         self._objects = self._bytes = 0
-        self._core.flush()
-        self._as_of_ms = self._core.clock.now_ms()
+        self._runtime.flush()
+        self._as_of_ms = self._runtime.clock.now_ms()
         # In this order: whatever schema a batch has, the catalog that is shipped knows it.
         ends = {stream: (handle, handle.committed().applied_offset) for stream, handle in self._handles()}
         if not tells and not self._has_news(told, {stream: end for stream, (_, end) in ends.items()}):
@@ -156,7 +156,7 @@ class Shipper:
                 try:
                     shipped.append(self._ship_bucket(stream, handle, before, end))
                 except StoreError:
-                    if stream.table_id in self._core.catalog().tables:
+                    if stream.table_id in self._runtime.catalog().tables:
                         raise
                     # It was dropped meanwhile.
         if catalog is not None:
@@ -171,7 +171,7 @@ class Shipper:
         reported = {each.stream: each.end for each in told.shipped}
         if any(end > reported.get(stream, -1) for stream, end in ends.items()):
             return True
-        behind = self._core.journal.behind(Txid(reported.get(CATALOG, 0)))
+        behind = self._runtime.journal.behind(Txid(reported.get(CATALOG, 0)))
         return behind is None or not all(map(is_report, behind))
 
     def report(self, shipped: list[Shipped]) -> None:
@@ -181,9 +181,9 @@ class Shipper:
             WriterFenced: Another leads by now.
         """
         self.lead()
-        told = {each.stream: each for each in (*status_of(self._core, self._name).shipped, *shipped)}
+        told = {each.stream: each for each in (*status_of(self._runtime, self._name).shipped, *shipped)}
         of = ReplicaManifest(
-            store_id=self._core.store_id,
+            store_id=self._runtime.store_id,
             leader_epoch=self.epoch,
             as_of_ms=self._as_of_ms,
             shipped=[told[stream] for stream in sorted(told)],
@@ -191,7 +191,7 @@ class Shipper:
         self._client.replace(replica_told.NAME, [replica_told.encode(of)])
         if shipped:
             tell = TellReplica(name=self._name, as_of_ms=self._as_of_ms, shipped=shipped)
-            self._core.journal.append(lambda _: tell)
+            self._runtime.journal.append(lambda _: tell)
 
     def range_parts(self, name: ObjectName) -> list[bytes | memoryview] | None:
         """What a range has to hold, from the store itself; None if that does not have it any more.
@@ -200,7 +200,7 @@ class Shipper:
             CorruptData: It does not begin or end with a batch.
         """
         if name.stream == CATALOG:
-            behind = self._core.journal.behind(Txid(name.start))
+            behind = self._runtime.journal.behind(Txid(name.start))
             return None if behind is None else list(behind[: name.end - name.start])
         handle = self._handle(name.stream)
         try:
@@ -231,11 +231,11 @@ class Shipper:
             ReplicaBehind: There is none.
         """
         if stream == CATALOG:
-            newest = self._core.journal.images.newest()
+            newest = self._runtime.journal.images.newest()
             if newest is None:
                 raise ReplicaBehind("The catalog has no image to begin a replica with; run `kvstore meta checkpoint`.")
             offset = newest.head.txid
-            path = paths.image_file(self._core.path / paths.IMAGES, offset)
+            path = paths.image_file(self._runtime.path / paths.IMAGES, offset)
             self._create(self._named(stream, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
             return offset
         handle = self._handle(stream)
@@ -253,7 +253,7 @@ class Shipper:
         self._client.replace(str(name), self._encoded(name, parts))
 
     def _ship_catalog(self, before: Shipped | None) -> Shipped | None:
-        journal = self._core.journal
+        journal = self._runtime.journal
         journal.flush()
         start = before.end if before is not None else 0
         behind = journal.behind(Txid(start))
@@ -296,7 +296,7 @@ class Shipper:
     def _pieces(self, stream: Stream, start: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
         """Batches or edits, each with the offset behind it."""
         if stream == CATALOG:
-            behind = self._core.journal.behind(Txid(start))
+            behind = self._runtime.journal.behind(Txid(start))
             if behind is None:
                 raise ReplicaBehind("The catalog's journal does not have these edits any more.", start=start)
             yield from ((edit, start + place) for place, edit in enumerate(behind[: end - start], 1))
@@ -316,7 +316,7 @@ class Shipper:
         # Whoever created it may have died before it was reported, or was told that it failed.
         try:
             found = decode_object(
-                self._client.get(str(name), bytes_max=sum(map(len, pieces))), name, self._core.store_id
+                self._client.get(str(name), bytes_max=sum(map(len, pieces))), name, self._runtime.store_id
             )
         except (CorruptData, FileNotFoundError):
             self.replace(name, parts)
@@ -328,12 +328,12 @@ class Shipper:
         return ObjectName(stream, kind, start, end, self.epoch)
 
     def _encoded(self, name: ObjectName, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-        return encode_object(name, self._core.store_id, parts)
+        return encode_object(name, self._runtime.store_id, parts)
 
     @property
     def epoch(self) -> Epoch:
         """Of this leader."""
-        return self._core.catalog().leader_epoch
+        return self._runtime.catalog().leader_epoch
 
     def lead(self) -> None:
         """Say in the replica who ships; see whether it is another.
@@ -342,7 +342,7 @@ class Shipper:
             WriterFenced: It is.
             CorruptData: Who it is can't be known any more.
         """
-        file = read_file(self._core.path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)
+        file = read_file(self._runtime.path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)
         if not self._client.create(paths.STORE_FILE, [file]):
             try:
                 theirs = store_file.decode(
@@ -351,15 +351,15 @@ class Shipper:
             except (CorruptData, FileNotFoundError):
                 self._client.replace(paths.STORE_FILE, [file])
             else:
-                if theirs != self._core.store_id:
+                if theirs != self._runtime.store_id:
                     raise WriterFenced("The replica is of another store; choose another place.", of=theirs)
         leaders = {epoch: name for name, _ in self._client.list("leader/") if (epoch := leader_epoch(name)) is not None}
-        ours = self._core.catalog()
+        ours = self._runtime.catalog()
         if max(leaders, default=0) > ours.leader_epoch:
             raise self._fenced(max(leaders))
         name, leader = leader_name(ours.leader_epoch), ours.leader.encode()
         if ours.leader_epoch not in leaders:
-            if leaders and not status_of(self._core, self._name).shipped:
+            if leaders and not status_of(self._runtime, self._name).shipped:
                 raise WriterFenced(
                     "This place has what another leader shipped; choose one that is empty.", replica=self._name
                 )
@@ -397,15 +397,17 @@ class Shipper:
         Raises:
             WriterFenced: It does.
         """
-        told = status_of(self._core, self._name)
-        by = replaced_by(self._client, self._core.catalog(), self._core.store_id, was_shipped_to=bool(told.shipped))
+        told = status_of(self._runtime, self._name)
+        by = replaced_by(
+            self._client, self._runtime.catalog(), self._runtime.store_id, was_shipped_to=bool(told.shipped)
+        )
         if by:
             raise self._fenced(by)
 
     def _fenced(self, epoch: Epoch) -> WriterFenced:
         """Have it known in every process of this store that nothing is to be written any more."""
-        if not self._core.catalog().lost_to:
-            self._core.journal.lose_lead(Epoch(max(1, epoch)))
+        if not self._runtime.catalog().lost_to:
+            self._runtime.journal.lose_lead(Epoch(max(1, epoch)))
         return WriterFenced(
             "Another leader has taken this store's place: write there, and follow the replica anew.",
             replica=self._name,
@@ -414,15 +416,15 @@ class Shipper:
         )
 
     def _handles(self) -> Iterator[tuple[Stream, BucketHandle]]:
-        for definition in self._core.catalog().tables.values():
-            for bucket, handle in enumerate(self._core.parts(definition).handles):
+        for definition in self._runtime.catalog().tables.values():
+            for bucket, handle in enumerate(self._runtime.open_table(definition).handles):
                 yield Stream(definition.id, BucketId(bucket)), handle
 
     def _handle(self, stream: Stream) -> BucketHandle:
-        tables = self._core.catalog().tables
+        tables = self._runtime.catalog().tables
         if stream.table_id not in tables:
             raise ReplicaBehind("The table was dropped.", table_id=stream.table_id)
-        return self._core.parts(tables[stream.table_id]).handles[stream.bucket]
+        return self._runtime.open_table(tables[stream.table_id]).handles[stream.bucket]
 
 
 def _read(path: Path, bytes_max: int) -> bytes:

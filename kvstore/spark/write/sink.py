@@ -22,13 +22,13 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
 from kvstore.read.changelog import CHANGE_FIELDS
-from kvstore.replica.store import open_store
 from kvstore.request.sizes import of_size
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.types import arrow_schema
 from kvstore.spark.write.staged import CHANGE_TYPE, ORDER, Staged, TaskFile, parts_of, remove, sweep
+from kvstore.store import open_store
 from kvstore.table.table import Table
 from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes

@@ -1,0 +1,83 @@
+"""What the parts of one bucket share: where it is, its table in the catalog, the disk, the time, the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+from uuid import UUID
+
+from kvstore.bucket.commit_lock import CommitLock
+from kvstore.clock import Clock
+from kvstore.files import Files
+from kvstore.log.segments import LogIdentity
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.writers import OpenCommit
+from kvstore.options import StoreOptions
+from kvstore.request.request import Request
+from logformat import paths
+from logformat.ids import BucketId, Offset, TableId
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace:
+    """Directory of a bucket, and the identity that its log repeats."""
+
+    directory: Path
+    identity: LogIdentity
+
+    @classmethod
+    def of(cls, store: Path, store_id: UUID, table: TableId, bucket: BucketId) -> Self:
+        """Place of a bucket in a store."""
+        return cls(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket))
+
+    @property
+    def log(self) -> Path:
+        """Directory of its log."""
+        return self.directory / paths.LOG
+
+    @property
+    def index(self) -> Path:
+        """Directory of its index."""
+        return self.directory / paths.INDEX
+
+
+class StagedCommits(Protocol):
+    """Batches that commits over several buckets have staged."""
+
+    def request(self, commit: OpenCommit, definition: TableDefinition, bucket: BucketId) -> Request:
+        """The batch that a commit has for a bucket.
+
+        Raises:
+            CorruptData: It is damaged or missing.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BucketContext:
+    """Context of one bucket.
+
+    Attributes:
+        catalog: Its table; also says whether the store still leads, so nothing is written without that check.
+        commit_lock: Lock of the table's commits over several buckets.
+        staged: Batches that these commits have staged.
+    """
+
+    place: BucketPlace
+    catalog: TableCatalog
+    commit_lock: CommitLock
+    staged: StagedCommits
+    files: Files
+    clock: Clock
+    options: StoreOptions
+
+    def staged_request(self, commit: OpenCommit) -> Request:
+        """The batch that an open commit has for this bucket; see :meth:`StagedCommits.request`."""
+        return self.staged.request(commit, self.catalog.definition(), self.place.identity.bucket_id)
+
+    def reader_positions(self) -> AbstractContextManager[Iterable[Offset]]:
+        """Positions of registered readers of the bucket's log; see :meth:`TableCatalog.reader_positions`."""
+        return self.catalog.reader_positions(self.place.identity.bucket_id)

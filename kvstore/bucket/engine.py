@@ -1,0 +1,86 @@
+"""What writes one bucket: its write path, its committer and its maintenance, opened and closed together.
+
+An engine is opened while the process holds the bucket's lock. It recovers the bucket first; then everything that was
+ever acknowledged, or decided by a commit over several buckets, is in it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kvstore.bucket.committer import Committer
+from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.maintenance import Maintenance
+from kvstore.bucket.read_gate import ReadGate
+from kvstore.bucket.recovery import open_for_writing
+from kvstore.calls import uninterrupted
+from kvstore.clock import Clock
+from kvstore.files import Files, refusals
+from kvstore.lock import ProcessLock
+from kvstore.log import recovery as log_recovery
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from logformat import paths
+
+
+class BucketEngine:
+    """The engine of a bucket whose lock this process holds.
+
+    Args:
+        lock: The bucket's lock within the process: readers of the open transaction hold it, and so does the committer
+            from a group's first change to its fsync.
+
+    Attributes:
+        committer: Applies, syncs and commits.
+        maintenance: Takes snapshots and lets expired segments go.
+
+    Raises:
+        CorruptData: The bucket can't be recovered. Nothing was changed.
+        StoreFull, LogFailed: The disk refuses.
+    """
+
+    def __init__(self, context: BucketContext, lock: threading.Lock) -> None:
+        context.catalog.show_last_commit()  # of a process that had the bucket, and died
+        place = context.place
+        with refusals(place.directory):
+            path = open_for_writing(place, context.catalog.definition(), context.options, context.files, context.clock)
+        gate, rolled = ReadGate(), threading.Event()
+        self.committer = Committer(path, context, lock, gate, rolled)
+        self.maintenance = Maintenance(context, path.index, self.committer.flush, gate, rolled)
+        if context.catalog.writers().commits:
+            try:
+                self.committer.settle()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End its threads; everything acknowledged is committed first.
+
+        Raises:
+            LogFailed, StoreFull: See :meth:`Committer.close`. The threads have ended all the same.
+        """
+        try:
+            self.maintenance.close()
+        finally:
+            self.committer.close()
+
+
+@uninterrupted
+def create_bucket(
+    place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
+) -> None:
+    """Make the files of a new bucket; its directory is there.
+
+    Raises:
+        StoreLocked: Another process has its lock.
+        StoreFull, LogFailed: The disk refuses. What was made is no bucket yet.
+    """
+    lock = ProcessLock(place.directory / paths.LOCK_FILE, files)
+    lock.acquire()
+    try:
+        with refusals(place.directory):
+            log_recovery.create(place.log, place.identity, files)
+            open_for_writing(place, definition, options, files, clock).close()
+    finally:
+        lock.release()

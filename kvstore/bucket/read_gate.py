@@ -1,0 +1,68 @@
+"""Keeps long reads of an index apart from its growth: LMDB can't grow its map while a transaction is open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstore.errors import StoreClosed
+
+
+class ReadGate:
+    """Used by the committer, whose index grows, and by maintenance, which reads the index for long.
+
+    Growth waits for the read under way, which looks at :attr:`is_to_end` and gives up early; it begins again after.
+    """
+
+    def __init__(self) -> None:
+        self._state = threading.Condition()
+        self._reading = self._growing = self._closed = False
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether a read under way is to end now."""
+        return self._closed or (self._growing and self._reading)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no read begins any more."""
+        return self._closed
+
+    @contextmanager
+    def growing(self) -> Iterator[None]:
+        """Hold reads off; waits for the one under way to end."""
+        with self._state:
+            self._growing = True
+            self._state.wait_for(lambda: not self._reading)
+        try:
+            yield
+        finally:
+            with self._state:
+                self._growing = False
+                self._state.notify_all()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read; waits while the index grows.
+
+        Raises:
+            StoreClosed: The gate is closed.
+        """
+        with self._state:
+            self._state.wait_for(lambda: not self._growing)
+            if self._closed:
+                raise StoreClosed("The store was closed; open it again.")
+            self._reading = True
+        try:
+            yield
+        finally:
+            with self._state:
+                self._reading = False
+                self._state.notify_all()
+
+    def close(self) -> None:
+        """Let no read begin any more, and have the one under way end."""
+        with self._state:
+            self._closed = True
+            self._state.notify_all()

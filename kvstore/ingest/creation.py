@@ -1,0 +1,86 @@
+"""Creating an ingestion job: checked before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from kvstore.arguments import printable, shown
+from kvstore.errors import InvalidRequest, NoSuchTable
+from kvstore.files import refusals
+from kvstore.ingest.formats import Format
+from kvstore.ingest.job import Job, checked_offset, checked_options
+from kvstore.ingest.records import Home, id_of, job_ids
+from kvstore.ingest.sources import LocalPlace, source_of
+from kvstore.meta.state import CatalogState, TableDefinition
+from logformat import paths
+from logformat.catalog.edits import CreateJob
+from logformat.catalog.jobs import JobOptions
+from logformat.ids import JobId
+
+JOB_NAME_BYTES_MAX = 255
+SOURCE_BYTES_MAX = 4_096
+DEFAULTS = JobOptions()
+_FORMATS = {**{format.value: format for format in Format}, "json": Format.JSONL}
+
+
+def create(
+    home: Home,
+    definition: TableDefinition,
+    name: str,
+    source: str | os.PathLike[str],
+    format: str,
+    offset: str | None,
+    options: dict[str, Any],
+) -> Job:
+    """Create a job; see :meth:`kvstore.Store.create_job`.
+
+    Args:
+        definition: The table.
+        options: Fields of :class:`kvstore.JobOptions`.
+    """
+    name = printable("name", name, JOB_NAME_BYTES_MAX)
+    if format not in _FORMATS:
+        raise InvalidRequest("`format` is one of these.", given=shown(format), formats=sorted(_FORMATS))
+    place = _source(source, _FORMATS[format])
+    offset = checked_offset(offset)
+    chosen = checked_options(DEFAULTS, options)
+
+    def decide(state: CatalogState) -> CreateJob:
+        if definition.id not in state.tables:
+            raise NoSuchTable("The table was dropped.", table=definition.name)
+        if name in job_ids(state):
+            raise InvalidRequest("There is a job of that name; choose another, or drop it.", job=name)
+        _remove_orphans(home, state)
+        return CreateJob(
+            table_id=definition.id,
+            name=name,
+            source=place,
+            format=_FORMATS[format].value,
+            options=chosen,
+            offset=offset,
+        )
+
+    return Job(home, id_of(home.journal.append(decide), name))
+
+
+def _remove_orphans(home: Home, state: CatalogState) -> None:
+    """Remove what is left of jobs that are gone."""
+    there = {id for jobs in state.jobs.values() for id in jobs}
+    for directory in (home.path / paths.JOBS).glob("*"):
+        if directory.name.isdecimal() and JobId(int(directory.name)) not in there:
+            with refusals(directory):
+                home.files.remove_tree(directory)
+
+
+def _source(given: str | os.PathLike[str], format: Format) -> str:
+    """A source as the catalog has it: a local one with its whole path."""
+    text = printable("source", os.fspath(given) if isinstance(given, os.PathLike) else given, SOURCE_BYTES_MAX)
+    place = source_of(text, format).place
+    if isinstance(place, LocalPlace):
+        if not Path(place.directory).exists():
+            raise InvalidRequest("There is no such directory; create it first.", path=place.directory)
+        if not Path(place.directory).is_dir():
+            raise InvalidRequest("A source is a directory or a pattern, and this is a file.", path=place.directory)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))

@@ -1,0 +1,63 @@
+"""The catalog as one table and its buckets see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvstore.clock import Clock
+from kvstore.errors import NoSuchTable
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import TableWriters
+from logformat.ids import BucketId, Offset, TableId
+
+
+@dataclass(frozen=True, slots=True)
+class TableCatalog:
+    """One table in the catalog: always as of now, edits of other processes included.
+
+    Args:
+        name: Name of the table when it was opened, for messages.
+    """
+
+    journal: Journal
+    table: TableId
+    name: str
+    clock: Clock
+
+    def definition(self) -> TableDefinition:
+        """Definition of the table.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+        """
+        now = self.journal.state().tables.get(self.table)
+        if now is None:
+            raise NoSuchTable("The table was dropped.", table=self.name)
+        return now
+
+    def writers(self) -> TableWriters:
+        """Named writers of the table, and its open commits."""
+        return self.journal.state().writers_of(self.table)
+
+    @contextmanager
+    def reader_positions(self, bucket: BucketId) -> Iterator[list[Offset]]:
+        """Positions of registered readers of a bucket.
+
+        While the context is open, no position moves and no reader registers.
+
+        Raises:
+            StoreError: The catalog can't be held still; see :meth:`Journal.still`.
+        """
+        with self.journal.still() as catalog:
+            yield catalog.consumers_of(self.table).reader_positions(bucket, self.clock.now_ms())
+
+    def check_leads(self) -> None:
+        """Return if the store may be written now; see :meth:`Journal.check_leads`."""
+        self.journal.check_leads()
+
+    def show_last_commit(self) -> None:
+        """Make the last committed edit visible; see :meth:`Journal.show_last_commit`."""
+        self.journal.show_last_commit()

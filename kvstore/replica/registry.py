@@ -1,0 +1,96 @@
+"""Replicas of a store, as its catalog has them: registered, removed, and what they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.arguments import printable, url_without_credentials
+from kvstore.checkpoint.messages import Task
+from kvstore.clock import Clock
+from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.files import Files
+from kvstore.meta.state import CatalogState
+from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
+from kvstore.replica.follow.follower import LAG_SECONDS
+from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
+from kvstore.replica.ship.shipper import edits_pushed, stored_name
+from kvstore.runtime import StoreRuntime
+from logformat.catalog.edits import AddReplica, DropReplica, decode
+from logformat.catalog.image import Leader
+from logformat.ids import Txid
+from logformat.urls import shown_url
+
+NAME_BYTES_MAX = 255
+
+
+def register(runtime: StoreRuntime, url: str, name: str | None) -> str:
+    """Have a copy of the store elsewhere; see :meth:`kvstore.Store.add_replica`. Returns its name."""
+    url_without_credentials("url", url)
+    if name is not None:
+        url_without_credentials("name", name)
+    given = printable("name", name if name is not None else url, NAME_BYTES_MAX)
+    url = normalised(url)
+    _check_place(runtime.path, url)
+    ObjectStore(url, create=True)
+
+    def decide(state: CatalogState) -> AddReplica:
+        if given in state.replicas:
+            raise InvalidRequest("There is a replica of that name; choose another, or drop it.", replica=given)
+        for other, replica in state.replicas.items():
+            if place_of(replica.url) == place_of(url):
+                raise InvalidRequest(
+                    "There is a replica at that place; choose another, or drop it.", replica=other, url=url
+                )
+        return AddReplica(name=given, url=url)
+
+    runtime.journal.append(decide)
+    return given
+
+
+def _check_place(store: Path, url: str) -> None:
+    if url.startswith("memory:"):
+        raise InvalidRequest("What is in memory is no replica: it is gone with the process.", url=url)
+    place = directory_of(url)
+    if place is not None:
+        place, here = place.resolve(), store.resolve()
+        if place == here or here in place.parents or place in here.parents:
+            raise InvalidRequest("A replica is elsewhere than its store; choose another directory.", url=url)
+
+
+def unregister(runtime: StoreRuntime, name: str) -> None:
+    """Ship to a replica no more; see :meth:`kvstore.Store.drop_replica`."""
+    stored = stored_name(runtime, name)
+    runtime.journal.append(lambda _: DropReplica(name=stored))
+
+
+def names(runtime: StoreRuntime) -> list[str]:
+    """Names of all replicas, sorted, without credentials."""
+    return sorted(map(shown_url, runtime.catalog().replicas))
+
+
+def lag_warnings(runtime: StoreRuntime) -> Iterator[str]:
+    """A sentence for each replica that has lacked edits of the catalog for long."""
+    now_ms = runtime.clock.now_ms()
+    for name, status in sorted(runtime.catalog().replicas.items()):
+        shipped, edits = edits_pushed(runtime.journal, status)
+        lacking = runtime.journal.behind(Txid(shipped)) if shipped < edits else None
+        if lacking and now_ms - decode(lacking[0]).time_ms > 1000 * LAG_SECONDS:
+            yield (
+                f"Replica {shown_url(name)} lacks {edits - shipped} edits of the catalog, the first is more than"
+                f" {LAG_SECONDS} s old, and the journal keeps them for it: see whether `kvstore replicate` runs, or"
+                " remove the replica."
+            )
+
+
+def worker_elsewhere(task: Task, state: CatalogState, files: Files, clock: Clock) -> ElsewhereWorker | None:
+    """A worker of a checkpoint in a copy that follows a replica of this store; None if there is none."""
+    leader = Leader(epoch=state.leader_epoch, name=state.leader, lost_to=state.lost_to)
+    for replica in state.replicas.values():
+        with suppress(Unavailable, InvalidRequest):
+            client = ObjectStore(replica.url)
+            found = chosen(followers(client), clock.now_ms())
+            if found is not None:
+                return ElsewhereWorker(task, client, found.name, leader, files)
+    return None

@@ -1,0 +1,581 @@
+"""What one process shares of one directory: the catalog, open tables, checkpoints; used by every open store of it.
+
+* A runtime is opened by the first store of its directory in the process, and closed by the last.
+* Everything is closed whatever else fails, and can be closed again after an interrupt.
+* Nothing here survives ``fork()``: a child forgets the runtimes of its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+
+from kvstore.arguments import shown
+from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.engine import create_bucket
+from kvstore.bucket.handle import BucketHandle
+from kvstore.calls import uninterrupted
+from kvstore.check import CheckReport, check_bucket
+from kvstore.checkpoint.controller import Controller, Follower
+from kvstore.checkpoint.health import Health, health
+from kvstore.checkpoint.messages import Task
+from kvstore.checkpoint.process import Running
+from kvstore.clock import Clock, SteadyClock
+from kvstore.commit.named_writers import new_writer_id
+from kvstore.commit.staging import Staging
+from kvstore.environment import LMDB_FILES
+from kvstore.errors import (
+    CorruptImage,
+    InvalidRequest,
+    NoSuchTable,
+    NotAStore,
+    SchemaMismatch,
+    StoreClosed,
+    StoreError,
+    TableExists,
+)
+from kvstore.files import Files, read_file, refusal, refusals, refuse_network
+from kvstore.meta.journal import Journal
+from kvstore.meta.leadership import CatalogLeadership, Leadership
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.options import StoreOptions
+from kvstore.place import StoreDirectory
+from kvstore.table.open_table import HandOver, OpenTable, open_table
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.edits import AddSchema, CreateTable, DropConsumer, DropTable, DropWriter, TableOptions
+from logformat.catalog.replicas import CATALOG
+from logformat.catalog.store_file import STORE_BYTES_MAX, StoreFile
+from logformat.ids import BucketId, SchemaId, TableId, Txid, WriterId
+from logformat.log.segment import HEAD_BYTES
+from logformat.rows import schema as schemas
+
+SCHEMAS_MAX = 2**15 - 1
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+Elsewhere: TypeAlias = Callable[[Task, CatalogState, Files, Clock], Running | None]
+"""Starts a worker of a checkpoint on another machine, where there is too little memory here; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """A replica that has the edits up to one."""
+
+    txid: Txid
+
+    def replayed(self) -> Txid:
+        return self.txid
+
+
+class StoreRuntime:
+    """State that all open stores of one directory share in this process.
+
+    Args:
+        path: The directory, absolute and without links.
+        read_only: Whether the store must be there; otherwise a new or empty directory becomes one.
+        leadership: Asked before anything is written.
+        elsewhere: See :class:`Elsewhere`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: StoreOptions,
+        read_only: bool,
+        files: Files,
+        clock: Clock,
+        leadership: Leadership,
+        elsewhere: Elsewhere,
+    ) -> None:
+        self.path = path
+        self.options = options
+        self.pid = os.getpid()
+        self._uses: dict[object, bool] = {}
+        """For each store that was not closed, whether it may write."""
+        self._files = files
+        self._clock = clock = SteadyClock(clock)
+        self._mutex = threading.Lock()
+        self._tables: dict[TableId, OpenTable] = {}
+        self._hand_over: HandOver | None = None
+        self._ended = False
+        self._identity = _identity_of(path, files, clock, read_only=read_only)
+        with refusals(path):
+            self.place = files.place = StoreDirectory(path, clock)
+        try:
+            with suppress(OSError):  # what is wrong with it, the journal says
+                files.hold(path / paths.JOURNAL.parent)
+            self._journal = Journal(
+                *(path, files, clock, self._identity.store_id),
+                leadership=leadership,
+                edits_per_segment=options.edits_per_journal,
+                sync=options.journal_sync,
+                wait_ms=options.sync_interval_ms,
+            )
+        except BaseException:
+            self._let_go()
+            raise
+        self.checkpoints = Controller(
+            *(path, self._identity.store_id, self._journal, files, clock),
+            writes=lambda: self.writes,
+            edits_per_image=options.edits_per_journal,
+            followers=self._replicas,
+            elsewhere=lambda task: elsewhere(task, self.catalog(), files, clock),
+        )
+        self._journal.listen(self.checkpoints)
+
+    @property
+    def writes(self) -> bool:
+        """Whether any store of this process may write."""
+        return any(self._uses.copy().values())
+
+    @property
+    def journal(self) -> Journal:
+        """Journal of the catalog."""
+        return self._journal
+
+    @property
+    def files(self) -> Files:
+        """The disk."""
+        return self._files
+
+    @property
+    def clock(self) -> Clock:
+        """The time."""
+        return self._clock
+
+    @property
+    def store_id(self) -> UUID:
+        """Id of the store."""
+        return self._identity.store_id
+
+    def catalog(self) -> CatalogState:
+        """The catalog as of now; see :meth:`Journal.state`."""
+        return self._journal.state()
+
+    def _replicas(self) -> list[Follower]:
+        """Replicas to which edits were shipped: what they lack, they need."""
+        shipped = [replica.of(CATALOG) for replica in self.catalog().replicas.values()]
+        return [_Replica(Txid(each.end)) for each in shipped if each is not None]
+
+    def health(self) -> Health:
+        """How the catalog stands."""
+        return health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
+
+    def verify_catalog(self) -> None:
+        """Verify the pages of the journal; see :meth:`Journal.verify`."""
+        self._journal.verify()
+
+    def damaged_images(self) -> list[str]:
+        """Why images that are damaged can't be used."""
+        images = self._journal.images
+        for _ in images.usable():
+            pass
+        return [str(error) for error in images.damaged]
+
+    def check(self, *, settles: bool) -> CheckReport:
+        """See :meth:`kvstore.Store.check`.
+
+        Args:
+            settles: Whether open commits of processes that died are completed first.
+        """
+        self.verify_catalog()
+        catalog = self.catalog()
+        tables = sorted(catalog.tables.values(), key=lambda table: table.name)
+        buckets = [
+            check_bucket(handle, table, BucketId(bucket))
+            for table in tables
+            for bucket, handle in enumerate(self.open_table(table).handles)
+        ]
+        findings = [f"the catalog lacks table {id}" for id in self.unknown_tables(catalog)]
+        findings += self.damaged_images()
+        now = self.catalog()
+        for table in tables if settles else ():
+            if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
+                with suppress(StoreError):
+                    self.open_table(table).commits.settle()
+                left = open_commits & set(self.catalog().writers_of(table.id).commits)
+                findings += [f"table {table.name}: commit {commit.commit_id} was not completed" for commit in left]
+        return CheckReport(buckets, findings)
+
+    def definition(self, name: str) -> TableDefinition:
+        """Definition of a table.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+        """
+        state = self.catalog()
+        definition = state.table(name)
+        if definition is None:
+            raise NoSuchTable(
+                "There is no such table.", table=name, tables=sorted(t.name for t in state.tables.values())
+            )
+        return definition
+
+    def open_table(self, definition: TableDefinition) -> OpenTable:
+        """What this process has open of a table."""
+        known = self._tables.get(definition.id)
+        return known if known is not None else self._opened(definition)
+
+    @uninterrupted
+    def _opened(self, definition: TableDefinition) -> OpenTable:
+        with self._mutex:
+            self._check_open()
+            if definition.id not in self._tables:
+                self._tables[definition.id] = open_table(
+                    *(self.path, self._identity.store_id, definition, self._journal),
+                    *(self.options, self._files, self._clock),
+                    read_only=lambda: not self.writes,
+                )
+            if self._hand_over is None:
+                self._hand_over = HandOver(self._all_tables)
+            return self._tables[definition.id]
+
+    @uninterrupted
+    def create_table(
+        self,
+        name: str,
+        columns: list[dict[str, object]],
+        key: list[str] | None,
+        bucket_key: list[str] | None,
+        buckets: int,
+        options: TableOptions,
+    ) -> None:
+        """Create a table, and its files; see :meth:`kvstore.Store.create_table`."""
+
+        def decide(state: CatalogState) -> CreateTable:
+            if state.table(name) is not None:
+                raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
+            self._remove_orphans(state)
+            edit = CreateTable(
+                table_id=state.next_table_id,
+                name=name,
+                columns=columns,
+                primary_key=key,
+                buckets=buckets,
+                bucket_key=bucket_key,
+                options=options,
+            )
+            # Its files first: what the catalog names is always there.
+            definition = TableDefinition.of(edit)
+            with refusals(self.path):
+                self._files.make_directory(self.path / paths.TABLES)
+                self._files.make_directory(self.path / paths.TABLES / str(definition.id))
+            for bucket in range(buckets):
+                place = BucketPlace.of(self.path, self.store_id, definition.id, BucketId(bucket))
+                with refusals(self.path):
+                    self._files.make_directory(place.directory)
+                create_bucket(place, definition, self.options, self._files, self._clock)
+            return edit
+
+        self._journal.append(decide)
+
+    def add_columns(self, name: str, fields: list[pa.Field]) -> None:
+        """Add columns; see :meth:`kvstore.Store.add_columns`."""
+        definition = self.definition(name)
+
+        def decide(state: CatalogState) -> AddSchema:
+            now = state.tables.get(definition.id)
+            if now is None:
+                raise NoSuchTable("The table was dropped.", table=name)
+            if doubled := [field.name for field in fields if field.name in now.schema.names]:
+                raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
+            whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
+            if len(now.schemas) == SCHEMAS_MAX:
+                raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
+            return AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
+
+        self._journal.append(decide)
+
+    @uninterrupted
+    def drop_table(self, name: str) -> None:
+        """Remove a table; see :meth:`kvstore.Store.drop_table`."""
+        definition = self.definition(name)
+        table = self.open_table(definition)
+        with ExitStack() as refused:
+            for handle in table.handles:
+                handle.claim()
+                refused.callback(handle.give_back)
+            self._journal.append(lambda _: DropTable(table_id=definition.id))
+            refused.pop_all()
+        with self._mutex:
+            self._tables.pop(definition.id, None)
+        with suppress(StoreError):  # what could not be committed goes too
+            table.close()
+        self._remove_files(definition.id)
+
+    def drop_writer(self, name: str) -> None:
+        """Forget a named writer; see :meth:`kvstore.Store.drop_writer`."""
+        tables = [id for id, writers in self.catalog().writers.items() if name in writers.named]
+        if not tables:
+            raise InvalidRequest("No table has a writer of that name; see Table.writers.", writer=shown(name))
+        for edit in [DropWriter(table_id=table_id, name=name) for table_id in tables]:
+            self._journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+
+    def drop_consumer(self, name: str) -> None:
+        """Forget a consumer; see :meth:`kvstore.Store.drop_consumer`."""
+        tables = [id for id, consumers in self.catalog().consumers.items() if name in consumers.lasting()]
+        if not tables:
+            raise InvalidRequest("No table has a consumer of that name; see Store.consumers.", consumer=shown(name))
+        for edit in [DropConsumer(table_id=table_id, name=name) for table_id in tables]:
+            self._journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+
+    def new_writer_id(self) -> WriterId:
+        """See :func:`kvstore.commit.named_writers.new_writer_id`."""
+        return new_writer_id(self._journal)
+
+    @uninterrupted
+    def flush(self) -> None:
+        """Make everything acknowledged durable and visible to every process."""
+        for handle in self._all_handles():
+            handle.flush()
+        self._journal.flush()
+        self._files.check()
+
+    def use(self, use: object, *, writes: bool) -> None:
+        """Be used by a store."""
+        self._uses[use] = writes
+
+    def has(self, use: object) -> bool:
+        """Whether a store uses it."""
+        return use in self._uses
+
+    def release(self, use: object) -> None:
+        """Be used by a store no more: without stores that write, others may; without any, all is closed."""
+        with _runtimes_mutex:
+            if self._uses.pop(use, None) is None or self.pid != os.getpid():
+                return
+            if not self._uses:
+                self._end()
+            elif not self.writes:
+                with ExitStack() as stack:
+                    for table in self._all_tables():
+                        stack.callback(table.stop_writing)
+
+    def abandon(self, use: object) -> None:
+        """Be used by a store no more that nobody refers to."""
+        with suppress(StoreError):  # nobody is left to be told; who opens the store next is told what is wrong
+            self.release(use)
+
+    def end(self) -> None:
+        """Close everything, whoever uses it."""
+        with _runtimes_mutex:
+            self._uses.clear()
+            self._end()
+
+    def _end(self) -> None:
+        with suppress(ValueError):
+            _runtimes.remove(self)
+        with self._mutex:
+            self._ended = True
+        if self._hand_over is not None:
+            self._hand_over.close()
+        with ExitStack() as stack:  # each of them, whatever the others raise
+            stack.callback(self._let_go)
+            stack.callback(self._journal.close)
+            stack.callback(self.checkpoints.close)
+            for table in self._all_tables():
+                stack.callback(table.close)
+
+    def _check_open(self) -> None:
+        # What is opened a moment after close() nobody closes again.
+        if self._ended:
+            raise StoreClosed("The store was closed; open it again.", path=self.path)
+
+    def _let_go(self) -> None:
+        self.place.close()
+        if self._files.place is self.place:
+            self._files.place = None
+
+    def _all_tables(self) -> list[OpenTable]:
+        with self._mutex:
+            return list(self._tables.values())
+
+    def _all_handles(self) -> list[BucketHandle]:
+        return [handle for table in self._all_tables() for handle in table.handles]
+
+    def _remove_orphans(self, state: CatalogState) -> None:
+        """Remove what is left of tables that were dropped, or never quite created, when a process died."""
+        if unknown := self.unknown_tables(state):
+            raise CorruptImage(
+                "The catalog is older than the tables: restore a newer one, or move away the directories it lacks.",
+                path=self.path / paths.TABLES,
+                lacks=unknown,
+            )
+        for table_id in self._table_ids() - state.tables.keys():
+            self._remove_files(table_id)
+
+    def _remove_files(self, table_id: TableId) -> None:
+        """Remove everything a table has that is gone from the catalog."""
+        Staging(self.path, table_id, self._files).sweep(())
+        directory = self.path / paths.TABLES / str(table_id)
+        with refusals(directory):
+            self._files.remove_tree(directory)
+
+    def unknown_tables(self, state: CatalogState) -> list[TableId]:
+        """Tables with changes that the catalog knows nothing of, and has never dropped: it has lost edits."""
+        return sorted(id for id in self._table_ids() if id >= state.next_table_id and self._has_changes(id))
+
+    def _table_ids(self) -> set[TableId]:
+        tables = self.path / paths.TABLES
+        return {TableId(int(path.name)) for path in tables.glob("*") if path.is_dir() and path.name.isdecimal()}
+
+    def _has_changes(self, table_id: TableId) -> bool:
+        logs = (self.path / paths.TABLES / str(table_id)).glob(f"*/{paths.LOG}/*")
+        segments = [path for path in logs if paths.segment_base(path.name) is not None]
+        return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
+
+
+# Two may have one path, if the directory of the first was moved, removed or replaced.
+_runtimes: list[StoreRuntime] = []
+_runtimes_mutex = threading.Lock()
+
+
+def shared_runtime(
+    use: object,
+    path: Path,
+    options: StoreOptions,
+    read_only: bool,
+    files: Files,
+    clock: Clock,
+    leadership: Leadership,
+    elsewhere: Elsewhere,
+) -> StoreRuntime:
+    """The runtime of a directory, in use by ``use`` from now on until :meth:`StoreRuntime.release`.
+
+    Args:
+        leadership, elsewhere: Those of the first user are used.
+
+    Raises:
+        InvalidRequest: The store is open in this process with other settings.
+        StoreError: See :class:`StoreRuntime`.
+    """
+    resolved = path.expanduser().resolve()
+    with _runtimes_mutex:
+        runtime = next((each for each in _runtimes if each.path == resolved and not each.place.is_replaced), None)
+        if runtime is None:
+            runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership, elsewhere)
+            _runtimes.append(runtime)
+        elif runtime.options != options and not read_only:
+            raise InvalidRequest(
+                "The store is open in this process with other settings; close it, or use the same.",
+                path=resolved,
+                settings=runtime.options,
+            )
+        runtime.use(use, writes=not read_only)
+        return runtime
+
+
+@contextmanager
+def opened(
+    path: Path, options: StoreOptions, files: Files, clock: Clock, leadership: Leadership
+) -> Iterator[StoreRuntime]:
+    """A runtime for a tool that opens a store for writing, without being one.
+
+    Raises:
+        StoreError: See :class:`StoreRuntime`.
+    """
+    use = object()
+    runtime = shared_runtime(use, path, options, False, files, clock, leadership, _nowhere)
+    try:
+        yield runtime
+    finally:
+        runtime.release(use)
+
+
+def _nowhere(_task: Task, _state: CatalogState, _files: Files, _clock: Clock) -> None:
+    return None
+
+
+def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
+    """What the file STORE says; a directory that is new or empty becomes a store."""
+    try:
+        return _identity_found(path, files, clock, read_only=read_only)
+    except OSError as error:
+        if error.errno not in _NOT_ALLOWED:
+            raise refusal(error, path) from error
+        raise NotAStore(
+            "This can't be opened as a store; see the reason.", path=error.filename or path, reason=error.strerror
+        ) from error
+
+
+def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
+    refuse_network(path)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        store = store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=STORE_BYTES_MAX))
+        if not read_only:
+            # Whoever created it may have died, or been refused, before its name was durable.
+            files.sync_directory(path)
+        return store
+    if read_only:
+        raise NotAStore(
+            "There is no store here; see whether the path is right, or open it for writing to create one.", path=path
+        )
+    try:
+        files.make_directory(path)
+        foreign = _foreign(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotAStore("A store is a directory in a directory that is there; create that first.", path=path) from error
+    if foreign:
+        raise NotAStore("This directory is no store and not empty; choose a new one.", path=path, holds=foreign[:5])
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # two processes may have come to create it
+        with suppress(FileNotFoundError):
+            return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=STORE_BYTES_MAX))
+        return _created(path, files, clock)
+    finally:
+        os.close(descriptor)
+
+
+def _foreign(path: Path) -> list[str]:
+    """What is in a directory, but for what a creation that did not come to its end leaves there."""
+    meta = paths.JOURNAL.parent
+    left = {
+        Path(paths.STORE_FILE + paths.TEMPORARY),
+        meta,
+        paths.JOURNAL,
+        *(paths.JOURNAL / name for name in LMDB_FILES),
+    }
+    found = {each.relative_to(path) for each in (*path.iterdir(), *(path / meta).rglob("*"))}
+    return sorted(map(str, found - left))
+
+
+def _created(path: Path, files: Files, clock: Clock) -> StoreFile:
+    # STORE comes last: without it, whatever else is here was never a store.
+    files.remove_tree(path / paths.JOURNAL.parts[0])
+    files.make_directory(path / paths.JOURNAL.parts[0])
+    store = StoreFile(store_id=uuid4(), created_ms=clock.now_ms())
+    Journal(path, files, clock, store.store_id, leadership=CatalogLeadership(), create=True).close()
+    files.publish(path / paths.STORE_FILE, store_file.encode(store))
+    return store
+
+
+def _close_all() -> None:
+    for runtime in _runtimes.copy():
+        with suppress(StoreError):
+            runtime.end()
+
+
+def _forget_parent() -> None:
+    # In a forked child nothing of the parent's stores may be used, nor closed.
+    global _runtimes_mutex
+    _inherited.extend(_runtimes)
+    _runtimes.clear()
+    _runtimes_mutex = threading.Lock()
+
+
+_inherited: list[StoreRuntime] = []
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_parent)

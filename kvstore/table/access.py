@@ -1,0 +1,18 @@
+"""What a table asks of the open store it belongs to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Access(Protocol):
+    """Whether an open store takes a call now: a :class:`kvstore.session.Session`."""
+
+    def check_open(self) -> None:
+        """Refuse if the store is closed."""
+
+    def check_writable(self) -> None:
+        """Refuse if the store may not be written."""
+
+    def check_registers(self) -> None:
+        """Refuse if readers may not be registered."""
