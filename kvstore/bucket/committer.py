@@ -118,6 +118,16 @@ class Committer:
         """How far the index is, all that is acknowledged included; under the bucket's lock."""
         return self._path.state
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait; those being applied are not among them."""
+        return self._queue.qsize()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait or are being applied."""
+        return len(self._in_hand) + self.queued
+
     def check(self) -> None:
         """Refuse once the thread has ended.
 

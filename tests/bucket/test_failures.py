@@ -142,7 +142,7 @@ def test_only_the_request_at_fault_fails(store_path: Path, disk: FailingDisk) ->
 
         def slow(call: str) -> int:
             if not gathered.is_set():  # the first group waits here, so that the others queue after it
-                wait_until(lambda: len(committer._in_hand) + committer._queue.qsize() >= 10)
+                wait_until(lambda: committer.waiting >= 10)
                 gathered.set()
             return 0
 

@@ -76,10 +76,12 @@ def one_by_one(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> lis
 def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
     """All but the first as one group: the first keeps the committer busy."""
     handle = table._handles[0]
-    committer = handle._writer()
-    with handle._lock:
+    handle.write()
+    assert handle.engine is not None
+    committer = handle.engine.committer
+    with handle.latest():  # the bucket's lock
         answers = [submit(table, requests[0])]
-        while not committer._queue.empty():
+        while committer.queued:
             time.sleep(0.0001)
         answers += [submit(table, request) for request in requests[1:]]
     return list(map(outcome, answers))

@@ -169,7 +169,7 @@ def test_snapshots_pause_in_between(opened: Callable[..., Kept], monkeypatch: py
     assert start
     kept.write()
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._handles[0]._maintenance
+    keeper = kept.table._handles[0].engine.maintenance
     assert keeper is not None
     keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
@@ -188,7 +188,7 @@ def test_a_damaged_snapshot_is_replaced_before_retention(opened: Callable[..., K
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
     kept.write(1)
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._handles[0]._maintenance
+    keeper = kept.table._handles[0].engine.maintenance
     assert keeper is not None
     keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
@@ -315,7 +315,7 @@ def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest
     monkeypatch.setattr(maintenance, "LOOK_SECONDS", 0.02)
     kept = Kept(store_path)
     kept.write()
-    keeper = kept.table._handles[0]._maintenance
+    keeper = kept.table._handles[0].engine.maintenance
     assert keeper is not None
     kept.table.flush()
     kept.disk.fail = lambda call: errno.ENOSPC if call == "rename" else 0
@@ -329,7 +329,7 @@ def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest
 def test_a_table_without_retention_has_no_thread(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
-    keeper = table._handles[0]._maintenance
+    keeper = table._handles[0].engine.maintenance
     assert keeper is not None
     assert keeper._thread is None
 

@@ -318,7 +318,7 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
         steps.append(1)
         if len(steps) == 1:
             reading.set()
-            while not self._growing:
+            while not self._gate.is_to_end:
                 time.sleep(0.001)
         step(self)
 
@@ -342,8 +342,8 @@ def test_closing_a_store_ends_a_snapshot(store_path: Path, monkeypatch: pytest.M
 
     def slow(self: Maintenance) -> None:
         reading.set()
-        with self._state:
-            self._state.wait_for(lambda: self._closing, timeout=600)
+        while not self._gate.is_closed:
+            time.sleep(0.001)
         step(self)
 
     monkeypatch.setattr(Maintenance, "_step", slow)

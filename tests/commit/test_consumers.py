@@ -281,7 +281,7 @@ class Registering(Files):
 @pytest.mark.parametrize("at", range(4))
 def test_registering_during_retention_gets_all_or_an_error(kept: Kept, at: int) -> None:
     bases = bases_of(kept)
-    keeper = kept.table._handles[0]._maintenance
+    keeper = kept.table._handles[0].engine.maintenance
     assert keeper is not None
     late = kept.store.consumer("late")
     with ThreadPoolExecutor(1) as thread:

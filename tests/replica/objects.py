@@ -116,7 +116,7 @@ def replica_of(store: kvstore.Store, client: Client, name: str = "r") -> Replica
     """A replica in a place of one's own."""
     if name not in store.replicas:
         store.add_replica((store.path.parent / f"place of {name}").as_uri(), name)
-    return Replica(store.runtime, name, store._check_open, lambda _: client)
+    return Replica(store.runtime, name, lambda: None, lambda _: client)
 
 
 def restored(client: Client, path: Path, target: Target = None) -> Restored:

@@ -70,7 +70,7 @@ def test_credentials_that_an_old_catalog_has_are_never_printed(tmp_path: Path, u
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         # As an earlier version did.
         store.runtime.journal.append(lambda _: AddReplica(name=url, url=url))
-        replica = Replica(store.runtime, url, store._check_open, lambda _: objects)
+        replica = Replica(store.runtime, url, lambda: None, lambda _: objects)
         objects = Objects()
         assert replica.ship().objects
         assert replica.check()
