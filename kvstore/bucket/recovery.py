@@ -21,8 +21,8 @@ from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
-from kvstore.log.log import Log, LogEnd
-from kvstore.log.segments import LogFiles
+from kvstore.log.log import Log
+from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from logformat import paths

@@ -22,8 +22,7 @@ from kvstore.bucket.snapshot_rows import EncodedRows, FileWriter, RowsWriter, re
 from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files, names_in, open_file, read_file
 from kvstore.index.index import View
-from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.log.segments import LogEnd, LogFiles, LogIdentity
 from kvstore.meta.state import TableDefinition
 from logformat import paths
 from logformat.checksum import crc32c

@@ -25,7 +25,8 @@ from kvstore.bucket.batching import beginning, joined
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
-from kvstore.log.log import EncodedBatch, Log
+from kvstore.log.log import Log
+from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition

@@ -12,46 +12,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import LogFailed, StoreError, StoreFull
 from kvstore.files import Files, refusal
-from kvstore.log.segments import LogIdentity, read_sparse_index
+from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, SparseIndexWriter, end_after, head_at
+from kvstore.log.segments import LogEnd, LogIdentity
 from logformat import paths
-from logformat.ids import Offset, Position
-from logformat.log import segment, sparse_index
-from logformat.log.sparse_index import Entry
+from logformat.ids import Offset
 
 UNSYNCED_BYTES_MAX = 64 << 20
 """Limit of the bytes that wait for a sync; they are kept in memory, to be rewritten if the sync fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """A batch ready to be appended."""
-
-    base_offset: Offset
-    next_offset: Offset
-    timestamp: int
-    pieces: Sequence[memoryview]
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return sum(map(len, self.pieces))
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnd:
-    """A position in a log: segment by base offset, byte in it, and the offset of the batch that begins there."""
-
-    base: Offset
-    position: Position
-    offset: Offset
 
 
 class Log:
@@ -78,12 +51,11 @@ class Log:
         self._failed = False
         files.hold(directory)
         try:
-            self._descriptor = files.open(paths.segment_file(directory, end.base))
+            self._segment = SegmentWriter.resume(directory, end, files)
         except BaseException:
             files.let_go(directory)
             raise
-        self._head = segment.decode_head(os.pread(self._descriptor, segment.HEAD_BYTES, 0))
-        self._index = _SparseIndexFile(paths.sparse_index_file(directory, end.base), files)
+        self._index = SparseIndexWriter(directory, end.base, files)
 
     @property
     def end(self) -> LogEnd:
@@ -155,12 +127,12 @@ class Log:
         if self._sealed:
             self._leave_sealed_segment()
         try:
-            self._files.sync(self._descriptor)
+            self._segment.sync()
         except OSError:
             self._sealed = True
             self._leave_sealed_segment()
             self._sync_again()
-        self._index.note(self._unsynced, self._durable.position)
+        self._index.add(self._unsynced, self._durable.position)
         self._durable = self._end
         self._unsynced = []
 
@@ -188,32 +160,31 @@ class Log:
 
     def close(self) -> None:
         """Close the files; what was not synced may be lost in a power cut."""
-        self._files.close(self._descriptor)
+        self._segment.close()
         self._index.close()
         self._files.let_go(self._directory)
 
     def _write(self, batches: Sequence[EncodedBatch]) -> None:
-        start = self._end.position
         try:
-            self._files.write(self._descriptor, [piece for batch in batches for piece in batch.pieces], start)
+            self._segment.append(batches)
         except OSError as error:
-            self._cut(start)  # half a batch must not stay where the next one goes
+            self._cut(self._segment.end)  # half a batch must not stay where the next one goes
             raise self._refused(error) from error
-        self._end = _end_after(self._end, batches)
+        self._end = self._segment.end
 
     def _take_back(self, count: int) -> None:
         """After a failed sync, drop all but the first ``count`` unsynced batches: their append is refused."""
         self._unsynced = self._unsynced[:count]
-        self._end = _end_after(self._durable, self._unsynced)
-        if os.fstat(self._descriptor).st_size > self._end.position:
+        self._end = end_after(self._durable, self._unsynced)
+        if self._segment.file_bytes > self._end.position:
             # Until the next segment exists, recovery reads past the durable end.
-            self._cut(self._end.position)
+            self._cut(self._end)
             with suppress(OSError):
-                self._files.sync(self._descriptor)
+                self._segment.sync()
 
-    def _cut(self, position: Position) -> None:
+    def _cut(self, end: LogEnd) -> None:
         try:
-            self._files.truncate(self._descriptor, position)
+            self._segment.truncate(end)
         except OSError as error:
             self._failed = True
             raise LogFailed(
@@ -239,46 +210,40 @@ class Log:
         self._begin_segment()
         if not self._unsynced:
             return
-        self._end = self._durable
         try:
             self._write(self._unsynced)
         except StoreError:
             self._sealed = True  # the new segment lacks what the old one had
-            self._end = _end_after(self._durable, self._unsynced)
+            self._end = end_after(self._durable, self._unsynced)
             raise
 
     def _sync_again(self) -> None:
         try:
-            self._files.sync(self._descriptor)
+            self._segment.sync()
         except OSError as error:
             self._sealed = True
             raise self._refused(error) from error
 
     def _begin_segment(self) -> None:
         """Begin a new segment at the durable end."""
-        base, last = self._durable.offset, self._durable
-        path = paths.segment_file(self._directory, base)
-        identity = self._identity
-        if base == last.base:
+        if self._durable.offset == self._durable.base:
             # The failed segment has nothing durable: the new one takes its name and its predecessor.
-            head = self._head
+            head = self._segment.head
         else:
-            head = segment.SegmentHead(
-                identity.store_id, identity.table_id, identity.bucket_id, base, last.base, last.position
-            )
+            head = head_at(self._durable.offset, self._identity, self._durable)
         self._index.sync()
         try:
-            descriptor = self._files.create(path, segment.encode_head(head))
+            following = SegmentWriter.begin(self._directory, head, self._files)
         except OSError as error:
             # The file may already have its name; then appends to the old segment after that point would be lost.
             self._sealed = True
             raise self._refused(error) from error
-        self._files.close(self._descriptor)
-        self._descriptor, self._head = descriptor, head
+        self._segment.close()
+        self._segment = following
         self._index.close()
-        self._index = _SparseIndexFile(paths.sparse_index_file(self._directory, base), self._files)
-        self._durable = LogEnd(base, Position(segment.HEAD_BYTES), base)
-        self._end = _end_after(self._durable, self._unsynced)
+        self._index = SparseIndexWriter(self._directory, head.base_offset, self._files)
+        self._durable = following.end
+        self._end = end_after(self._durable, self._unsynced)
         self._sealed = False
 
     def _check(self) -> None:
@@ -290,56 +255,3 @@ class Log:
         refused = refusal(error, self._directory)
         self._failed = self._failed or isinstance(refused, LogFailed)
         return refused
-
-
-def _end_after(place: LogEnd, batches: Sequence[EncodedBatch]) -> LogEnd:
-    """End of batches that were written from a position on."""
-    if not batches:
-        return place
-    return LogEnd(place.base, Position(place.position + sum(batch.size for batch in batches)), batches[-1].next_offset)
-
-
-class _SparseIndexFile:
-    """The sparse index of the segment being written. It is only a hint, so disk errors are ignored."""
-
-    def __init__(self, path: Path, files: Files) -> None:
-        self._files = files
-        self._entries = 0
-        self._last = Position(0)
-        self._descriptor = -1
-        try:
-            entries = read_sparse_index(path, files)
-            self._descriptor = files.open(path) if entries else files.create(path, sparse_index.encode([]))
-            self._entries = len(entries)
-            self._last = entries[-1].position if entries else Position(0)
-        except OSError:
-            self.close()
-
-    def note(self, batches: Sequence[EncodedBatch], position: Position) -> None:
-        """Add entries for batches that became durable, the first at ``position``."""
-        entries = []
-        for batch in batches:
-            if not self._last or position - self._last >= sparse_index.INTERVAL_BYTES:
-                entries.append(Entry(batch.base_offset, batch.timestamp, position))
-                self._last = position
-            position = Position(position + batch.size)
-        if entries and self._descriptor >= 0:
-            place = Position(sparse_index.HEAD_BYTES + self._entries * sparse_index.ENTRY_BYTES)
-            encoded = memoryview(b"".join(map(sparse_index.encode_entry, entries)))
-            try:
-                self._files.write(self._descriptor, [encoded], place)
-                self._entries += len(entries)
-            except OSError:
-                self.close()
-
-    def sync(self) -> None:
-        """Make all entries durable: once a next segment exists, recovery no longer reads this file."""
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                self._files.sync(self._descriptor)
-
-    def close(self) -> None:
-        """Close the file; later notes are ignored."""
-        if self._descriptor >= 0:
-            self._files.close(self._descriptor)
-            self._descriptor = -1

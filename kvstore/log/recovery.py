@@ -17,8 +17,8 @@ from pathlib import Path
 
 from kvstore.errors import CorruptBatch, CorruptData
 from kvstore.files import Files, read_file
-from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles, LogIdentity, Segment
+from kvstore.log.segment_writer import SegmentWriter, head_at
+from kvstore.log.segments import LogEnd, LogFiles, LogIdentity, Segment
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log import segment, sparse_index
@@ -76,8 +76,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
 def create(directory: Path, identity: LogIdentity, files: Files) -> None:
     """Create the first segment of a log; the parent of its directory exists."""
     files.make_directory(directory)
-    head = segment.SegmentHead(identity.store_id, identity.table_id, identity.bucket_id, Offset(0))
-    files.publish(paths.segment_file(directory, Offset(0)), segment.encode_head(head))
+    SegmentWriter.begin(directory, head_at(Offset(0), identity), files).close()
 
 
 def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files: Files) -> LogEnd:
@@ -176,7 +175,7 @@ def _repair_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Fil
     start = entries[-1].offset if entries else end.base
     with suppress(CorruptBatch):
         for found in log.batches(start, end.offset):
-            if not entries or found.position - entries[-1].position >= sparse_index.INTERVAL_BYTES:
+            if sparse_index.is_due(found.position, entries[-1].position if entries else None):
                 entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
     path, encoded = paths.sparse_index_file(directory, end.base), sparse_index.encode(entries)
     try:

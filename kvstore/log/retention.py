@@ -14,8 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvstore.files import Files
-from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogEnd, LogFiles
 from logformat import paths
 from logformat.ids import OFFSET_MAX, Offset
 

@@ -28,7 +28,7 @@ from logformat.log.batch import ALIGNMENT, MAGIC, BatchHeader, decode_header, ve
 from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, decode_head
 
 _OPEN_MAX = 2
-"""Segments kept open: the one being read, and the one before or behind it."""
+"""Segments kept open: the one being read, and the one before or after it."""
 _PIECE_BYTES = 1 << 24
 
 
@@ -39,6 +39,15 @@ class LogIdentity:
     store_id: UUID
     table_id: TableId
     bucket_id: BucketId
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """A position in a log: segment by base offset, byte in it, and the offset of the batch that begins there."""
+
+    base: Offset
+    position: Position
+    offset: Offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files, names_in, read_file
-from kvstore.log.log import LogEnd
+from kvstore.log.segments import LogEnd
 from kvstore.log.writer_state import WriterStates
 from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.scan import Place, ScannedSegment, mapped, scan_segment

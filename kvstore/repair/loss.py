@@ -14,8 +14,7 @@ from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
 from kvstore.files import Files
 from kvstore.index.index import Index
-from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.repair.log import Hole, LogEvidence, LogRepair, RepairedLog
 from kvstore.repair.quarantine import Quarantine
 from logformat import paths

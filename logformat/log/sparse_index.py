@@ -34,6 +34,15 @@ class Entry(NamedTuple):
     position: Position
 
 
+def is_due(position: Position, last: Position | None) -> bool:
+    """Whether a writer adds an entry for the batch at a position.
+
+    Args:
+        last: Position of the last entry's batch; None if there is no entry.
+    """
+    return last is None or position - last >= INTERVAL_BYTES
+
+
 def encode_entry(entry: Entry) -> bytes:
     """Encode one entry, 24 bytes."""
     body = struct.pack(_ENTRY[:-1], *entry)

@@ -10,8 +10,7 @@ import pytest
 
 from kvstore.files import Files
 from kvstore.log import recovery
-from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.log.writer_state import WriterStates
 from logformat import paths
 from logformat.ids import Offset

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from kvstore import Store
 from kvstore.errors import CorruptBatch, CorruptData, NotAStore
-from kvstore.log.log import LogEnd
 from kvstore.log.recovery import find_end
-from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.log.segments import LogEnd, LogFiles, LogIdentity
 from kvstore.repair.scan import scan_segment
 from logformat import paths
 from logformat.catalog import store_file

@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 from kvstore.errors import CorruptBatch
 from kvstore.files import Files
 from kvstore.log import recovery
-from kvstore.log.log import LogEnd
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogEnd, LogFiles
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log import segment, sparse_index

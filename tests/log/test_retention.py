@@ -10,9 +10,8 @@ import pytest
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
 from kvstore.files import Files
 from kvstore.log import recovery
-from kvstore.log.log import LogEnd
 from kvstore.log.retention import expired_before, needed_from, remove_before
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogEnd, LogFiles
 from logformat import paths
 from logformat.ids import Offset, Position
 from tests.support.disks import FailingDisk, failing

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from kvstore.files import Files
 from kvstore.log import recovery
-from kvstore.log.log import EncodedBatch, Log, LogEnd
-from kvstore.log.segments import FoundBatch, LogFiles, LogIdentity
+from kvstore.log.log import Log
+from kvstore.log.segment_writer import EncodedBatch
+from kvstore.log.segments import FoundBatch, LogEnd, LogFiles, LogIdentity
 from logformat.ids import BucketId, Offset, Sequence, TableId, WriterId
 from logformat.log.batch import LogBatch, encode_parts
 

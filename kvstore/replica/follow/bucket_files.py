@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from kvstore.files import Files
+from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
+from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.contents import snapshot_parts
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog.replicas import Stream
-from logformat.catalog.store_file import StoreFile
 from logformat.ids import Offset, Position
-from logformat.log import segment
 from logformat.log.batch import BatchHeader, decode_verified
-from logformat.log.segment import HEAD_BYTES, SegmentHead
+from logformat.log.segment import HEAD_BYTES
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
 from logformat.replica.object_file import ObjectName
 
@@ -37,12 +38,8 @@ def write_bucket(
     for directory in (bucket.parents[1], bucket.parent, bucket, bucket / paths.LOG):
         files.make_directory(directory)
     way = source.way(stream, end)
-    writer = _Segments(bucket / paths.LOG, source.store, stream, Offset(way.start), files)
-    for header, data in source.batches(way, end):
-        # Whoever reads it later takes it for something that was written here.
-        decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)
-        writer.append(header, data)
-    writer.close()
+    identity = LogIdentity(source.store.store_id, stream.table_id, stream.bucket)
+    _write_log(bucket / paths.LOG, identity, Offset(way.start), source.batches(way, end), definition, files)
     if way.snapshot is not None:
         _write_snapshot(bucket, way.snapshot, source, files)
 
@@ -60,39 +57,22 @@ def _write_snapshot(bucket: Path, name: ObjectName, source: Source, files: Files
     files.publish(directory / paths.SNAPSHOT_MANIFEST, encode_manifest(place))
 
 
-class _Segments:
-    """Writes a log that begins at an offset."""
-
-    def __init__(self, directory: Path, store: StoreFile, stream: Stream, start: Offset, files: Files) -> None:
-        self._directory = directory
-        self._store = store
-        self._track = stream
-        self._files = files
-        self._end = self._base = start
-        self._position = Position(HEAD_BYTES)
-        self._descriptor = -1
-        self._begin(start, segment.NO_OFFSET, segment.START)
-
-    def append(self, header: BatchHeader, data: memoryview) -> None:
-        """Write a batch behind the others."""
-        if self._position >= SEGMENT_BYTES:
-            base, position = self._base, self._position
-            self._finish()
-            self._begin(self._end, base, position)
-        self._files.write(self._descriptor, [data], self._position)
-        self._position = Position(self._position + len(data))
-        self._end = header.next_offset
-
-    def close(self) -> None:
-        """Make everything durable."""
-        self._finish()
-        self._files.sync_directory(self._directory)
-
-    def _begin(self, base: Offset, previous: Offset, previous_end: Position) -> None:
-        head = SegmentHead(self._store.store_id, self._track.table_id, self._track.bucket, base, previous, previous_end)
-        self._descriptor = self._files.create(paths.segment_file(self._directory, base), segment.encode_head(head))
-        self._base, self._position = base, Position(HEAD_BYTES)
-
-    def _finish(self) -> None:
-        self._files.sync(self._descriptor)
-        self._files.close(self._descriptor)
+def _write_log(
+    log: Path,
+    identity: LogIdentity,
+    start: Offset,
+    batches: Iterable[tuple[BatchHeader, memoryview]],
+    definition: TableDefinition,
+    files: Files,
+) -> None:
+    """Write a log that begins at an offset, and make it durable."""
+    segment = SegmentWriter.begin(log, head_at(start, identity), files)
+    for header, data in batches:
+        # A later reader takes this batch for one that was written here.
+        decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)
+        if segment.end.position >= SEGMENT_BYTES:
+            segment.finish()
+            segment = SegmentWriter.begin(log, head_at(segment.end.offset, identity, segment.end), files)
+        segment.append([EncodedBatch.read(header, data)])
+    segment.finish()
+    files.sync_directory(log)

@@ -10,7 +10,7 @@ from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.lock import ProcessLock
-from kvstore.log.log import EncodedBatch
+from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
 from logformat import paths
 from logformat.ids import Offset, WriterId
@@ -73,8 +73,7 @@ class CopiedBucket:
             if self._path.log.is_full:
                 self._take_in()
                 self._path.roll()
-            encoded = EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, [data])
-            self._path.log.append([encoded])
+            self._path.log.append([EncodedBatch.read(header, data)])
         self._take_in()
         self._path.commit()
         if self._clock.monotonic() - self._looked >= LOOK_SECONDS:
