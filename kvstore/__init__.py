@@ -7,7 +7,7 @@ from kvstore.commit.consumers import Consumer
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
 from kvstore.options import StoreOptions
-from kvstore.repair.repair import RepairReport, repair
+from kvstore.repair.store import RepairReport, repair
 from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
 from kvstore.replica.operations import follow, promote, restore
 from kvstore.replica.read.restore import Restored

@@ -1,4 +1,4 @@
-"""Checking a store: every page and checksum, and that log, index and writers tell one story."""
+"""Checks a store: every page and checksum, and that log, index, snapshots and writers agree."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _FOLD_ROWS = 1 << 20
 
 @dataclass
 class BucketReport:
-    """What was found in one bucket.
+    """What a check found in one bucket.
 
     Attributes:
-        batches, empty_batches, changes: What the log holds.
-        rows: What the index holds.
+        batches, empty_batches, changes: Counts of the log.
+        rows: Rows of the index.
         findings: What is wrong, one sentence each; empty if nothing is.
     """
 
@@ -63,7 +63,7 @@ class CheckReport:
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong, one sentence each; of a bucket, table and bucket first."""
+        """What is wrong, one sentence each; findings of a bucket begin with `<table>/<bucket>`."""
         of_buckets = [f"{found.table}/{found.bucket}: {text}" for found in self.buckets for text in found.findings]
         return self.catalog_findings + of_buckets
 
@@ -77,7 +77,7 @@ class CheckReport:
 
 
 def check_bucket(handle: BucketHandle, definition: TableDefinition, bucket: BucketId) -> BucketReport:
-    """Check one bucket, up to what is committed now; whoever writes it goes on."""
+    """Check one bucket, up to what is committed now; writes continue meanwhile."""
     while True:
         start = None
         report = BucketReport(definition.name, bucket)
@@ -86,42 +86,42 @@ def check_bucket(handle: BucketHandle, definition: TableDefinition, bucket: Buck
             _check(handle, definition, start, report)
         except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
             if start is not None and isinstance(error, OffsetOutOfRange) and handle.log.start() != start:
-                continue  # what was being read has expired
+                continue  # segments expired while they were read
             report.findings.append(str(error))
         return report
 
 
 def _check(handle: BucketHandle, definition: TableDefinition, start: Offset, report: BucketReport) -> None:
     handle.verify_pages()
-    # Listed before the view is taken: a snapshot that comes later may be ahead of it.
-    taken = list(_right_snapshots(handle, report))
+    # Listed before the view is opened: a later snapshot may be ahead of the view.
+    snapshots = list(_valid_snapshots(handle, report))
     with handle.snapshot() as view:
         state = view.state()
-        log = _Fold(definition, report, taken, start)
+        log = _LogReplay(definition, report, snapshots, start)
         for found in handle.log.batches(start, state.applied_offset):
             log.add(found)
         log.compare(state, view)
-        report.findings += _appended(handle)
+        report.findings += _bytes_after_segments(handle)
         if definition.primary_key is not None:
             compare_rows(view, state, definition, report)
 
 
-def _appended(handle: BucketHandle) -> Iterator[str]:
-    """Bytes behind the end of segments that were full and have a next one: no store wrote them there."""
+def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:
+    """Findings about bytes after the end of segments that were full: no store wrote these bytes."""
     log = handle.log
     for base, following in pairwise(log.bases()):
-        # What an fsync that failed left behind its end is no finding; the segment begun then has no file of writers.
+        # Bytes left by a failed fsync are no finding; the segment begun then has no `.writers` file.
         if paths.writers_file(handle.place.log, following).exists():
             found, end = log.segment(base), log.segment(following).head.previous_end
             if found.size > end:
                 yield (
-                    f"{found.path.name} has {found.size - end} bytes behind its end, position {end}, that no store"
-                    " wrote; `kvstore check --repair` cuts them off"
+                    f"{found.path.name} has {found.size - end} bytes after its end, position {end}, that no store"
+                    " wrote; `kvstore check --repair` removes them"
                 )
 
 
-def _right_snapshots(handle: BucketHandle, report: BucketReport) -> Iterator[Snapshot]:
-    """Snapshots whose files are all right, the oldest first."""
+def _valid_snapshots(handle: BucketHandle, report: BucketReport) -> Iterator[Snapshot]:
+    """Snapshots whose files are all valid, oldest first."""
     bucket, identity = handle.place.directory, handle.place.identity
     for offset in reversed(snapshot.offsets(bucket)):
         try:
@@ -129,23 +129,23 @@ def _right_snapshots(handle: BucketHandle, report: BucketReport) -> Iterator[Sna
             found.verify()
             yield found
         except CorruptData as error:
-            if offset in snapshot.offsets(bucket):  # else newer ones have taken its place
+            if offset in snapshot.offsets(bucket):  # else newer ones replaced it meanwhile
                 report.findings.append(str(error))
 
 
-class _Fold:
-    """The log folded up to what the index should say of itself.
+class _LogReplay:
+    """Replays the log, to compare the result with the index.
 
-    If the log does not begin at its beginning, what came before is taken from the first snapshot on the way; until
-    there, writers are known from the beginning of the first segment on, if they were noted there.
+    If the log does not begin at offset 0, the state before it is taken from the first snapshot; writers are known from
+    the log start on if the first segment has a `.writers` file.
 
     Args:
-        taken: Snapshots that are right, the oldest first.
-        start: Where the log begins.
+        snapshots: The valid snapshots, oldest first.
+        start: The log start.
     """
 
     def __init__(
-        self, definition: TableDefinition, report: BucketReport, taken: Sequence[Snapshot], start: Offset
+        self, definition: TableDefinition, report: BucketReport, snapshots: Sequence[Snapshot], start: Offset
     ) -> None:
         self._definition = definition
         self._report = report
@@ -153,18 +153,18 @@ class _Fold:
         self._knows_rows = not start
         self._rows = 0
         self._digest = 0
-        # Commit timestamp and uncounted time of the last batch, if it is known; and where timestamps went back last.
+        # Commit timestamp and uncounted time of the last batch, None if unknown; and where timestamps went back last.
         self._times: tuple[int, int] | None = None if start else (0, 0)
         self._back = Offset(0)
         self._last_rows = _LastRows()
-        self._taken = [each for each in taken if each.log_end.base >= start]
+        self._snapshots = [each for each in snapshots if each.log_end.base >= start]
 
     def add(self, found: FoundBatch) -> None:
-        """Verify one batch and fold it in. Its place and offsets were checked on the way to it."""
+        """Verify and replay one batch, whose position and offsets are right."""
         header = found.header
-        self._meet(header.base_offset)
+        self._reach(header.base_offset)
         if found.position == HEAD_BYTES:
-            self._compare_snapshot(found.path, header.base_offset)
+            self._compare_writers(found.path, header.base_offset)
         batch = decode_batch(found.data, self._definition.schema_of(header.schema_id), validate=True)
         self._fold_times(header)
         self._fold_writer(header)
@@ -175,49 +175,51 @@ class _Fold:
             self._fold_rows(batch)
 
     def compare(self, state: IndexState, view: View) -> None:
-        """Hold the fold against what the index says of itself."""
-        self._meet(state.applied_offset)
-        if self._taken:
-            self._finding(f"the snapshot at offset {self._taken[0].offset} is ahead of the index")
+        """Compare the result with the state of the index."""
+        self._reach(state.applied_offset)
+        if self._snapshots:
+            self._finding(f"the snapshot at offset {self._snapshots[0].offset} is ahead of the index")
         if not self._knows_rows:
-            self._finding("the log does not begin at offset 0, and no snapshot that is right says what was before")
+            self._finding("the log does not begin at offset 0, and no valid snapshot has the rows of before")
         elif (found := self._count_and_digest()) != (state.row_count, state.digest):
-            self._finding(f"the log makes {found[0]} rows, the index counts {state.row_count} or has other content")
+            self._finding(f"the log has {found[0]} rows, the index {state.row_count}, or their content differs")
         if self._writers is not None and self._writers.all() != view.writers():
-            self._finding("the index remembers other batches of writers than the log holds")
+            self._finding("the index remembers other batches of writers than the log has")
         if self._times not in (None, (state.last_timestamp, state.uncounted_ms)):
             self._finding("the index has another last commit timestamp than the log")
         if self._knows_rows and self._back != state.back_offset:
-            self._finding("the index says that commit timestamps went back elsewhere than they do in the log")
+            self._finding("the index has another offset at which commit timestamps went back than the log")
 
-    def _meet(self, offset: Offset) -> None:
-        """Hold a snapshot of this offset against what came before; or take that from it, if it is not known."""
-        while self._taken and self._taken[0].offset < offset:
-            self._finding(f"the snapshot at offset {self._taken.pop(0).offset} is at no end of a batch of the log")
-        if not self._taken or self._taken[0].offset > offset:
+    def _reach(self, offset: Offset) -> None:
+        """Compare a snapshot of this offset with the log before it, or start from it if that is unknown."""
+        while self._snapshots and self._snapshots[0].offset < offset:
+            self._finding(
+                f"the snapshot at offset {self._snapshots.pop(0).offset} is not at the end of a batch of the log"
+            )
+        if not self._snapshots or self._snapshots[0].offset > offset:
             return
-        told = self._taken.pop(0)
-        name = f"the snapshot at offset {told.offset}"
-        writers = told.writers()
+        found = self._snapshots.pop(0)
+        name = f"the snapshot at offset {found.offset}"
+        writers = found.writers()
         if self._writers is None:
             self._writers = WriterStates(writers)
         elif self._writers.all() != writers:
-            self._finding(f"{name} remembers other batches of writers than the log before it holds")
-        uncounted, back = told.manifest.times
-        times = told.manifest.last_timestamp, uncounted
+            self._finding(f"{name} remembers other batches of writers than the log before it")
+        uncounted, back = found.manifest.times
+        times = found.manifest.last_timestamp, uncounted
         if self._times not in (None, times) or (self._knows_rows and self._back != back):
             self._finding(f"{name} has another last commit timestamp than the log before it")
         self._times, self._back = times, back
         if not self._knows_rows:
-            self._take_rows(told)
-        elif self._count_and_digest() != (told.manifest.row_count, told.digest):
-            self._finding(f"{name} has other rows than the log before it makes")
+            self._take_rows(found)
+        elif self._count_and_digest() != (found.manifest.row_count, found.digest):
+            self._finding(f"{name} has other rows than the log before it")
 
-    def _take_rows(self, told: Snapshot) -> None:
+    def _take_rows(self, snapshot: Snapshot) -> None:
         self._knows_rows = True
-        self._rows, self._digest = told.manifest.row_count, told.digest
+        self._rows, self._digest = snapshot.manifest.row_count, snapshot.digest
         if not self._sums_up:
-            for rows in told.rows(self._definition):
+            for rows in snapshot.rows(self._definition):
                 self._last_rows.add(rows.sums, rows.hashes, np.ones(len(rows.sums), bool))
 
     def _count_and_digest(self) -> tuple[int, int]:
@@ -230,7 +232,7 @@ class _Fold:
         if before is not None and header.base_offset:
             is_old = before[1] == header.uncounted_ms == 0 and before[0] <= header.commit_timestamp
             if not is_old and header.uncounted_ms != uncounted_after(*before, header.commit_timestamp):
-                self._finding(f"the batch at offset {header.base_offset} has other uncounted time than it should")
+                self._finding(f"the batch at offset {header.base_offset} has a wrong uncounted time")
             if header.commit_timestamp < before[0]:
                 self._back = header.base_offset
         self._times = times
@@ -247,14 +249,14 @@ class _Fold:
                 last_offset=header.last_offset,
             )
             if seen is not None:
-                self._finding(f"the batch at offset {header.base_offset} stands in the log twice")
+                self._finding(f"the batch at offset {header.base_offset} is in the log twice")
         except (OutOfOrderSequence, WriterFenced) as error:
             self._finding(str(error))
         self._writers.remember(header)
 
     @property
     def _sums_up(self) -> bool:
-        """Whether the log tells the row before each change, and as it was stored: then sums are enough."""
+        """Whether the log has the row before each change as it was stored: then sums of hashes are enough."""
         if self._definition.primary_key is None:
             return True
         return self._definition.options.changelog_image == "full" and len(self._definition.schemas) == 1
@@ -273,8 +275,8 @@ class _Fold:
         gained, lost = hashes[gains].sum(dtype=np.uint64), hashes[~gains].sum(dtype=np.uint64)
         self._digest = (self._digest + int(gained) - int(lost)) % 2**64
 
-    def _compare_snapshot(self, segment: Path, base: Offset) -> None:
-        """Hold what a segment was told of writers when it was begun against the batches before it."""
+    def _compare_writers(self, segment: Path, base: Offset) -> None:
+        """Compare the `.writers` file of a segment with the batches before it."""
         path = segment.with_suffix(".writers")
         try:
             offset, writers = decode_snapshot(read_file(path, bytes_max=WRITERS_BYTES_MAX))
@@ -286,28 +288,28 @@ class _Fold:
         if self._writers is None and not self._report.batches:
             self._writers = WriterStates(writers)
         if offset != base or (self._writers is not None and self._writers.all() != writers):
-            self._finding(f"{path.name} does not say what the log before it does")
+            self._finding(f"{path.name} does not agree with the log before it")
 
     def _finding(self, text: str) -> None:
         self._report.findings.append(text)
 
 
 class _LastRows:
-    """The last row of each key, for a log whose changes can't be summed up: keys by their sums, rows by hashes."""
+    """The last row of each key, if sums of hashes are not enough: keys by their checksums, rows by their hashes."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._waiting = 0
 
     def add(self, sums: np.ndarray, hashes: np.ndarray, there: np.ndarray) -> None:
-        """Changes in their order: of a key, its row's hash, and whether it is there after the change."""
+        """Add changes in order: key, hash of its row, and whether the key has a row after the change."""
         self._parts.append((sums, hashes, there))
         self._waiting += len(sums)
         if self._waiting >= _FOLD_ROWS:
             self._fold()
 
     def count_and_digest(self) -> tuple[int, int]:
-        """How many rows there are in the end, and the sum of their hashes modulo 2^64."""
+        """The number of rows, and the sum of their hashes modulo 2^64."""
         self._fold()
         hashes = self._parts[0][1] if self._parts else np.zeros(0, np.uint64)
         return len(hashes), int(hashes.sum(dtype=np.uint64))
@@ -324,13 +326,15 @@ class _LastRows:
 
 
 def compare_rows(view: View, state: IndexState, definition: TableDefinition, report: BucketReport) -> None:
-    """Verify every row of the index, and that none is hidden: their count and digest are what they should be."""
+    """Verify every row of the index, and that none is missing: by their count and digest."""
     digest = 0
     for rows, hashes in _rows(view, definition):
         report.rows += rows.num_rows
         digest = (digest + int(hashes.sum(dtype=np.uint64))) % 2**64
     if (report.rows, digest) != (state.row_count, state.digest):
-        report.findings.append(f"the index counts {state.row_count} rows, and {report.rows} are found or others")
+        report.findings.append(
+            f"the index counts {state.row_count} rows, but {report.rows} are found, or their digest differs"
+        )
 
 
 def _rows(view: View, definition: TableDefinition) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:

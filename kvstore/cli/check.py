@@ -1,4 +1,4 @@
-"""``kvstore check``: is everything in a store as it was written? And ``--repair``: what is not is mended."""
+"""``kvstore check``: verify a store; with ``--repair``, repair it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from kvstore.errors import InvalidRequest, StoreError
 
 def check(
     path: Directory,
-    mends: Annotated[
-        bool, typer.Option("--repair", help="Mend what is wrong; what is replaced is kept in lost/ of the store.")
+    repairs: Annotated[
+        bool, typer.Option("--repair", help="Repair what is damaged; what is replaced is kept in lost/ of the store.")
     ] = False,
     replica: Annotated[
         str | None,
-        typer.Option("--from", metavar="URL", help="A replica to take from what the log lost.", show_default=False),
+        typer.Option("--from", metavar="URL", help="A replica that has what the log lost.", show_default=False),
     ] = None,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Go on without changes that are gone; else it is only said which they are."),
+        typer.Option("--accept-loss", help="Continue without lost changes; otherwise they are only listed."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify a store: every checksum, and that logs and indexes agree.
 
-    Exit code 1 if something is wrong; with --repair, if something is wrong still.
+    Exit code 1 if something is wrong; with --repair, if something is still wrong.
     """
-    if not mends and (replica is not None or accept_loss):
-        raise InvalidRequest("--from and --accept-loss say how to mend a store; give --repair too.")
-    if mends:
+    if not repairs and (replica is not None or accept_loss):
+        raise InvalidRequest("--from and --accept-loss belong to a repair; give --repair, too.")
+    if repairs:
         _repair(path, replica, accept_loss=accept_loss, as_json=as_json)
         return
     try:
@@ -75,13 +75,13 @@ def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool
             {
                 "ok": bool(report),
                 **asdict(report),
-                "aside": None if report.quarantine is None else str(report.quarantine),
+                "quarantine": None if report.quarantine is None else str(report.quarantine),
             }
         )
     else:
         console = Console()
         _print_buckets(console, report.buckets)
-        for word, lines in (("mended", report.repaired), ("gone", report.gone)):
+        for word, lines in (("repaired", report.repaired), ("gone", report.gone)):
             for line in lines:
                 print_line(f"{word}: {line}")
         if report.quarantine is not None:

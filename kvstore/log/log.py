@@ -201,7 +201,7 @@ class Log:
             LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
         if self._durable.offset != self._durable.base:
-            # One that a roll left stands for a segment without bytes behind its end.
+            # One that a roll left means: the segment before has no bytes after its end.
             try:
                 with suppress(FileNotFoundError):
                     self._files.remove(paths.writers_file(self._directory, self._durable.offset))

@@ -1,1 +1,1 @@
-"""Repair of a damaged store: from what it has itself, and from a replica."""
+"""Repair of a damaged store, from its own files and from a replica."""

@@ -1,4 +1,4 @@
-"""Mends a bucket whose lock is held: first its log, then what is made of the log: index, snapshots, and so on."""
+"""Repairs a bucket whose lock is held: first its log, then the files derived from it, such as index and snapshots."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles, read_sparse_index
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
-from kvstore.repair.log import LogEvidence, LogRepair, RepairedLog
-from kvstore.repair.loss import Loss
+from kvstore.repair.evidence import LogEvidence, RepairedLog
+from kvstore.repair.log import LogRepair
+from kvstore.repair.loss import AcceptedLoss
 from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from logformat import paths
@@ -35,15 +36,15 @@ DAMAGE = (CorruptData, OffsetOutOfRange, UnknownSchema)
 
 @dataclass
 class RepairedBucket:
-    """What became of a bucket.
+    """A bucket after its repair.
 
     Attributes:
-        mended: What is right by now, a sentence each.
-        gone: What was acknowledged, and is lost.
-        left: What is wrong still, and what to do about it.
-        end: Where the log ends, if all is right.
-        last_sequences: Of each writer it remembers.
-        report: Of a check behind all of it; None if the log can't be read at all.
+        repaired: What was repaired, one sentence each.
+        gone: Acknowledged changes that are lost, one sentence each.
+        left: What is still wrong, and what to do about it.
+        end: The log end; None if something is still wrong.
+        last_sequences: The last sequence of each writer that the bucket remembers.
+        report: Of the check after the repair.
     """
 
     repaired: list[str] = field(default_factory=list)
@@ -55,12 +56,12 @@ class RepairedBucket:
 
 
 class BucketRepair:
-    """Mends one bucket.
+    """Repairs one bucket.
 
     Args:
-        tablet: The bucket, to be read only.
-        replicas: What the catalog knows of the store's replicas.
-        source: A replica that may be read.
+        handle: The bucket; it is only read.
+        replicas: The replicas in the catalog.
+        source: A replica to take batches from, if there is one.
     """
 
     def __init__(
@@ -85,199 +86,203 @@ class BucketRepair:
         self._clock = clock
         self._quarantine = quarantine
         self._source = source
-        self._track = Stream(definition.id, bucket)
-        told = [each for replica in replicas for each in replica.shipped if each.stream == self._track]
-        self._shipped = max((each.end for each in told), default=0)
-        self._damaged: list[Offset] = []
+        self._stream = Stream(definition.id, bucket)
+        shipped = [each for replica in replicas for each in replica.shipped if each.stream == self._stream]
+        self._shipped_end = max((each.end for each in shipped), default=0)
+        self._damaged_snapshots: list[Offset] = []
         self._done = RepairedBucket()
 
     def repair(self, *, accepts_loss: bool) -> RepairedBucket:
-        """Mend what can be.
+        """Repair the bucket as far as possible.
+
+        Args:
+            accepts_loss: Whether to continue without acknowledged changes that are lost.
 
         Raises:
             UnsupportedVersion: A newer version wrote something.
             Unavailable: The replica can't be reached.
-            StoreFull, OSError: The disk refuses. What was mended stays so; do it again.
+            StoreFull, OSError: The disk refuses. What was repaired before stays repaired; run the repair again.
         """
         done = self._done
         try:
-            self._mend_log(accepts_loss=accepts_loss)
+            self._repair_log(accepts_loss=accepts_loss)
             if not done.left:
-                self._mend_index()
-                self._mend_snapshots()
+                self._repair_index()
+                self._repair_snapshots()
         except UnsupportedVersion:
             raise
         except DAMAGE as error:
             done.left.append(str(error))
         done.report = self._check()
-        # The log is whole by now: what disagrees with it is what was made of it. If that is made anew of a snapshot and
-        # disagrees again, then of nothing but the log.
+        # The log is complete now, so what disagrees with it is derived from it: rebuild the index from a snapshot, and
+        # if it disagrees again, from the log alone.
         for with_snapshots in (False, True):
             if done.left or not done.report.findings:
                 break
-            self._make_anew(with_snapshots=with_snapshots)
+            self._rebuild(with_snapshots=with_snapshots)
             done.report = self._check()
         done.left = done.left or list(done.report.findings)
         if not done.left:
-            self._note_end()
+            self._report_end()
         return done
 
-    def _note_end(self) -> None:
+    def _report_end(self) -> None:
         with self._index() as index:
             assert index is not None
             with index.view() as view:
                 self._done.end = view.state().applied_offset
                 self._done.last_sequences = {id: each.batches[-1].sequence for id, each in view.writers().items()}
 
-    def _mend_log(self, *, accepts_loss: bool) -> None:
-        known = self._known()
-        log_repair = LogRepair(self._place, known, self._files, self._quarantine, self._source)
+    def _repair_log(self, *, accepts_loss: bool) -> None:
+        evidence = self._gather_evidence()
+        log_repair = LogRepair(self._place, evidence, self._files, self._quarantine, self._source)
         log = log_repair.repair()
         if accepts_loss and log.holes and log.holes[-1].is_unknown_end:
             self._done.gone.append(str(log.holes[-1]))
-            known.accepts_unknown = True
-            log_repair = LogRepair(self._place, known, self._files, self._quarantine, self._source)
+            evidence.accepts_unknown_end = True
+            log_repair = LogRepair(self._place, evidence, self._files, self._quarantine, self._source)
             log = log_repair.repair()
         self._done.repaired += log.repaired
         if log.holes and not accepts_loss:
-            self._done.left += list(self._lost(log))
+            self._done.left += list(self._describe_holes(log))
         elif log.holes:
-            self._go_on_without(log_repair, log, known)
+            self._accept_loss(log_repair, log, evidence)
 
-    def _lost(self, log: RepairedLog) -> Iterator[str]:
+    def _describe_holes(self, log: RepairedLog) -> Iterator[str]:
         advice = (
-            "--accept-loss goes on without them"
+            "--accept-loss continues without them"
             if self._source is not None
-            else "give a replica by --from, restore the log from a copy, or go on without them by --accept-loss"
+            else "give a replica by --from, restore the log from a copy, or continue without them by --accept-loss"
         )
         for hole in log.holes:
             what = "the end of the log" if hole.is_end else "the log"
             if hole.start < hole.end or hole.is_end:
                 yield f"{what} lacks {hole}: {advice}"
 
-    def _go_on_without(self, log_repair: LogRepair, log: RepairedLog, known: LogEvidence) -> None:
-        self._load_snapshot(log, known)
+    def _accept_loss(self, log_repair: LogRepair, log: RepairedLog, evidence: LogEvidence) -> None:
+        """Continue without what is in the holes of the log, so that as little as possible is lost."""
+        self._rebuild_from_newest_snapshot(log, evidence)
         with self._index() as index:
-            loss = Loss(self._place, log_repair, log, known, self._files, self._quarantine)
-            state = self._state_if_right(index)
+            loss = AcceptedLoss(self._place, log_repair, log, evidence, self._files, self._quarantine)
+            state = self._valid_state(index)
             hole = log.holes[0].start
-            cuts = state is None or state.applied_offset <= hole or self._loses_less_behind(log, known, state)
+            truncates = state is None or state.applied_offset <= hole or self._keeps_more_before(log, evidence, state)
             keeps_index = state is not None and state.synced_offset <= hole
-            if cuts:
+            if truncates:
                 self._refuse_shipped(hole)
-            before = (each for each in known.snapshots if log.bases[0] <= each.log_end.base and each.offset <= hole)
-            if cuts and log.bases[0] and not keeps_index and not any(before):
+            before = (each for each in evidence.snapshots if log.bases[0] <= each.log_end.base and each.offset <= hole)
+            if truncates and log.bases[0] and not keeps_index and not any(before):
                 raise CorruptData(
-                    "What was before the log is in no snapshot that is right: give a replica by --from, or restore the"
-                    " store from a copy.",
+                    "No valid snapshot has the changes before the log: give a replica by --from, or restore the store"
+                    " from a copy.",
                     path=self._place.directory,
                 )
-            if state is not None and not cuts:
-                applied, holes = state.applied_offset, [each for each in log.holes if each.start < each.end]
-                ends = [max(each.start, applied) for each in holes if each.end > applied]
+            if state is not None and not truncates:
+                applied = state.applied_offset
+                ends = [max(each.start, applied) for each in log.missing if each.end > applied]
                 self._refuse_shipped(min(ends, default=OFFSET_MAX))
-            if index is not None and state is not None and not cuts:
-                self._done.gone += loss.begin_behind(index, state)
-        if cuts:
-            self._done.gone += loss.cut(keeps_index=keeps_index)
+            if index is not None and state is not None and not truncates:
+                self._done.gone += loss.begin_after_hole(index, state)
+        if truncates:
+            self._done.gone += loss.truncate_at_hole(keeps_index=keeps_index)
         elif state is not None:
-            # Until there is one, the index alone says what was before; one of before may say where the log was then.
-            self._move_damaged_snapshots()
-            taken = paths.snapshot_directory(self._place.directory, state.applied_offset)
-            if taken.exists():
-                self._quarantine.move(taken)
+            # Until this snapshot exists, only the index has the rows of before; an older snapshot of the same offset
+            # may have a place in the log that is no longer right.
+            self._remove_damaged_snapshots()
+            same_offset = paths.snapshot_directory(self._place.directory, state.applied_offset)
+            if same_offset.exists():
+                self._quarantine.move(same_offset)
             self._take_snapshot()
-            if loss.is_new:  # older ones go on from segments that are no more
+            if loss.begins_new_segment:  # older snapshots continue in segments that are removed
                 for offset in snapshot.offsets(self._place.directory):
                     if offset != state.applied_offset:
                         self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
-            loss.move_history()
-        self._source, self._shipped = None, 0
-        again = LogRepair(self._place, self._known(), self._files, self._quarantine).repair()
+            loss.remove_history()
+        self._source, self._shipped_end = None, 0
+        again = LogRepair(self._place, self._gather_evidence(), self._files, self._quarantine).repair()
         if again.holes:
-            self._done.left += list(self._lost(again))
+            self._done.left += list(self._describe_holes(again))
 
-    def _load_snapshot(self, log: RepairedLog, known: LogEvidence) -> None:
-        """Have an index of the newest snapshot if that is behind all that can be had without it."""
+    def _rebuild_from_newest_snapshot(self, log: RepairedLog, evidence: LogEvidence) -> None:
+        """Rebuild the index from the newest valid snapshot, if that has more than the index and the log can give."""
         if self._definition.primary_key is None:
             return  # rows are in the log alone
         with self._index() as index:
-            state = self._state_if_right(index)
+            state = self._valid_state(index)
         applied = Offset(0) if state is None else state.applied_offset
-        holes = [hole for hole in log.holes if hole.start < hole.end]
-        reached = min((max(hole.start, applied) for hole in holes if hole.end > applied), default=OFFSET_MAX)
-        for taken in sorted(known.snapshots, key=lambda each: each.offset, reverse=True):
+        reached = min((max(hole.start, applied) for hole in log.missing if hole.end > applied), default=OFFSET_MAX)
+        for taken in sorted(evidence.snapshots, key=lambda each: each.offset, reverse=True):
             if taken.offset <= reached:
                 return
             try:
                 load_snapshot(self._place, taken, self._definition, self._options, self._files)
             except DAMAGE:
-                self._damaged.append(taken.offset)
+                self._damaged_snapshots.append(taken.offset)
                 continue
             if self._place.index.exists():
                 self._quarantine.move(self._place.index)
             put_in_place(self._place, self._files)
-            self._done.repaired.append(f"the index was made anew of the snapshot at offset {taken.offset}")
+            self._done.repaired.append(f"the index was rebuilt from the snapshot at offset {taken.offset}")
             return
 
     def _refuse_shipped(self, end: int) -> None:
-        """Refuse to end a log before what a replica was told: it would get other changes at the same offsets."""
-        if self._shipped > end:
+        """Refuse to truncate below what was shipped: the replica would get other changes at the same offsets."""
+        if self._shipped_end > end:
             raise CorruptData(
-                "Changes that are gone were shipped to a replica: give the URL of one that has them by --from, or drop"
-                " the replica.",
+                "Lost changes were shipped to a replica: give the URL of a replica that has them by --from, or drop the"
+                " replica.",
                 offset=end,
-                shipped=self._shipped,
+                shipped=self._shipped_end,
             )
 
-    def _loses_less_behind(self, log: RepairedLog, known: LogEvidence, state: IndexState) -> bool:
-        """Whether of a log table, whose rows are nowhere else, more is before the first hole than would be kept."""
+    def _keeps_more_before(self, log: RepairedLog, evidence: LogEvidence, state: IndexState) -> bool:
+        """Whether truncating at the first hole keeps more of a log table, whose rows are only in its log."""
         if self._definition.primary_key is not None:
             return False
-        applied, end = state.applied_offset, max(known.end, log.end)
-        holes = [hole for hole in log.holes if hole.start < hole.end]
-        following = min((base for base in log.bases if base > holes[-1].base), default=end)
-        reached = min((max(hole.start, applied) for hole in holes if hole.end > applied), default=end)
-        behind = end - following if following <= applied else reached - applied
-        return log.holes[0].start - log.bases[0] >= behind
+        applied, end = state.applied_offset, max(evidence.durable_end, log.end)
+        following = min((base for base in log.bases if base > log.missing[-1].base), default=end)
+        reached = min((max(hole.start, applied) for hole in log.missing if hole.end > applied), default=end)
+        kept_after = end - following if following <= applied else reached - applied
+        return log.holes[0].start - log.bases[0] >= kept_after
 
-    def _known(self) -> LogEvidence:
-        """What index, snapshots and replicas know of the log."""
-        found = LogEvidence(has_rows=self._has_rows)
-        self._damaged = []
+    def _gather_evidence(self) -> LogEvidence:
+        """What index, snapshots, sparse indexes and replicas say about the log."""
+        found = LogEvidence(has_valid_index=self._has_valid_index)
+        self._damaged_snapshots = []
         for offset in reversed(snapshot.offsets(self._place.directory)):
             try:
                 taken = snapshot.read(self._place.directory, self._place.identity, offset)
                 found.bases.add(taken.log_end.base)
-                found.end = max(found.end, taken.offset)
+                found.durable_end = max(found.durable_end, taken.offset)
                 taken.verify()
             except UnsupportedVersion:
                 raise
             except CorruptData:
-                self._damaged.append(offset)
+                self._damaged_snapshots.append(offset)
             else:
                 found.snapshots.append(taken)
         for state in self._index_states():
-            found.has_state = True
-            if state.synced_offset >= found.end:
+            found.has_index_state = True
+            if state.synced_offset >= found.durable_end:
                 found.bases.add(state.synced_base)
-                found.end = state.synced_offset
-        found.end = max(found.end, self._noted())
-        told = 0 if self._source is None else self._source.end(self._track)
-        found.end = Offset(max(found.end, told, self._shipped))
+                found.durable_end = state.synced_offset
+        replica_end = 0 if self._source is None else self._source.end(self._stream)
+        ends = found.durable_end, self._end_in_sparse_indexes(), replica_end, self._shipped_end
+        found.durable_end = Offset(max(ends))
         return found
 
-    def _noted(self) -> Offset:
-        """Up to where sparse indexes know the log: what stands in one was durable before."""
+    def _end_in_sparse_indexes(self) -> Offset:
+        """The offset after the last batch that a sparse index lists: a batch is listed only once it is durable."""
         end = Offset(0)
         for path in self._place.log.glob("*.index"):
             entries = read_sparse_index(path, self._files)
-            # The first batch of a segment is always noted.
+            # The first batch of a segment is always listed.
             if entries and entries[0][::2] == (paths.sparse_index_base(path.name), HEAD_BYTES):
                 end = max(end, Offset(entries[-1].offset + 1))
         return end
 
     def _index_states(self) -> Iterator[IndexState]:
+        """The state of the index; if the index can't be opened, every state record that is left in its file."""
         with self._index() as index:
             if index is not None:
                 with index.view() as view:
@@ -286,11 +291,11 @@ class BucketRepair:
         data = self._place.index / LMDB_FILES[0]
         if not data.is_file():
             return
-        # It is no index any more, but what it says of the log with a checksum was true.
+        # What a state record with a valid checksum says of the log was true, even in a damaged file.
         for value in pages.values(data, bytes_max=index_state.STATE_BYTES_MAX):
             with suppress(CorruptData):
                 state = index_state.decode(value)
-                if (state.table_id, state.bucket_id) == (self._track.table_id, self._track.bucket):
+                if (state.table_id, state.bucket_id) == (self._stream.table_id, self._stream.bucket):
                     yield state
 
     @contextmanager
@@ -302,8 +307,8 @@ class BucketRepair:
             if index is not None:
                 index.close()
 
-    def _state_if_right(self, index: Index | None) -> IndexState | None:
-        """How far the index is, if all its rows are what they were."""
+    def _valid_state(self, index: Index | None) -> IndexState | None:
+        """The state of the index if all its rows are valid, else None."""
         if index is None:
             return None
         report = BucketReport(self._definition.name, self._bucket)
@@ -317,57 +322,55 @@ class BucketRepair:
             return None
         return None if report.findings else state
 
-    def _has_rows(self) -> bool:
+    def _has_valid_index(self) -> bool:
         with self._index() as index:
-            return self._state_if_right(index) is not None
+            return self._valid_state(index) is not None
 
-    def _start(self) -> Offset:
+    def _log_start(self) -> Offset:
         return LogFiles(self._place.log, self._place.identity).start()
 
-    def _can_build(self) -> bool:
-        start = self._start()
-        return not start or any(each.log_end.base >= start for each in self._known().snapshots)
+    def _can_rebuild_index(self) -> bool:
+        start = self._log_start()
+        return not start or self._gather_evidence().has_snapshot_for(start)
 
-    def _mend_index(self) -> None:
+    def _repair_index(self) -> None:
         with self._index() as index:
-            is_there = index is not None
-        if not is_there:
-            if not self._can_build():
+            is_usable = index is not None
+        if not is_usable:
+            if not self._can_rebuild_index():
                 raise CorruptData(
-                    "The index of a bucket is lost, and so is every snapshot from which its log goes on: give a replica"
-                    " by --from, or put index/ or snapshots/ back from a copy.",
+                    "The index of a bucket is lost, and so is every snapshot from which its log continues: give a"
+                    " replica by --from, or restore index/ or snapshots/ from a copy.",
                     path=self._place.directory,
-                    log_start=self._start(),
+                    log_start=self._log_start(),
                 )
             if self._place.index.exists():
                 self._quarantine.move(self._place.index)
-        self._open()
-        if not is_there:
-            self._done.repaired.append("the index was damaged or missing: it was made anew")
+        self._recover()
+        if not is_usable:
+            self._done.repaired.append("the index was damaged or missing: rebuilt")
 
-    def _open(self) -> None:
+    def _recover(self) -> None:
         """Recover the bucket as its next writer would."""
         open_for_writing(self._place, self._definition, self._options, self._files, self._clock).close()
 
-    def _mend_snapshots(self) -> None:
-        known = self._known()
-        start = self._start()
-        covers = not start or any(each.log_end.base >= start for each in known.snapshots)
-        if not covers and not self._has_rows():
+    def _repair_snapshots(self) -> None:
+        is_covered = self._gather_evidence().has_snapshot_for(self._log_start())
+        if not is_covered and not self._has_valid_index():
             raise CorruptData(
-                "No snapshot of a bucket is right, nor is its index: give a replica by --from, or put snapshots/ back"
-                " from a copy.",
+                "A bucket has neither a valid snapshot nor a valid index: give a replica by --from, or restore"
+                " snapshots/ from a copy.",
                 path=self._place.directory,
             )
-        self._move_damaged_snapshots()
-        if not covers:
-            self._done.repaired.append(f"a snapshot was taken, at offset {self._take_snapshot()}")
+        self._remove_damaged_snapshots()
+        if not is_covered:
+            self._done.repaired.append(f"a snapshot was taken at offset {self._take_snapshot()}")
 
-    def _move_damaged_snapshots(self) -> None:
-        for offset in self._damaged:
+    def _remove_damaged_snapshots(self) -> None:
+        for offset in self._damaged_snapshots:
             self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
-            self._done.repaired.append(f"the snapshot at offset {offset} was damaged, and is put aside")
-        self._damaged = []
+            self._done.repaired.append(f"the snapshot at offset {offset} was damaged: moved to the quarantine")
+        self._damaged_snapshots = []
 
     def _take_snapshot(self) -> Offset:
         with self._index() as index:
@@ -379,23 +382,28 @@ class BucketRepair:
             )
             return taken.offset
 
-    def _make_anew(self, *, with_snapshots: bool) -> None:
+    def _rebuild(self, *, with_snapshots: bool) -> None:
+        """Rebuild an index that disagrees with the log.
+
+        Args:
+            with_snapshots: Whether to remove the snapshots first, so that it is rebuilt from the log alone.
+        """
         try:
-            if with_snapshots and self._start():
+            if with_snapshots and self._log_start():
                 return
-            if not self._can_build():
+            if not self._can_rebuild_index():
                 return
             if with_snapshots:
                 for offset in snapshot.offsets(self._place.directory):
                     self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
             if self._place.index.exists():
                 self._quarantine.move(self._place.index)
-            self._open()
+            self._recover()
         except DAMAGE as error:
             self._done.left.append(str(error))
         else:
             what = "index and snapshots" if with_snapshots else "the index"
-            self._done.repaired.append(f"{what} did not agree with the log: it was made anew")
+            self._done.repaired.append(f"{what} did not agree with the log: rebuilt")
 
     def _check(self) -> BucketReport:
         return check_bucket(self._handle, self._definition, self._bucket)

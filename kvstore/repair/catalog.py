@@ -1,4 +1,4 @@
-"""Mends the catalog of a store: images that are damaged are made anew, and a journal goes on from a replica's."""
+"""Repairs the catalog of a store: replaces damaged images, and continues a damaged journal with a replica's edits."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _TASK_SECONDS = 600
 
 
 class CatalogRepair:
-    """Mends one catalog.
+    """Repairs one catalog.
 
     Args:
-        source: A replica, if there is one.
+        source: A replica to take edits from, if there is one.
 
     Attributes:
-        mended, gone, left: A sentence each: what is right by now, what is lost, what is wrong still.
+        repaired: What was repaired, one sentence each.
+        gone: Acknowledged edits that are lost, one sentence each.
+        left: What is still wrong, and what to do about it.
     """
 
     def __init__(self, store: Path, store_id: UUID, files: Files, clock: Clock, source: Source | None) -> None:
@@ -44,31 +46,34 @@ class CatalogRepair:
         self.left: list[str] = []
 
     def repair(self, quarantine: Quarantine, *, accepts_loss: bool) -> CatalogState | None:
-        """The catalog, once it can be loaded; None if it can't.
+        """Repair the catalog, and load it; None if it still can't be loaded.
+
+        Args:
+            accepts_loss: Whether to continue without acknowledged edits that are lost.
 
         Raises:
-            WriterFenced: The replica is of another leader.
-            StoreLocked: Another process makes an image, or uses a store whose catalog is damaged.
+            WriterFenced: Another leader ships to the replica.
+            StoreLocked: Another process writes an image, or uses a store whose catalog is damaged.
             UnsupportedVersion: A newer version wrote something.
             Unavailable: The replica can't be reached.
-            StoreFull, LogFailed, OSError: The disk refuses. What was mended stays so.
+            StoreFull, LogFailed, OSError: The disk refuses. What was repaired before stays repaired.
         """
         try:
-            state, damaged = self._loaded()
+            state, damaged = self._load()
         except UnsupportedVersion:
             raise
         except CorruptData as error:
             if not self._recover(str(error), accepts_loss=accepts_loss):
                 return None
-            state, damaged = self._loaded()
+            state, damaged = self._load()
         if self._source is not None:
-            self._source.admit(state.leader_epoch, state.leader, state.replicas.values())
+            self._source.refuse_other_leader(state.leader_epoch, state.leader, state.replicas.values())
         if damaged:
             self._replace_images(state, damaged, quarantine)
         return state
 
-    def _loaded(self) -> tuple[CatalogState, list[Path]]:
-        """The catalog, and images that are damaged."""
+    def _load(self) -> tuple[CatalogState, list[Path]]:
+        """The catalog, and the paths of damaged images."""
         journal = Journal(
             self._store, self._files, self._clock, self._store_id, leadership=CatalogLeadership(), read_only=True
         )
@@ -81,16 +86,16 @@ class CatalogRepair:
         finally:
             journal.close()
 
-    def _recover(self, wrong: str, *, accepts_loss: bool) -> bool:
-        """Go on with what is left here and in the replica, under a new epoch."""
+    def _recover(self, problem: str, *, accepts_loss: bool) -> bool:
+        """Continue with the edits that are left here and in the replica, in a new epoch."""
         if self._source is None:
             self.left.append(
-                f"{wrong} Give a replica by --from, restore meta/ from a copy, or see what `kvstore meta recover` says."
+                f"{problem} Give a replica by --from, restore meta/ from a copy, or run `kvstore meta recover`."
             )
             return False
         local = salvage(self._store, self._store_id, self._files)
         leader = local.state.leader if local.state.leader_epoch == local.leader_epoch else None
-        self._source.admit(local.leader_epoch, leader, local.state.replicas.values())
+        self._source.refuse_other_leader(local.leader_epoch, leader, local.state.replicas.values())
         elsewhere = self._source.catalog()
         found = recovery.recover(
             *(self._store, self._store_id, self._files, self._clock), write=False, elsewhere=elsewhere
@@ -98,15 +103,16 @@ class CatalogRepair:
         if found.gone and not accepts_loss:
             gone = "; ".join(found.gone)
             self.left.append(
-                f"{wrong} Of the catalog neither this store nor the replica has: {gone}. --accept-loss goes on without."
+                f"{problem} Neither this store nor the replica has these parts of the catalog: {gone}. --accept-loss"
+                " continues without them."
             )
             return False
         found = recovery.recover(
             *(self._store, self._store_id, self._files, self._clock), write=True, elsewhere=elsewhere
         )
         self.repaired.append(
-            f"the catalog goes on from edit {found.txid}, in epoch {found.leader_epoch}, from what was left here and in"
-            f" the replica; what it was is in {found.quarantine}: {wrong}"
+            f"the catalog continues after edit {found.txid} in epoch {found.leader_epoch}, with what was left here and"
+            f" in the replica; the damaged catalog is in {found.quarantine}: {problem}"
         )
         self.gone += [f"of the catalog: {each}" for each in found.gone]
         return True
@@ -115,7 +121,7 @@ class CatalogRepair:
         images = self._store / paths.IMAGES
         lock = ProcessLock(images / paths.LOCK_FILE, self._files)
         if not lock.try_acquire():
-            raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=images)
+            raise StoreLocked("Another process writes an image of the catalog; wait until it is done.", path=images)
         try:
             for path in damaged:
                 quarantine.move(path)
@@ -130,4 +136,6 @@ class CatalogRepair:
         )
         done = worker.run(task, self._files, self._clock)
         for path in damaged:
-            self.repaired.append(f"{path.name} was damaged, and is put aside; the newest image is of edit {done.txid}")
+            self.repaired.append(
+                f"{path.name} was damaged: moved to the quarantine; the newest image is as of edit {done.txid}"
+            )

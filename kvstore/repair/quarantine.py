@@ -1,6 +1,6 @@
-"""What a repair replaces is put aside, never thrown away: it is in ``lost/`` under the name it had in the store.
+"""Keeps what a repair replaces: in ``lost/`` of the store, under the name it had there.
 
-What is put there again, because what took its place had to go too, has a number behind that name.
+If a file that replaced another must be replaced, too, it gets the same name with a number at the end.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _PIECE_BYTES = 1 << 24
 
 
 class Quarantine:
-    """A directory in ``lost/`` of one's own; it is made when something is put there.
+    """The directory in ``lost/`` of one repair; it is created when the first file comes.
 
     Args:
         store: Directory of the store.
 
     Attributes:
-        directory: Where it is, or would be.
-        names: What was put there, from the store's directory on.
+        directory: Its path, even if it does not exist yet.
+        names: Paths of its files, relative to the store's directory.
     """
 
     def __init__(self, store: Path, files: Files) -> None:
@@ -33,10 +33,10 @@ class Quarantine:
         self.names: list[Path] = []
 
     def move(self, path: Path) -> None:
-        """Move a file or directory there.
+        """Move a file or directory to the quarantine.
 
         Raises:
-            OSError: The disk refuses; it is in one of the two places.
+            OSError: The disk refuses; the file is in one of the two places.
         """
         place = self._place(path)
         self._files.rename(path, place)
@@ -44,7 +44,7 @@ class Quarantine:
         self._files.sync_directory(path.parent)
 
     def copy(self, path: Path) -> None:
-        """Put a copy of a file there, with the holes it has; it stays where it is, until something takes its place.
+        """Copy a file that is to be replaced to the quarantine; a sparse file stays sparse.
 
         Raises:
             OSError: The disk refuses, or the file can't be read.
@@ -82,7 +82,7 @@ class Quarantine:
         for number in count(2):
             if not os.path.lexists(place):
                 break
-            place = self.directory / f"{name}.{number}"  # it was mended once, and is to go again
+            place = self.directory / f"{name}.{number}"  # replaced for the second time
         return place
 
 

@@ -1,8 +1,8 @@
-"""Everything in the segments of a log that is right, whatever lies between. Nothing is written.
+"""Finds all valid batches in the segments of a log, also after damage. Nothing is written.
 
-* A batch counts where its segment says it belongs: from the segment's base offset on, before that of the next one.
-  What stands behind was given up when an fsync failed, and was written anew since.
-* What is behind damage is found again at the next place where a whole batch of this log begins.
+* A batch counts only in its own segment: from the segment's base offset on, before the base offset of the next one.
+  Batches after that were abandoned when an fsync failed, and have been rewritten since.
+* After damage, the scan continues at the next position where a complete batch of this log begins.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, SegmentHead, de
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A batch that is right, and where it stands."""
+class PlacedBatch:
+    """A valid batch and its position."""
 
     header: BatchHeader
     path: Path
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def end(self) -> Position:
-        """Where the next one stands."""
+        """Position of the next batch."""
         return Position(self.position + self.header.size)
 
 
@@ -42,51 +42,50 @@ class ScannedSegment:
     """One segment's file.
 
     Attributes:
-        base: The offset in its name.
-        identity: Whose log it is to be of.
-        of: The base offset of the segment it is: the same, unless its head says otherwise.
+        base: The base offset in its name.
+        head_base: The base offset in its head; the same, unless the file has the name of another segment.
+        identity: The log that it should belong to.
         head: None if it is damaged, or of another log.
         size: Bytes of the file.
-        wrong: What is wrong with the head or the size; empty if nothing is.
-        offsets, sums, positions: Of all batches that are right: base offset, checksum and place, in the order they
-            stand there.
-        data: The file as it is now; None if all of it is right, and nobody puts another in its place.
+        problem: What is wrong with the head or the size; empty if nothing is.
+        offsets, checksums, positions: Base offset, checksum and position of each valid batch, in the order of the file.
+        data: The file as it was scanned; None if all of it is valid, so that nothing replaces it.
     """
 
     path: Path
     base: Offset
-    of: Offset
+    head_base: Offset
     identity: LogIdentity
     head: SegmentHead | None = None
     size: int = 0
-    wrong: str = ""
+    problem: str = ""
     offsets: array[int] = field(default_factory=lambda: array("q"))
-    sums: array[int] = field(default_factory=lambda: array("I"))
+    checksums: array[int] = field(default_factory=lambda: array("I"))
     positions: array[int] = field(default_factory=lambda: array("I"))
     data: memoryview | None = None
 
-    def batches(self) -> Iterator[Place]:
-        """Batches that are right, in the order they stand there; a log may have more than fit into memory."""
+    def batches(self) -> Iterator[PlacedBatch]:
+        """Valid batches in the order of the file, read one by one: a log may have more than fit into memory."""
         data = mapped(self.path) if self.data is None else self.data
         for position in self.positions:
-            yield Place(decode_header(data[position:]), self.path, Position(position))
+            yield PlacedBatch(decode_header(data[position:]), self.path, Position(position))
 
-    def chain(self) -> Iterator[Place]:
-        """Batches from the beginning on, each right behind the one before in file and offsets."""
+    def chain(self) -> Iterator[PlacedBatch]:
+        """Batches from the start of the segment on, each directly after the one before, in positions and offsets."""
         position, offset = HEAD_BYTES, self.base
-        for place in self.batches() if self.offsets else ():
-            if (place.position, place.header.base_offset) != (position, offset):
+        for found in self.batches() if self.offsets else ():
+            if (found.position, found.header.base_offset) != (position, offset):
                 return
-            yield place
-            position, offset = place.end, place.header.next_offset
+            yield found
+            position, offset = found.end, found.header.next_offset
 
 
 def scan_segment(log: Path, base: Offset, identity: LogIdentity) -> ScannedSegment:
-    """Read one segment.
+    """Scan one segment.
 
     Raises:
         UnsupportedVersion: A newer version wrote it.
-        OSError: It can't be read.
+        OSError: The file can't be read.
     """
     path = paths.segment_file(log, base)
     found = ScannedSegment(path, base, base, identity)
@@ -104,33 +103,33 @@ def _scan(found: ScannedSegment, data: memoryview, descriptor: int) -> None:
     try:
         head = decode_head(data[:HEAD_BYTES])
         if LogIdentity(head.store_id, head.table_id, head.bucket_id) != identity:
-            found.wrong = "it is of another log"
+            found.problem = "it was of another log"
             return
         if head.base_offset == base:
             found.head = head
         else:
-            found.of = head.base_offset
-            found.wrong = f"it is the segment at offset {head.base_offset}"
+            found.head_base = head.base_offset
+            found.problem = f"it was the segment at offset {head.base_offset}"
     except CorruptBatch:
-        found.wrong = "its head is damaged"
+        found.problem = "its head was damaged"
     if found.size > SEGMENT_BYTES_MAX:
-        found.wrong = f"it has {found.size} bytes, and a segment has {SEGMENT_BYTES_MAX} at most"
+        found.problem = f"it had {found.size} bytes, and a segment has {SEGMENT_BYTES_MAX} at most"
     position, expected, follows = HEAD_BYTES, base, True
-    for place, header in _right_batches(data, descriptor, identity):
-        found.positions.append(place)
+    for start, header in _valid_batches(data, descriptor, identity):
+        found.positions.append(start)
         found.offsets.append(header.base_offset)
-        found.sums.append(header.crc)
+        found.checksums.append(header.crc)
         follows = follows and header.base_offset == expected
         position, expected = position + header.size, header.next_offset
-    if found.wrong or position != found.size or not follows:
+    if found.problem or position != found.size or not follows:
         found.data = data
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a segment, no more than one can have.
+    """The bytes of a segment's file, up to the maximum size of a segment.
 
     Raises:
-        OSError: It can't be read.
+        OSError: The file can't be read.
     """
     descriptor = open_regular(path)
     try:
@@ -144,7 +143,7 @@ def _mapped(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b"")
 
 
-def _right_batches(data: memoryview, descriptor: int, identity: LogIdentity) -> Iterator[tuple[Position, BatchHeader]]:
+def _valid_batches(data: memoryview, descriptor: int, identity: LogIdentity) -> Iterator[tuple[Position, BatchHeader]]:
     position = HEAD_BYTES
     while position < len(data):
         header = _batch_at(data, position, identity)
@@ -160,7 +159,7 @@ def _right_batches(data: memoryview, descriptor: int, identity: LogIdentity) -> 
 def _next_batch(
     data: memoryview, descriptor: int, position: int, identity: LogIdentity
 ) -> tuple[int, BatchHeader] | None:
-    """The first batch after a place at which there is none; they begin at multiples of their alignment."""
+    """The first valid batch after a position that has none; batches begin at multiples of their alignment."""
     for at in places_of_batches(descriptor, (position // ALIGNMENT + 1) * ALIGNMENT, len(data)):
         header = _batch_at(data, at, identity)
         if header is not None:

@@ -1,8 +1,8 @@
-"""What a replica has that its leader lost.
+"""Reads from a replica what its leader lost.
 
 * Nothing is taken from a replica of another store, or from one that another leader ships to: that may be another
   history.
-* Nothing is believed before it was verified; an object that is bad is left out, and said.
+* Everything is verified before it is used; a bad object is skipped and reported.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from logformat.ids import Epoch
 from logformat.log.batch import BatchHeader
 from logformat.replica.object_file import LEADER_BYTES_MAX, ObjectName, is_of, leader_epoch
 
-Met = Callable[[BatchHeader], None]
-"""Called with each batch that is read, whether or not it was asked for."""
+BatchCheck = Callable[[BatchHeader], None]
+"""Is called with each batch that is read, also with those outside of the range asked for."""
 
 
 class Source:
-    """A replica, for reading.
+    """A replica that a repair takes from.
 
     Args:
-        url: Where it is.
+        client: Reads the replica's objects.
+        url: The replica's URL.
 
     Attributes:
-        store_file: What makes a directory the store it is of.
-        bad: Objects that were to be read and are not what they should be, a sentence each.
+        store_file: Content of the file ``STORE`` of the replica's store.
+        store_id: Id of the replica's store.
+        bad_objects: Bad objects among those that were read, one sentence each.
 
     Raises:
         NotAStore: There is no replica.
-        Unavailable: It can't be reached.
-        CorruptData: What says whose it is, or how far it goes, is damaged; repair the replica.
+        Unavailable: The replica can't be reached.
+        CorruptData: ``STORE`` or the manifest of the replica is damaged; repair the replica.
     """
 
     def __init__(self, client: Client, url: str) -> None:
@@ -50,22 +52,22 @@ class Source:
         self.store_file = store_file.encode(self._source.store)
         self.store_id = self._source.store.store_id
         self._limits: dict[Stream, int] | None = None
-        self._left_out: set[ObjectName] = set()
-        self.bad: list[str] = []
+        self._skipped: set[ObjectName] = set()
+        self.bad_objects: list[str] = []
 
-    def admit(self, ours: Epoch, leader: str | None, replicas: Iterable[ReplicaStatus]) -> None:
-        """See that it is of this leader, or of one before it.
+    def refuse_other_leader(self, ours: Epoch, leader: str | None, replicas: Iterable[ReplicaStatus]) -> None:
+        """Verify that this leader, or an earlier one, shipped to the replica last.
 
-        Of a replica that only a leader before this one shipped to, what counts is what the catalog knows to have been
-        shipped: behind that it may be another history.
+        If only earlier leaders shipped to it, it is read up to the offsets that the catalog has as shipped: after them
+        it may have another history.
 
         Args:
             ours: The epoch of this leader.
-            leader: Its name, if it is known.
-            replicas: What the catalog knows of them.
+            leader: Its name; None if it is unknown.
+            replicas: The replicas in the catalog.
 
         Raises:
-            WriterFenced: Another leader ships there.
+            WriterFenced: Another leader ships to the replica.
         """
         leaders = {epoch: name for name, _ in self._client.list("leader/") if (epoch := leader_epoch(name)) is not None}
         newest = max(leaders, default=Epoch(0))
@@ -74,8 +76,8 @@ class Source:
             others = not is_of(bytes(self._client.get(leaders[newest], bytes_max=LEADER_BYTES_MAX)), leader)
         if others:
             raise WriterFenced(
-                "Another leader has taken this store's place, and the replica is of that one: this copy is over. Take"
-                " what the other has, by `kvstore replica restore`.",
+                "Another leader has taken this store's place and ships to the replica. Don't use this copy any more:"
+                " restore the other one by `kvstore replica restore`.",
                 leader_epoch=newest,
                 ours=ours,
             )
@@ -85,72 +87,81 @@ class Source:
                 self._limits[each.stream] = max(each.end, self._limits.get(each.stream, 0))
 
     def end(self, stream: Stream) -> int:
-        """Up to where it was told that the track goes; 0 if it was told nothing that counts."""
-        told = self._shipped(stream)
-        return 0 if told is None else self._limited(stream, told.end)
+        """Up to which offset the replica has a stream, by its manifest; 0 if it has nothing of it that counts."""
+        shipped = self._shipped(stream)
+        return 0 if shipped is None else self._limited(stream, shipped.end)
 
     def start(self, stream: Stream) -> int:
-        """Where its ranges of a track begin."""
+        """The lowest offset of a stream's ranges; 0 if there are none."""
         starts = [name.start for name in self._objects(stream) if name.kind == "range"]
         return min(starts, default=0)
 
-    def batches(self, stream: Stream, start: int, stop: int, met: Met) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Batches from an offset on, each behind the one before, up to another offset or as far as it has them.
+    def batches(
+        self, stream: Stream, start: int, stop: int, check: BatchCheck
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Batches from an offset on without a hole, up to another offset or as far as the replica has them.
 
         Raises:
-            CorruptData: No batch of it begins at ``start``, but one goes over it; or ranges contradict each other.
+            CorruptData: A batch of the replica contains ``start`` but begins before it, or ranges contradict each
+                other.
             UnsupportedVersion: A newer version wrote an object.
-            Unavailable: It can't be reached.
+            Unavailable: The replica can't be reached.
         """
         at = start
         while at < stop:
-            is_whole = True
+            is_complete = True
             for piece in path_from(at, stop, self._objects(stream)).pieces:
                 try:
                     found = self._source.read(piece.name)
                 except UnsupportedVersion:
                     raise
                 except CorruptData as error:
-                    self.bad.append(str(error))
-                    self._left_out.add(piece.name)
-                    is_whole = False  # another may have the same
+                    self.bad_objects.append(str(error))
+                    self._skipped.add(piece.name)
+                    is_complete = False  # another object may have the same batches
                     break
                 until = self._limited(stream, piece.until)
                 for header, data in batches(found):
                     if header.next_offset > until:
                         break
-                    met(header)
+                    check(header)
                     if header.base_offset == at and header.next_offset <= stop:
                         yield header, data
                         at = header.next_offset
                     elif header.base_offset < at < header.next_offset:
-                        raise CorruptData("A batch of the replica begins elsewhere.", object=str(piece.name), offset=at)
-            if is_whole:
+                        raise CorruptData(
+                            "A batch of the replica begins before the offset asked for.",
+                            object=str(piece.name),
+                            offset=at,
+                        )
+            if is_complete:
                 return
 
     def catalog(self) -> Elsewhere:
-        """Its catalog: an image, and the edits behind it.
+        """The replica's catalog: an image, and the edits after it.
 
         Raises:
-            MissingVersion: It has a hole.
-            CorruptData: An object is not what it should be.
+            MissingVersion: The replica's catalog has a hole.
+            CorruptData: An object is damaged.
         """
-        told = self._shipped(CATALOG)
-        way = None if told is None else path_to(told.end, told, self._objects(CATALOG))
-        if told is None or way is None:
+        shipped = self._shipped(CATALOG)
+        path = None if shipped is None else path_to(shipped.end, shipped, self._objects(CATALOG))
+        if shipped is None or path is None:
             raise MissingVersion("The replica's catalog has a hole, or was never shipped; repair the replica.")
         state = CatalogState()
-        if way.snapshot is not None:
-            _, state = self._source.image(way.snapshot)
-        limit = self._limited(CATALOG, told.end)
-        edits = [edit for edit in self._source.edits(way) if state.txid < edit.txid <= limit]
+        if path.snapshot is not None:
+            _, state = self._source.image(path.snapshot)
+        limit = self._limited(CATALOG, shipped.end)
+        edits = [edit for edit in self._source.edits(path) if state.txid < edit.txid <= limit]
         names = [
             name for name, replica in _after(state, edits).replicas.items() if place_of(replica.url) == self._place
         ]
-        told_of = self._source.told
-        # It is told before it is reported, and the report is shipped later still.
+        # A round replaces the manifest before it reports to the catalog, and ships that report only in the next round.
+        manifest = self._source.told
         return Elsewhere(
-            state, edits, [TellReplica(name=name, as_of_ms=told_of.as_of_ms, shipped=told_of.shipped) for name in names]
+            state,
+            edits,
+            [TellReplica(name=name, as_of_ms=manifest.as_of_ms, shipped=manifest.shipped) for name in names],
         )
 
     def _shipped(self, stream: Stream) -> Shipped | None:
@@ -160,8 +171,8 @@ class Source:
         return offset if self._limits is None else min(offset, self._limits.get(stream, 0))
 
     def _objects(self, stream: Stream) -> list[ObjectName]:
-        """All that is listed and not bad: who shipped may have died before it was reported."""
-        return [name for name in self._source.objects(stream) if name not in self._left_out]
+        """All listed objects but the bad ones, also those that an interrupted round has not put into the manifest."""
+        return [name for name in self._source.objects(stream) if name not in self._skipped]
 
 
 def _after(state: CatalogState, edits: Iterable[Edit]) -> CatalogState:

@@ -18,9 +18,9 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
         table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
         table.upsert([{"k": k} for k in range(10)])
     assert run("check", path).code == 0
-    told = json.loads(run("check", path, "--json").out)
-    assert told["ok"]
-    assert told["buckets"][0]["rows"] == 10
+    found = json.loads(run("check", path, "--json").out)
+    assert found["ok"]
+    assert found["buckets"][0]["rows"] == 10
     log = path / "tables/1/0/log/00000000000000000000.log"
     log.write_bytes(log.read_bytes()[:-1] + b"\x01")
     done = run("check", path)
@@ -40,10 +40,10 @@ def test_a_damaged_catalog_is_a_problem_found(tmp_path: Path) -> None:
     (path / "STORE").write_bytes(b"damaged")
     done = run("check", path, "--json")
     assert done.code == 1
-    told = json.loads(done.out)
-    assert not told["ok"]
-    assert told["error"]["class"] == "CorruptImage"
-    assert told["error"]["message"] in done.err
+    found = json.loads(done.out)
+    assert not found["ok"]
+    assert found["error"]["class"] == "CorruptImage"
+    assert found["error"]["message"] in done.err
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     assert f"{tmp_path}/[red]/" in wrong
 
 
-def test_what_is_damaged_is_mended(tmp_path: Path) -> None:
+def test_repair_restores_a_damaged_segment_from_a_replica(tmp_path: Path) -> None:
     path, copy = tmp_path / "store", tmp_path / "copy"
     with kvstore.open(path) as store:
         table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
@@ -76,19 +76,19 @@ def test_what_is_damaged_is_mended(tmp_path: Path) -> None:
     assert "wrong: t/0: the end of the log lacks offsets 0 to 9 at least: give a replica by --from" in done.out
     done = run("check", path, "--repair", "--from", copy, "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert (told["ok"], told["gone"], told["left"]) == (True, [], [])
-    assert told["mended"][0].startswith("t/0: 00000000000000000000.log was written anew, 1 of its batches from the")
-    assert told["buckets"][0]["rows"] == 10
-    assert (Path(told["aside"]) / log.relative_to(path)).read_bytes() == right[:-1] + b"\x01"
+    found = json.loads(done.out)
+    assert (found["ok"], found["gone"], found["left"]) == (True, [], [])
+    assert found["repaired"][0].startswith("t/0: 00000000000000000000.log was rewritten, 1 of its batches from the")
+    assert found["buckets"][0]["rows"] == 10
+    assert (Path(found["quarantine"]) / log.relative_to(path)).read_bytes() == right[:-1] + b"\x01"
     assert log.read_bytes() == right
     done = run("check", path, "--repair", "--from", copy)
     assert done.code == 0
-    assert "mended" not in done.out
+    assert "repaired" not in done.out
     assert run("check", path).code == 0
 
 
-def test_what_is_gone_goes_only_if_that_is_accepted(tmp_path: Path) -> None:
+def test_lost_changes_are_given_up_only_if_that_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with kvstore.open(path) as store:
         store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k").upsert({"k": 1})
@@ -98,7 +98,7 @@ def test_what_is_gone_goes_only_if_that_is_accepted(tmp_path: Path) -> None:
     assert done.code == 0
     assert re.findall("^gone: .*$", done.out, re.MULTILINE) == [
         "gone: t/0: offsets 0 to 0 at least",
-        "gone: t/0: what is before offset 1 of the changelog, which begins there now",
+        "gone: t/0: the changelog before offset 1, where it begins now",
     ]
     assert f"What was replaced is in {path / 'lost'}" in done.out
     with kvstore.open(path) as store:

@@ -15,7 +15,7 @@ Built = tuple[World, dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Built]:
-    """A world and all that is seen of it, by how it is to be built; each is built once."""
+    """Builds a store with its replica and returns it with its content; each kind is built once."""
     known: dict[tuple[object, ...], Built] = {}
 
     def get(shipped_after: tuple[int, ...] = (4, 9, 13), log_bytes_max: int | None = None) -> Built:
@@ -29,8 +29,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Built]:
 
 
 @pytest.fixture
-def whole(built: Callable[..., Built], tmp_path: Path) -> Built:
-    """A copy of a store whose replica has all of it."""
+def shipped(built: Callable[..., Built], tmp_path: Path) -> Built:
+    """A copy of a store whose replica has everything."""
     world, truth = built()
     return world.copied(tmp_path / "store"), truth
 
@@ -44,6 +44,6 @@ def ahead(built: Callable[..., Built], tmp_path: Path) -> Built:
 
 @pytest.fixture
 def alone(built: Callable[..., Built], tmp_path: Path) -> Built:
-    """A copy of a store whose replica has nothing of it."""
+    """A copy of a store whose replica is empty."""
     world, truth = built(())
     return world.copied(tmp_path / "store"), truth

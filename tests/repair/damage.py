@@ -15,21 +15,21 @@ Damage = Callable[[Path, Random], None]
 
 
 def files_of(store: Path) -> list[str]:
-    """All that hold something that is stored, by name; no locks, and nothing that was put aside."""
+    """Names of all files with content, except locks and the quarantine."""
     found = (each.relative_to(store) for each in store.rglob("*") if each.is_file() and each.stat().st_size)
     named = (each for each in found if each.parts[0] != "lost" and each.name not in ("LOCK", "lock.mdb", "SHIPPING"))
     return sorted(map(str, named))
 
 
 def flip(path: Path, random: Random) -> None:
-    """One bit."""
+    """Flip one bit."""
     data = bytearray(path.read_bytes())
     data[random.randrange(len(data))] ^= 1 << random.randrange(8)
     path.write_bytes(data)
 
 
 def blank(path: Path, random: Random) -> None:
-    """A stretch of zeros."""
+    """Overwrite a part with zeros."""
     data = bytearray(path.read_bytes())
     start = random.randrange(len(data))
     stop = min(len(data), start + 1 + random.randrange(600))
@@ -38,12 +38,12 @@ def blank(path: Path, random: Random) -> None:
 
 
 def cut(path: Path, random: Random) -> None:
-    """Its end."""
+    """Truncate the file."""
     os.truncate(path, random.randrange(path.stat().st_size))
 
 
 def delete(path: Path, random: Random) -> None:
-    """All of it."""
+    """Remove the file."""
     path.unlink()
 
 
@@ -51,14 +51,14 @@ KINDS: dict[str, Damage] = {"flip": flip, "blank": blank, "cut": cut, "delete": 
 
 
 def spoil(path: Path, position: int, length: int = 8) -> None:
-    """Every bit of some bytes."""
+    """Flip every bit of some bytes."""
     data = bytearray(path.read_bytes())
     data[position : position + length] = bytes(byte ^ 255 for byte in data[position : position + length])
     path.write_bytes(data)
 
 
 def lose_a_row(directory: Path) -> None:
-    """Every page and checksum of an index is right, and its first row is gone."""
+    """Remove the first row of an index, so that all pages and checksums stay valid."""
     index = Index(open_environment(directory, Files(), map_bytes=1 << 28))
     with index.view() as view:
         state, bounds = view.state(), view.bounds()

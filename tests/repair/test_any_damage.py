@@ -1,4 +1,4 @@
-"""Whatever happens to one file or two: with a replica that is whole, the store is what it was."""
+"""Damage to any one or two files is repaired from a complete replica: the store has what it had."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.repair.worlds import goes_on, seen
 QUICK, LONG = 10, 1_000
 
 
-def is_gone_with_what_tells(damaged: dict[str, str], names: list[str]) -> bool:
-    """Whether a segment at the beginning is gone with its sparse index: so it is if it expired."""
+def is_lost_without_a_trace(damaged: dict[str, str], names: list[str]) -> bool:
+    """Whether a first segment is lost with its sparse index: this looks as if it had expired."""
     gone = {Path(name) for name, kind in damaged.items() if kind == "delete"}
     logs = {Path(name).parent for name in names if name.endswith(".log")}
     firsts = [min(Path(name) for name in names if Path(name).parent == log and name.endswith(".log")) for log in logs]
     return any({first, first.with_suffix(".index")} <= gone for first in firsts)
 
 
-def from_where_it_began(found: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]:
-    """What there is but for changes that came back: a log that no snapshot stands for is taken from its start."""
+def from_the_same_start(found: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]:
+    """The content without expired changes that came back: a log without a snapshot is restored from offset 0."""
     cut = dict(found)
     for name in found["tables"]:
         starts = {bucket: start for bucket, (start, _) in truth[f"{name} offsets"].items()}
@@ -38,23 +38,25 @@ def from_where_it_began(found: dict[str, Any], truth: dict[str, Any]) -> dict[st
 
 @pytest.mark.parametrize("log_bytes_max", [None, 4000])
 @pytest.mark.parametrize("cases", [QUICK // 2, pytest.param(LONG, marks=pytest.mark.long)])
-def test_one_file_or_two(cases: int, log_bytes_max: int | None, built: Callable[..., Built], tmp_path: Path) -> None:
-    whole, truth = built((4, 9, 13), log_bytes_max)
-    names = files_of(whole.path)
-    # The last edit says what was shipped, so it was not.
+def test_damage_to_one_or_two_files_is_repaired(
+    cases: int, log_bytes_max: int | None, built: Callable[..., Built], tmp_path: Path
+) -> None:
+    original, truth = built((4, 9, 13), log_bytes_max)
+    names = files_of(original.path)
+    # The last edit reports what was shipped, so it was not shipped itself.
     last = max(int(name.rpartition(".")[2]) for name in names if name.startswith("meta/image/image."))
     report_of_replica = f"of the catalog: edit {last}"
     random = Random(cases)
     for case in range(cases):
         damaged = {name: random.choice(list(KINDS)) for name in random.sample(names, random.choice([1, 2, 2]))}
-        if is_gone_with_what_tells(damaged, names):
+        if is_lost_without_a_trace(damaged, names):
             continue
-        world = whole.copied(tmp_path / "store")
+        world = original.copied(tmp_path / "store")
         for name, kind in damaged.items():
             KINDS[kind](world.path / name, random)
         report = world.repair()
         if not report:
-            # Nothing else knows what the newest edits were, nor where a log without index and last segment ended.
+            # Nothing else has the newest edits, or knows where a log without index and last segment ended.
             assert all("if there w" in each for each in report.left), (case, damaged, report.left)
             report = world.repair(accepts_loss=True)
             assert all("if there w" in each or each == report_of_replica for each in report.gone), (
@@ -67,7 +69,7 @@ def test_one_file_or_two(cases: int, log_bytes_max: int | None, built: Callable[
         assert report, (case, damaged, report.left)
         found = seen(world.path)
         if any("/snapshots/" in name for name in damaged):
-            found = from_where_it_began(found, truth)
+            found = from_the_same_start(found, truth)
         assert found == truth, (case, damaged)
         goes_on(world.path)
         shutil.rmtree(world.path)

@@ -1,4 +1,4 @@
-"""What is made of the log is made anew, and nothing is thrown away; what can't be mended is said and left alone."""
+"""Derived files are rebuilt and nothing is deleted; what can't be repaired is reported and left as it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def contents(store: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", DERIVED)
-def test_what_is_made_of_the_log_is_made_anew(alone: Built, name: str) -> None:
+def test_derived_files_are_rebuilt(alone: Built, name: str) -> None:
     world, truth = alone
     (path,) = world.path.glob(name)
     name = str(path.relative_to(world.path))
@@ -54,7 +54,7 @@ def test_what_is_made_of_the_log_is_made_anew(alone: Built, name: str) -> None:
     assert (bool(again), again.repaired, again.quarantine) == (True, [], None)
 
 
-def test_a_store_that_is_right_is_left_as_it_is(alone: Built) -> None:
+def test_an_intact_store_is_left_as_it_is(alone: Built) -> None:
     world, truth = alone
     before = contents(world.path)
     report = world.repair(replica=False)
@@ -66,7 +66,7 @@ def test_a_store_that_is_right_is_left_as_it_is(alone: Built) -> None:
 
 
 @pytest.mark.parametrize("base", [0, 16, 29])
-def test_changes_that_nothing_has_are_named_and_nothing_is_touched(alone: Built, base: int) -> None:
+def test_lost_changes_are_named_and_no_file_is_touched(alone: Built, base: int) -> None:
     world, _ = alone
     segment = world.path / f"tables/1/0/log/{base:020d}.log"
     spoil(segment, 100)
@@ -81,7 +81,7 @@ def test_changes_that_nothing_has_are_named_and_nothing_is_touched(alone: Built,
     assert report.quarantine is None
 
 
-def test_segments_that_have_each_others_names_get_their_own(alone: Built) -> None:
+def test_segments_with_swapped_names_get_their_own(alone: Built) -> None:
     world, truth = alone
     log = world.path / "tables/1/1/log"
     one, other = log / f"{0:020d}.log", log / f"{16:020d}.log"
@@ -93,7 +93,7 @@ def test_segments_that_have_each_others_names_get_their_own(alone: Built) -> Non
     assert seen(world.path) == truth
 
 
-def test_a_head_is_made_of_the_segment_before(alone: Built) -> None:
+def test_a_damaged_head_is_rebuilt_from_the_segment_before(alone: Built) -> None:
     world, truth = alone
     before = contents(world.path)
     for base in (0, 16, 29):
@@ -106,7 +106,7 @@ def test_a_head_is_made_of_the_segment_before(alone: Built) -> None:
 
 
 class TestWithoutHistory:
-    """The log does not begin at its beginning: an index is made of a snapshot."""
+    """The log does not begin at offset 0: an index is rebuilt from a snapshot."""
 
     @pytest.fixture
     def expired(self, built: Callable[..., Built], tmp_path: Path) -> Built:
@@ -119,14 +119,14 @@ class TestWithoutHistory:
         for rows in (world.path / "tables/1/0/snapshots").glob("*/rows.parquet"):
             spoil(rows, 10)
 
-    def test_an_index_is_made_of_a_snapshot(self, expired: Built) -> None:
+    def test_an_index_is_rebuilt_from_a_snapshot(self, expired: Built) -> None:
         world, truth = expired
         shutil.rmtree(world.path / "tables/1/0/index")
         assert world.repair(replica=False)
         assert seen(world.path) == truth
         goes_on(world.path)
 
-    def test_a_snapshot_that_is_needed_is_taken_anew_of_the_index(self, expired: Built) -> None:
+    def test_a_snapshot_that_is_needed_is_taken_of_the_index(self, expired: Built) -> None:
         world, truth = expired
         self.spoil_snapshots(world)
         assert world.repair(replica=False)
@@ -136,7 +136,7 @@ class TestWithoutHistory:
         goes_on(world.path)
 
     @pytest.mark.parametrize("damaged", ["index", "rows", "index and log"])
-    def test_without_either_nothing_is_moved(self, expired: Built, damaged: str) -> None:
+    def test_without_snapshot_and_index_nothing_is_moved(self, expired: Built, damaged: str) -> None:
         world, truth = expired
         self.spoil_snapshots(world)
         index = world.path / "tables/1/0/index"
@@ -159,17 +159,17 @@ class TestWithoutHistory:
         goes_on(world.path)
 
 
-def test_rows_that_are_not_those_of_the_log_are_those_of_the_log_again(alone: Built) -> None:
-    """Every page and checksum is right, and a row is missing."""
+def test_an_index_that_disagrees_with_the_log_is_rebuilt(alone: Built) -> None:
+    """Every page and checksum is valid, but a row is missing."""
     world, truth = alone
     lose_a_row(world.path / "tables/1/0/index")
     report = world.repair(replica=False)
     assert report
-    assert report.repaired == ["t/0: the index did not agree with the log: it was made anew"]
+    assert report.repaired == ["t/0: the index did not agree with the log: rebuilt"]
     assert seen(world.path) == truth
 
 
-def test_a_store_that_is_written_is_refused(alone: Built) -> None:
+def test_a_store_that_another_process_writes_is_refused(alone: Built) -> None:
     world, _ = alone
     spoil(world.path / DERIVED[1], 0, 100)
     (image,) = (world.path / "meta/image").glob("image.*")
@@ -193,21 +193,21 @@ def test_a_store_that_is_written_is_refused(alone: Built) -> None:
         assert after[name] == before[name]
 
 
-def test_a_copy_that_follows_is_no_leader(alone: Built) -> None:
+def test_a_copy_that_follows_is_refused(alone: Built) -> None:
     world, _ = alone
     (world.path / paths.FOLLOWING).write_bytes(b"")
-    with pytest.raises(UnsupportedOperation, match="follow anew"):
+    with pytest.raises(UnsupportedOperation, match="follow with a new copy"):
         world.repair(replica=False)
 
 
-def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_without_a_store_is_left_as_it_is(tmp_path: Path) -> None:
     for place in (tmp_path / "nothing", tmp_path):
         with pytest.raises(NotAStore):
             kvstore.repair(place)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_repair_that_is_called_says_what_it_looks_at(alone: Built) -> None:
+def test_progress_names_each_part(alone: Built) -> None:
     world, _ = alone
     names: list[str] = []
     assert kvstore.repair(world.path, progress=names.append)
@@ -215,7 +215,7 @@ def test_a_repair_that_is_called_says_what_it_looks_at(alone: Built) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_catalog_without_a_replica_is_for_another_command(alone: Built, kind: str) -> None:
+def test_without_a_replica_a_damaged_catalog_is_left_to_meta_recover(alone: Built, kind: str) -> None:
     world, _ = alone
     for image in (world.path / "meta/image").glob("image.*"):
         image.unlink()
@@ -229,8 +229,8 @@ def test_a_damaged_catalog_without_a_replica_is_for_another_command(alone: Built
     assert not report.repaired
 
 
-def test_a_segment_of_another_bucket_is_none(whole: Built) -> None:
-    world, truth = whole
+def test_a_segment_of_another_bucket_is_ignored(shipped: Built) -> None:
+    world, truth = shipped
     log, other = world.path / "tables/1/0/log", world.path / "tables/1/1/log"
     name = f"{16:020d}.log"
     right = (log / name).read_bytes()
@@ -245,8 +245,8 @@ def test_a_segment_of_another_bucket_is_none(whole: Built) -> None:
 @pytest.mark.parametrize(
     ("base", "other"), [(29, {"previous_base": 0}), (29, {"previous_end": 4096}), (16, {"previous_end": 4096})]
 )
-def test_a_segment_that_is_not_the_one_behind_the_one_before(alone: Built, base: int, other: dict[str, Any]) -> None:
-    """Each is right by itself, as if somebody had put one of an older copy there: nobody can say which is."""
+def test_a_segment_of_another_history_is_reported(alone: Built, base: int, other: dict[str, Any]) -> None:
+    """Each segment is valid, but one is from another copy: nothing says which of them is right."""
     world, _ = alone
     path = world.path / f"tables/1/0/log/{base:020d}.log"
     data = path.read_bytes()
@@ -258,14 +258,14 @@ def test_a_segment_that_is_not_the_one_behind_the_one_before(alone: Built, base:
         assert contents(world.path) == before
 
 
-def test_an_image_of_the_catalog_is_not_mended_while_another_process_makes_one(alone: Built) -> None:
+def test_an_image_is_not_repaired_while_another_process_writes_one(alone: Built) -> None:
     world, truth = alone
     (image,) = (world.path / "meta/image").glob("image.*")
     spoil(image, 0, 100)
     before = contents(world.path)
     lock = ProcessLock(world.path / "meta/image/LOCK")
     assert lock.try_acquire()
-    with pytest.raises(StoreLocked, match="makes an image"):
+    with pytest.raises(StoreLocked, match="writes an image"):
         world.repair(replica=False)
     assert contents(world.path) == before
     lock.release()
@@ -273,8 +273,8 @@ def test_an_image_of_the_catalog_is_not_mended_while_another_process_makes_one(a
     assert seen(world.path) == truth
 
 
-def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_path: Path) -> None:
-    """It is of a copy that went another way, and right by itself; so an index that is made of it is wrong."""
+def test_a_snapshot_that_disagrees_with_the_log_is_quarantined(alone: Built, tmp_path: Path) -> None:
+    """It is a valid snapshot of a copy with another history, so an index that is rebuilt from it is wrong."""
     world, _ = alone
     other = world.copied(tmp_path / "other")
     for value, each in enumerate((world, other)):
@@ -289,18 +289,18 @@ def test_a_snapshot_of_other_rows_than_the_logs_is_put_aside(alone: Built, tmp_p
     shutil.rmtree(world.path / "tables/1/0/index")
     report = world.repair(replica=False)
     assert report
-    assert report.repaired[-1] == "t/0: index and snapshots did not agree with the log: it was made anew"
+    assert report.repaired[-1] == "t/0: index and snapshots did not agree with the log: rebuilt"
     assert report.quarantine is not None
     assert (report.quarantine / name / "manifest.json").exists()
     assert seen(world.path) == truth
 
 
-@pytest.mark.parametrize("what", ["zeros", "text", "a whole batch"])
-def test_bytes_that_are_appended_to_a_sealed_segment_are_found_and_cut_off(alone: Built, what: str) -> None:
+@pytest.mark.parametrize("what", ["zeros", "text", "a valid batch"])
+def test_bytes_after_the_end_of_a_full_segment_are_found_and_removed(alone: Built, what: str) -> None:
     world, truth = alone
     path = world.path / f"tables/1/0/log/{16:020d}.log"
     right = path.read_bytes()
-    added = {"zeros": bytes(640), "text": b"appended", "a whole batch": right[HEAD_BYTES:]}[what]
+    added = {"zeros": bytes(640), "text": b"appended", "a valid batch": right[HEAD_BYTES:]}[what]
     path.write_bytes(right + added)
     with Store(world.path, OPTIONS) as store:
         (finding,) = store.check().findings

@@ -1,4 +1,4 @@
-"""What a log lost comes from a replica; what neither has is said exactly, and goes only if that is accepted."""
+"""Lost batches are taken from a replica; what neither has is named exactly, and given up only if that is accepted."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def segments(world: World) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("base", [0, 16, 29])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_segment_is_what_it_was_to_the_byte(whole: Built, base: int, kind: str) -> None:
-    world, truth = whole
+def test_a_segment_is_restored_byte_for_byte(shipped: Built, base: int, kind: str) -> None:
+    world, truth = shipped
     before = segments(world)
     KINDS[kind](segment(world, base), Random(base))
     damaged = segment(world, base).read_bytes() if kind != "delete" else None
@@ -62,8 +62,8 @@ def test_a_segment_is_what_it_was_to_the_byte(whole: Built, base: int, kind: str
 
 
 @pytest.mark.parametrize("lost", ["tables/1/0/log", "tables/1/0", "tables/1", "tables"])
-def test_whole_directories_come_back(whole: Built, lost: str) -> None:
-    world, truth = whole
+def test_lost_directories_are_restored(shipped: Built, lost: str) -> None:
+    world, truth = shipped
     shutil.rmtree(world.path / lost)
     report = world.repair()
     if lost == "tables/1/0/log":
@@ -77,31 +77,31 @@ def test_whole_directories_come_back(whole: Built, lost: str) -> None:
     goes_on(world.path)
 
 
-def test_what_is_right_behind_what_the_replica_has_is_kept(ahead: Built) -> None:
+def test_valid_batches_after_the_end_of_the_replica_are_kept(ahead: Built) -> None:
     world, truth = ahead
     before = segments(world)
-    spoil(segment(world, 16), 100)  # the replica goes on to offset 25
+    spoil(segment(world, 16), 100)  # the replica ends at offset 25
     assert world.repair()
     assert segments(world) == before
     assert seen(world.path) == truth
     goes_on(world.path)
 
 
-class TestGone:
-    """The last segment is damaged where the replica does not reach."""
+class TestLost:
+    """The last segment is damaged after the end of the replica."""
 
     @pytest.fixture
     def damaged(self, ahead: Built) -> Built:
         spoil(segment(ahead[0], 29), 1000)
         return ahead
 
-    def test_is_said_and_nothing_is_touched(self, damaged: Built) -> None:
+    def test_changes_are_named_and_no_file_is_touched(self, damaged: Built) -> None:
         world, _ = damaged
         before = segments(world)
         report = world.repair()
         assert not report
         assert report.left == [
-            "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss goes on without them"
+            "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss continues without them"
         ]
         assert (segments(world), report.quarantine, report.gone) == (before, None, [])
 
@@ -112,7 +112,7 @@ class TestGone:
         assert report
         assert report.gone == [
             "t/0: offsets 32 to 36 at least",
-            "t/0: what is before offset 37 of the changelog, which begins there now",
+            "t/0: the changelog before offset 37, where it begins now",
         ]
         assert report.quarantine is not None
         assert (report.quarantine / LOG / f"{29:020d}.log").read_bytes() == spoiled
@@ -124,19 +124,19 @@ class TestGone:
         shutil.rmtree(world.path / "tables/1/0/index")
         goes_on(world.path, STEPS + 1)
 
-    def test_the_log_is_cut_if_it_has_not(self, damaged: Built) -> None:
+    def test_the_log_is_truncated_if_the_index_lacks_them(self, damaged: Built) -> None:
         world, truth = damaged
         with Store(world.path, OPTIONS) as store:
             store.consumer("late").commit("t", {0: 36, 1: 40})
         spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
         assert world.repair().left == [
-            "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss goes on without them"
+            "t/0: the end of the log lacks offsets 32 to 36 at least: --accept-loss continues without them"
         ]
         report = world.repair(accepts_loss=True)
         assert report
         assert report.gone == [
             "t/0: offsets 32 to 36 at least",
-            "t/0: all from offset 32 on, to 36 at least, with what that did to rows; these offsets are given out again",
+            "t/0: everything from offset 32 on, to 36 at least, with its effect on rows; new changes get these offsets",
         ]
         after = seen(world.path)
         assert after["t offsets"] == {0: (0, 32), 1: truth["t offsets"][1]}
@@ -157,7 +157,7 @@ class TestGone:
         assert after["events changes"] == [row for row in truth["events changes"] if row["_log_offset"] < end]
 
 
-def test_history_that_neither_has_goes_only_if_that_is_accepted(alone: Built) -> None:
+def test_lost_history_is_given_up_only_if_that_is_accepted(alone: Built) -> None:
     world, truth = alone
     spoil(segment(world, 16), 1000)
     assert not world.repair(replica=False)
@@ -165,7 +165,7 @@ def test_history_that_neither_has_goes_only_if_that_is_accepted(alone: Built) ->
     assert report
     assert report.gone == [
         "t/0: offsets 18 to 19",
-        "t/0: what is before offset 29 of the changelog, which begins there now",
+        "t/0: the changelog before offset 29, where it begins now",
     ]
     after = seen(world.path)
     assert after["t offsets"][0] == (29, 37)
@@ -173,20 +173,20 @@ def test_history_that_neither_has_goes_only_if_that_is_accepted(alone: Built) ->
     goes_on(world.path)
 
 
-def test_what_was_shipped_is_not_given_up_while_a_replica_has_it(ahead: Built) -> None:
+def test_shipped_changes_are_not_given_up(ahead: Built) -> None:
     world, _ = ahead
     spoil(segment(world, 16), 1000)
     shutil.rmtree(world.path / "tables/1/0/index")
     before = segments(world)
     report = world.repair(replica=False, accepts_loss=True)
-    assert "give the URL of one that has them by --from" in report.left[0]
+    assert "give the URL of a replica that has them by --from" in report.left[0]
     assert segments(world) == before
     assert world.repair()
     goes_on(world.path)
 
 
-def test_what_the_replica_is_known_to_have_is_missed(ahead: Built) -> None:
-    """Nothing here says that there was more but the catalog."""
+def test_the_catalog_knows_how_far_the_log_was_shipped(ahead: Built) -> None:
+    """Nothing but the catalog shows that the log was longer."""
     world, truth = ahead
     shutil.rmtree(world.path / "tables/1/0/index")
     shutil.rmtree(world.path / "tables/1/0/snapshots")
@@ -200,7 +200,7 @@ def test_what_the_replica_is_known_to_have_is_missed(ahead: Built) -> None:
     assert truth["t offsets"][0] == (0, 37)
 
 
-def test_the_end_of_a_log_is_missed_by_its_sparse_index(ahead: Built) -> None:
+def test_a_sparse_index_shows_that_the_log_was_longer(ahead: Built) -> None:
     world, _ = ahead
     shutil.rmtree(world.path / "tables/1/0/index")
     segment(world, 29).unlink()
@@ -208,8 +208,8 @@ def test_the_end_of_a_log_is_missed_by_its_sparse_index(ahead: Built) -> None:
 
 
 class TestRefused:
-    def test_a_replica_of_another_store(self, whole: Built, tmp_path: Path, built: Callable[..., Built]) -> None:
-        world, _ = whole
+    def test_a_replica_of_another_store(self, shipped: Built, tmp_path: Path, built: Callable[..., Built]) -> None:
+        world, _ = shipped
         spoil(segment(world, 16), 100)
         before = segments(world)
         with pytest.raises(InvalidRequest, match="another store"):
@@ -219,8 +219,8 @@ class TestRefused:
             world.repair(replica=tmp_path / "empty")
         assert segments(world) == before
 
-    def test_what_a_newer_version_wrote(self, whole: Built) -> None:
-        world, _ = whole
+    def test_files_of_a_newer_version(self, shipped: Built) -> None:
+        world, _ = shipped
         found = {
             "STORE": (world.path / "STORE").read_bytes(),
             f"{LOG}/{16:020d}.log": segment(world, 16).read_bytes(),
@@ -236,7 +236,7 @@ class TestRefused:
             path.write_bytes(right)
         assert not (world.path / "lost").exists()
 
-    def test_what_another_leader_ships(self, tmp_path: Path) -> None:
+    def test_a_replica_that_another_leader_ships_to(self, tmp_path: Path) -> None:
         (tmp_path / "w").mkdir()
         world = build(tmp_path / "w", shipped_after=(4, STEPS - 1))
         old, copy = world.copied(tmp_path / "old"), world.copied(tmp_path / "copy")
@@ -252,7 +252,7 @@ class TestRefused:
         with pytest.raises(WriterFenced, match="Another leader"):
             old.repair()
         assert segments(old) == before
-        # Of the same epoch, and another one all the same.
+        # Another leader with the same epoch.
         twin = world.copied(tmp_path / "twin")
         recovery.recover(twin.path, store_id_of(twin.path), Files(), SystemClock(), write=True)
         with pytest.raises(WriterFenced):
@@ -261,14 +261,14 @@ class TestRefused:
         goes_on(copy.path, STEPS + 1)
 
     @pytest.mark.long
-    def test_what_was_shipped_behind_the_copy_that_goes_on(self, tmp_path: Path) -> None:
-        """It is another history, though the one that goes on has shipped nothing yet."""
+    def test_changes_that_another_copy_shipped_later(self, tmp_path: Path) -> None:
+        """They are another history, although the copy that is used now has shipped nothing yet."""
         (tmp_path / "w").mkdir()
         world = build(tmp_path / "w", shipped_after=(4, STEPS - 1))
         truth = seen(world.path)
         copy = world.copied(tmp_path / "copy")
         recovery.recover(copy.path, store_id_of(copy.path), Files(), SystemClock(), write=True)
-        with Store(world.path, OPTIONS) as store:  # the original goes on
+        with Store(world.path, OPTIONS) as store:  # the original continues
             for step in range(STEPS, STEPS + 4):
                 write(store, step)
             store.flush()
@@ -280,7 +280,7 @@ class TestRefused:
 
     @pytest.mark.long
     def test_other_changes_at_the_same_offsets(self, tmp_path: Path) -> None:
-        """Two copies under one epoch: nobody said that one takes the other's place."""
+        """Two copies of one epoch: neither was promoted."""
         (tmp_path / "w").mkdir()
         world = build(tmp_path / "w", shipped_after=(4,))
         copy = world.copied(tmp_path / "copy")
@@ -303,7 +303,7 @@ class TestRefused:
 
 
 def newer(data: bytes) -> bytes:
-    """The same of a newer version, with a checksum that is right."""
+    """The same file of a newer version, with a valid checksum."""
     if data.startswith(b"KVLG"):
         body = data[:4] + (9).to_bytes(2, "little") + data[6:60]
         return body + crc32c(body).to_bytes(4, "little") + data[64:]
@@ -316,7 +316,7 @@ def key_of(store: kvstore.Store) -> int:
     return next(key for key in range(9) if store.table("t").buckets_of([key]) == [0])
 
 
-def test_the_end_of_a_log_is_missed_by_what_stands_behind_the_damage(alone: Built) -> None:
+def test_a_batch_after_the_damage_shows_that_the_log_was_longer(alone: Built) -> None:
     world, _ = alone
     shutil.rmtree(world.path / "tables/1/1/index")
     last = world.path / f"tables/1/1/log/{32:020d}.log"
@@ -326,22 +326,22 @@ def test_the_end_of_a_log_is_missed_by_what_stands_behind_the_damage(alone: Buil
     assert re.search(r"t/1: the end of the log lacks offsets 3\d to \d+ at least", left)
 
 
-def test_a_last_batch_that_nothing_knows_of_is_not_taken_for_a_torn_one(alone: Built) -> None:
+def test_a_damaged_last_batch_is_not_taken_for_an_unfinished_one(alone: Built) -> None:
     world, truth = alone
     spoil(segment(world, 29), 1000)
     shutil.rmtree(world.path / "tables/1/0/index")
     damaged = segment(world, 29).read_bytes()
-    assert "what was behind offset 32, if there was anything" in world.repair(replica=False).left[0]
+    assert "what was after offset 32, if there was anything" in world.repair(replica=False).left[0]
     assert segment(world, 29).read_bytes() == damaged
     report = world.repair(replica=False, accepts_loss=True)
     assert report
-    assert report.gone == ["t/0: what was behind offset 32, if there was anything"]
+    assert report.gone == ["t/0: what was after offset 32, if there was anything"]
     assert report.quarantine is not None
     assert (report.quarantine / LOG / segment(world, 29).name).read_bytes() == damaged
     assert seen(world.path)["t offsets"] == {**truth["t offsets"], 0: (0, 32)}
 
 
-def test_an_object_that_is_bad_is_left_out_and_said(ahead: Built, tmp_path: Path) -> None:
+def test_bad_objects_are_skipped_and_reported(ahead: Built, tmp_path: Path) -> None:
     world, truth = ahead
     replica = tmp_path / "replica"
     shutil.copytree(world.replica, replica)
@@ -360,8 +360,8 @@ def test_an_object_that_is_bad_is_left_out_and_said(ahead: Built, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_makes_it_a_store_is_the_replicas(whole: Built, kind: str) -> None:
-    world, truth = whole
+def test_the_store_file_is_restored(shipped: Built, kind: str) -> None:
+    world, truth = shipped
     before = (world.path / "STORE").read_bytes()
     KINDS[kind](world.path / "STORE", Random(3))
     assert "--from" in world.repair(replica=False).left[0]
@@ -371,8 +371,8 @@ def test_what_makes_it_a_store_is_the_replicas(whole: Built, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["spoil", "delete"])
-def test_a_catalog_goes_on_from_the_replicas(whole: Built, kind: str) -> None:
-    world, truth = whole
+def test_the_catalog_continues_from_the_replica(shipped: Built, kind: str) -> None:
+    world, truth = shipped
     journal = world.path / "meta/journal/data.mdb"
     for image in (world.path / "meta/image").glob("image.*"):
         image.unlink()
@@ -388,13 +388,13 @@ def test_a_catalog_goes_on_from_the_replicas(whole: Built, kind: str) -> None:
     assert len(report.gone) == 1
     assert seen(world.path) == truth
     goes_on(world.path)
-    with Store(world.path, OPTIONS) as store:  # it ships on to where it did
+    with Store(world.path, OPTIONS) as store:  # shipping continues to the same replica
         store.flush()
         assert store.replica("r").report().behind["t"] < 10
 
 
 @pytest.mark.parametrize("index", ["gone", "damaged", "without a row"])
-def test_no_row_is_lost_if_a_snapshot_and_the_log_behind_it_have_it(alone: Built, index: str) -> None:
+def test_no_row_is_lost_if_a_snapshot_and_the_log_after_it_have_it(alone: Built, index: str) -> None:
     world, truth = alone
     spoil(segment(world, 0), 100)
     directory = world.path / "tables/1/0/index"
@@ -409,7 +409,7 @@ def test_no_row_is_lost_if_a_snapshot_and_the_log_behind_it_have_it(alone: Built
     assert report
     assert report.gone == [
         "t/0: offsets 0 to 1",
-        "t/0: what is before offset 16 of the changelog, which begins there now",
+        "t/0: the changelog before offset 16, where it begins now",
     ]
     after = seen(world.path)
     assert {name for name in truth if after[name] != truth[name]} == {"t changes", "t offsets"}
@@ -417,7 +417,7 @@ def test_no_row_is_lost_if_a_snapshot_and_the_log_behind_it_have_it(alone: Built
     goes_on(world.path)
 
 
-def test_a_log_ends_where_it_has_a_hole_behind_the_snapshot_too(alone: Built) -> None:
+def test_a_second_hole_after_the_snapshot_truncates_the_log(alone: Built) -> None:
     world, truth = alone
     spoil(segment(world, 0), 100)
     spoil(segment(world, 29), 1000)
@@ -427,8 +427,8 @@ def test_a_log_ends_where_it_has_a_hole_behind_the_snapshot_too(alone: Built) ->
     assert report.gone == [
         "t/0: offsets 0 to 1",
         "t/0: offsets 32 to 36 at least",
-        "t/0: what is before offset 18 of the changelog, which begins there now",
-        "t/0: offsets 32 to 36, with what they did to rows; they are given out again",
+        "t/0: the changelog before offset 18, where it begins now",
+        "t/0: offsets 32 to 36, with their effect on rows; new changes get these offsets",
     ]
     after = seen(world.path)
     assert after["t offsets"][0] == (18, 32)
@@ -441,7 +441,7 @@ def test_a_log_ends_where_it_has_a_hole_behind_the_snapshot_too(alone: Built) ->
 
 
 def test_no_row_is_lost_of_a_log_of_one_segment(tmp_path: Path) -> None:
-    """The log begins anew where the snapshot is."""
+    """The log begins at the offset of the snapshot afterwards."""
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", compression=None)
         for step in range(9):
@@ -468,21 +468,21 @@ def test_no_row_is_lost_if_the_log_is_damaged_right_before_the_snapshot(alone: B
     assert report
     assert report.gone == [
         "t/0: offsets 16 to 17",
-        "t/0: what is before offset 18 of the changelog, which begins there now",
+        "t/0: the changelog before offset 18, where it begins now",
     ]
     after = seen(world.path)
     assert {name for name in truth if after[name] != truth[name]} == {"t changes", "t offsets"}
     goes_on(world.path)
 
 
-@pytest.mark.parametrize("behind", [16, 29])
-def test_a_hole_within_what_is_behind_the_only_snapshot(alone: Built, behind: int) -> None:
-    """Of the last one that can be gone on from: the log is cut where it has the next hole."""
+@pytest.mark.parametrize("second", [16, 29])
+def test_a_second_hole_after_the_only_snapshot(alone: Built, second: int) -> None:
+    """The log begins after the first hole, and is truncated at the second one."""
     world, truth = alone
     with Store(world.path, OPTIONS) as store:
         end = store.table("t").offsets()[0][1]
     spoil(segment(world, 0), 100)
-    spoil(segment(world, behind), segment(world, behind).stat().st_size - 20)
+    spoil(segment(world, second), segment(world, second).stat().st_size - 20)
     shutil.rmtree(world.path / "tables/1/0/index")
     report = world.repair(replica=False, accepts_loss=True)
     assert report
@@ -495,7 +495,7 @@ def test_a_hole_within_what_is_behind_the_only_snapshot(alone: Built, behind: in
 
 
 class TestAfterACrash:
-    """The process died: the index has what there was before it wrote, offset 37 on."""
+    """The process died: the index ends at offset 37, the log later."""
 
     @pytest.fixture
     def crashed(self, alone: Built, tmp_path: Path) -> Built:
@@ -507,8 +507,8 @@ class TestAfterACrash:
         return copy, seen(world.path)
 
     @staticmethod
-    def went_on_at(crashed: Built, start: int, end: int) -> None:
-        """What was before is as it was, and of what came then nothing is there."""
+    def assert_log_is(crashed: Built, start: int, end: int) -> None:
+        """The log has the changes between two offsets, and the table can be written."""
         world, truth = crashed
         after = seen(world.path)
         assert after["t offsets"] == {**truth["t offsets"], 0: (start, end)}
@@ -519,32 +519,32 @@ class TestAfterACrash:
             store.table("t").upsert({"k": 1, "v": -1, "s": ""})
             assert store.check()
 
-    def test_with_a_hole_behind_what_the_index_has(self, crashed: Built) -> None:
+    def test_with_a_hole_after_the_end_of_the_index(self, crashed: Built) -> None:
         spoil(segment(crashed[0], 29), 2000)
         assert not crashed[0].repair(replica=False)
         report = crashed[0].repair(replica=False, accepts_loss=True)
         assert report
         assert report.gone == [
             "t/0: offsets 37 to 40",
-            "t/0: all from offset 37 on, to 44 at least, with what that did to rows; these offsets are given out again",
+            "t/0: everything from offset 37 on, to 44 at least, with its effect on rows; new changes get these offsets",
         ]
-        self.went_on_at(crashed, 0, 37)
+        self.assert_log_is(crashed, 0, 37)
 
-    def test_with_a_hole_from_before_that_to_behind(self, crashed: Built) -> None:
-        """The index goes on from within the hole: it has what was before, and nothing has what is in there."""
+    def test_with_a_hole_around_the_end_of_the_index(self, crashed: Built) -> None:
+        """The index has the first part of the hole, and nothing has the second."""
         spoil(segment(crashed[0], 29), 900, 1500)
         report = crashed[0].repair(replica=False, accepts_loss=True)
         assert report
         assert report.gone == [
             "t/0: offsets 32 to 40",
-            "t/0: what is before offset 37 of the changelog, which begins there now",
-            "t/0: offsets 37 to 44, with what they did to rows; they are given out again",
+            "t/0: the changelog before offset 37, where it begins now",
+            "t/0: offsets 37 to 44, with their effect on rows; new changes get these offsets",
         ]
-        self.went_on_at(crashed, 37, 37)
+        self.assert_log_is(crashed, 37, 37)
 
 
 class TestCatalogOfAReplica:
-    """The journal and every image are gone; the replica has the catalog as far as its objects of it go."""
+    """The journal and every image are lost; the replica has the catalog as of its last shipped edit."""
 
     @pytest.fixture
     def world(self, tmp_path: Path) -> World:
@@ -587,8 +587,8 @@ class TestCatalogOfAReplica:
         assert segments(world) == before
 
 
-def test_a_commit_over_several_buckets_is_brought_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process died before it said that it was over; who repairs is who writes next."""
+def test_an_open_commit_over_several_buckets_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process died before the EndCommit edit; a repair completes it like the next writer."""
     path = tmp_path / "s"
     with kvstore.open(path) as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)

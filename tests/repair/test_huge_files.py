@@ -124,7 +124,7 @@ OTHERS |= {"LOCK that is held": "StoreLocked: Another process writes here"}
 SAID = {
     ("journal", "replaced"): "A page of an LMDB file is damaged",
     ("index", "replaced"): "The index of a bucket is missing or damaged",
-    ("sealed segment", "with a hole"): "bytes behind its end",
+    ("sealed segment", "with a hole"): "bytes after its end",
     ("image", "with a hole"): "An image of the catalog is damaged",
     ("writers", "with a hole"): "A writer snapshot fails its checksum",
 }
@@ -206,7 +206,7 @@ def repaired(world: World, truth: dict[str, Any], *, replica: bool) -> str:
     report = world.repair(replica=replica)
     if report and not (seen(world.path) == truth and not checked(world.path)):
         return "it is other than it was"
-    return " ".join(["whole" if report else "damaged", *report.repaired, *report.left])
+    return " ".join(["repaired" if report else "damaged", *report.repaired, *report.left])
 
 
 def _store_cases(pipe: Pipe, world: World, truth: dict[str, Any], place: Path) -> None:
@@ -424,15 +424,15 @@ def test_repair_treats_a_huge_file_as_damaged(of_store: Outcomes, name: str, how
     if (name, how) == ("journal", "replaced"):  # the replica can't know what was not shipped
         assert "edits behind" in said["repair"]
         return
-    assert said["repair"].startswith("whole")
+    assert said["repair"].startswith("repaired")
     is_replaced = name in LIMITED | HINTS or (name, how) == ("index", "replaced")
-    assert (said["repair"] != "whole") == (is_replaced and (name, how) != ("last segment", "with a hole"))
+    assert (said["repair"] != "repaired") == (is_replaced and (name, how) != ("last segment", "with a hole"))
     lost = name == "STORE" or ("segment" in name and name not in HINTS and how == "replaced")
-    assert said["repair alone"].startswith("damaged" if lost else "whole")
+    assert said["repair alone"].startswith("damaged" if lost else "repaired")
 
 
 def test_files_that_are_not_read_may_be_huge(of_store: Outcomes) -> None:
-    assert list(of_store["unread", "replaced"].said.values()) == ["[]", "6", "whole", "whole"]
+    assert list(of_store["unread", "replaced"].said.values()) == ["[]", "6", "repaired", "repaired"]
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -1,4 +1,4 @@
-"""A repair that is killed, before whatever it does to a file, is done again: nothing is lost by either."""
+"""A repair that is killed before any call that changes a file is run again: nothing is lost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvstore.files import Files
 from logformat import paths
 from tests.repair.conftest import Built
 from tests.repair.damage import spoil
-from tests.repair.test_any_damage import from_where_it_began
+from tests.repair.test_any_damage import from_the_same_start
 from tests.repair.worlds import OPTIONS, Store, World, goes_on, seen
 
 
 class Killed(BaseException):
-    """No code that is run then does anything any more."""
+    """The process is dead: no handler of errors may run."""
 
 
 class Dying(Files):
-    """The real disk, until the process dies before one of the calls that change something."""
+    """The real disk, until the process dies before one of the calls that change a file."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls
@@ -73,7 +73,7 @@ class Dying(Files):
 
 
 def damage_derived(world: World) -> None:
-    """Of each kind of what is made of something else."""
+    """Damage one file of each derived kind."""
     spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
     spoil(world.path / f"tables/1/0/log/{0:020d}.index", 0, 40)
     spoil(world.path / f"tables/1/1/log/{16:020d}.writers", 0, 40)
@@ -82,7 +82,7 @@ def damage_derived(world: World) -> None:
 
 
 def damage_segments(world: World) -> None:
-    """In the middle, at the end, and all of one."""
+    """Damage segments in the middle and at the end, and remove one."""
     spoil(world.path / f"tables/1/0/log/{16:020d}.log", 100)
     spoil(world.path / f"tables/1/1/log/{32:020d}.log", 100)
     (world.path / f"tables/2/0/log/{15:020d}.log").unlink()
@@ -90,7 +90,7 @@ def damage_segments(world: World) -> None:
 
 
 def damage_catalog(world: World) -> None:
-    """And the file that makes it a store."""
+    """Damage the journal and the file STORE."""
     spoil(world.path / "meta/journal/data.mdb", 0, 8192)
     spoil(world.path / "STORE", 0)
 
@@ -98,8 +98,8 @@ def damage_catalog(world: World) -> None:
 DAMAGES = [damage_derived, damage_segments, damage_catalog]
 
 
-def seen_if_right(path: Path) -> dict[str, Any] | None:
-    """All there is, by who writes; None if it says that something is wrong."""
+def seen_if_valid(path: Path) -> dict[str, Any] | None:
+    """The content after opening the store for writing; None if an error or the check reports damage."""
     try:
         with Store(path, OPTIONS) as store:
             for name in store.list_tables():
@@ -113,7 +113,7 @@ def seen_if_right(path: Path) -> dict[str, Any] | None:
 
 
 class Careful(Files):
-    """The real disk, which sees to it that nothing has its name before it is durable, nor keeps one that is not."""
+    """The real disk; it fails if a file that is not durable is renamed, and records renames that are not durable."""
 
     def __init__(self) -> None:
         self._paths: dict[int, Path] = {}
@@ -148,7 +148,7 @@ class Careful(Files):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_nothing_has_its_name_before_it_is_durable(
+def test_files_are_durable_before_they_are_renamed(
     damage: Callable[[World], None], built: Callable[..., Built], tmp_path: Path
 ) -> None:
     world = built((4, 9, 13))[0].copied(tmp_path / "store")
@@ -156,17 +156,17 @@ def test_nothing_has_its_name_before_it_is_durable(
     disk = Careful()
     assert world.repair(files=disk, accepts_loss=damage is damage_catalog)
     assert disk.renames > 3
-    # LMDB's directories are moved too, and then are where nothing is renamed.
+    # LMDB's directories are moved, too; nothing is renamed inside them later.
     assert {path: name for path, name in disk.unsynced_names.items() if path.is_dir()} == {}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.long)])
-def test_killed_anywhere(
+def test_a_repair_that_is_killed_anywhere_is_run_again(
     every: int, damage: Callable[[World], None], built: Callable[..., Built], tmp_path: Path
 ) -> None:
-    whole, truth = built((4, 9, 13))
-    damaged = whole.copied(tmp_path / "damaged")
+    original, truth = built((4, 9, 13))
+    damaged = original.copied(tmp_path / "damaged")
     damage(damaged)
     calls, ends = 0, False
     while not ends:
@@ -177,9 +177,9 @@ def test_killed_anywhere(
             ends = True
         except Killed:
             pass
-        # Whoever does not know that there was a repair is never told less than all.
+        # A user who opens the store without another repair sees everything, or an error.
         opened = world.copied(tmp_path / "opened")
-        assert seen_if_right(opened.path) in (None, truth), calls
+        assert seen_if_valid(opened.path) in (None, truth), calls
         assert world.repair(accepts_loss=damage is damage_catalog), calls
         assert seen(world.path) == truth, calls
         if ends or not calls % 5:
@@ -190,10 +190,10 @@ def test_killed_anywhere(
     assert calls > 20
 
 
-def test_what_only_a_damaged_segment_has_is_somewhere_all_the_time(built: Callable[..., Built], tmp_path: Path) -> None:
-    """What is right behind the end of the replica; the repair is killed before what takes its place has the name."""
-    whole, truth = built((4, 9))
-    world = whole.copied(tmp_path / "store")
+def test_batches_that_only_a_damaged_segment_has_are_never_lost(built: Callable[..., Built], tmp_path: Path) -> None:
+    """Valid batches after the end of the replica; the repair is killed before the new segment is renamed."""
+    original, truth = built((4, 9))
+    world = original.copied(tmp_path / "store")
     segment = world.path / f"tables/1/0/log/{16:020d}.log"
     spoil(segment, 100)
 
@@ -214,54 +214,54 @@ def segment(world: World, base: int) -> Path:
 
 
 def accept(world: World) -> Path:
-    """The log is damaged where the index has what it lost."""
+    """Damage the log where the index has what it lost."""
     spoil(segment(world, 29), 1000)
     return segment(world, 29)
 
 
 def cut(world: World) -> Path:
-    """The log is damaged, and the index is too."""
+    """Damage the log and the index."""
     spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
     return accept(world)
 
 
 def begin_with_the_snapshot(world: World) -> Path:
-    """The index is damaged, and the log before the snapshot."""
+    """Damage the index, and the log before the snapshot."""
     spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
     spoil(segment(world, 0), 100)
     return segment(world, 0)
 
 
-def end_behind_the_snapshot(world: World) -> Path:
-    """And behind it."""
+def end_after_the_snapshot(world: World) -> Path:
+    """Damage the index, and the log before and after the snapshot."""
     begin_with_the_snapshot(world)
     return accept(world)
 
 
 def begin_at_the_snapshot(world: World) -> Path:
-    """The index is damaged, and the log right before the snapshot, in its own segment."""
+    """Damage the index, and the log right before the snapshot, in the same segment."""
     spoil(world.path / "tables/1/0/index/data.mdb", 0, 4096)
     spoil(segment(world, 16), 100)
     return segment(world, 16)
 
 
 @pytest.mark.parametrize(
-    "damage", [accept, cut, begin_with_the_snapshot, end_behind_the_snapshot, begin_at_the_snapshot]
+    "damage", [accept, cut, begin_with_the_snapshot, end_after_the_snapshot, begin_at_the_snapshot]
 )
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.long)])
-def test_killed_while_it_goes_on_without(
+def test_a_repair_that_is_killed_while_it_accepts_loss_is_run_again(
     every: int, damage: Callable[[World], Path], built: Callable[..., Built], tmp_path: Path
 ) -> None:
-    """Done again it comes to the same, or says what is wrong still; what was damaged is somewhere all the time."""
-    whole, truth = built((4, 9))
+    """The next repair ends in the same state; the damaged files are never deleted."""
+    original, truth = built((4, 9))
     replica = damage in (accept, cut)
-    damaged = whole.copied(tmp_path / "damaged")
+    damaged = original.copied(tmp_path / "damaged")
     of = damage(damaged)
     spoiled = of.read_bytes()
     other = damaged.copied(tmp_path / "other")
     assert other.repair(replica=replica, accepts_loss=True)
     expected = seen(other.path)
-    assert expected["t rows"] == truth["t rows"] or damage in (cut, end_behind_the_snapshot)
+    assert expected["t rows"] == truth["t rows"] or damage in (cut, end_after_the_snapshot)
     calls, ends = 0, False
     while not ends:
         world = damaged.copied(tmp_path / "store")
@@ -270,11 +270,11 @@ def test_killed_while_it_goes_on_without(
             ends = True
         except Killed:
             pass
-        if not segment(world, 0).exists():  # the index is not the only one that has it
+        if not segment(world, 0).exists():  # then not only the index has the rows
             assert list((world.path / "tables/1/0/snapshots").glob("*/manifest.json")), calls
         assert spoiled in [path.read_bytes() for path in world.path.rglob(of.name)], calls
         report = world.repair(replica=replica, accepts_loss=True)
         assert report, (calls, report.left)
-        assert from_where_it_began(seen(world.path), expected) == expected, calls
+        assert from_the_same_start(seen(world.path), expected) == expected, calls
         shutil.rmtree(world.path)
         calls += every

@@ -1,4 +1,4 @@
-"""Of a bucket with damage in several places and no copy of it a repair keeps all that can be had, and says the rest."""
+"""A repair without a replica keeps everything that is left of a bucket with several damages, and reports the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import kvstore
 from kvstore.commit.coordinator import Commits
 from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.repair.scan import Place, scan_segment
+from kvstore.repair.scan import PlacedBatch, scan_segment
 from logformat import paths
 from logformat.ids import Offset
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
@@ -35,8 +35,8 @@ def options(segment_bytes_max: int) -> StoreOptions:
     )
 
 
-def batches(world: World) -> list[Place]:
-    """Of the first bucket, in order."""
+def batches(world: World) -> list[PlacedBatch]:
+    """Batches of the first bucket, in order."""
     with Store(world.path, options(1 << 26), read_only=True) as store:
         identity = store.runtime.open_table(store.runtime.definition("t")).handles[0].place.identity
     log = world.path / BUCKET / paths.LOG
@@ -46,18 +46,18 @@ def batches(world: World) -> list[Place]:
 
 @dataclass
 class Written:
-    """A table of one bucket that was written for a while.
+    """A table of one bucket after some writes.
 
     Attributes:
-        rows: What there was, by the offset at which the log ended.
-        lost: Base offsets of batches that are damaged.
-        snapshots: Offsets of those that are right.
-        damage: What was done to it, in words.
+        rows: The rows, by log end.
+        lost: Base offsets of damaged batches.
+        snapshots: Offsets of valid snapshots.
+        damage: What was damaged, in words.
     """
 
     world: World
     rows: dict[int, Rows]
-    places: list[Place] = field(default_factory=list)
+    places: list[PlacedBatch] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
     snapshots: set[int] = field(default_factory=set)
     damage: list[object] = field(default_factory=list)
@@ -67,14 +67,14 @@ class Written:
         return self.places[-1].header.next_offset
 
     def reached(self, start: int) -> int:
-        """Up to where one can go on from an offset."""
+        """The end of the undamaged batches from an offset on."""
         for each in self.places:
             if each.header.base_offset == start and start not in self.lost:
                 start = each.header.next_offset
         return start
 
     def harm(self, random: Random) -> None:
-        """Some of its files, but for the beginning of the log, which nothing would miss."""
+        """Damage a file; but don't remove the first segment, for that looks as if it had expired."""
         bucket = self.world.path / BUCKET
         each = random.choice(self.places)
         kind = random.choice(["batch", "batch", "batch", "head", "cut", "gone", "sparse", "writers", "snapshot"])
@@ -143,7 +143,7 @@ def cases(seeds: range) -> Iterator[tuple[int, Random]]:
 
 @pytest.mark.parametrize("seeds", [range(QUICK), pytest.param(range(QUICK, LONG), marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_log", [False, True])
-def test_all_that_can_be_had(seeds: range, tmp_path: Path, *, is_log: bool) -> None:
+def test_everything_that_is_left_is_kept(seeds: range, tmp_path: Path, *, is_log: bool) -> None:
     for seed, random in cases(seeds):
         made = written(tmp_path / "made", random, random.choice([2000, 5000, 12_000, 1 << 26]), is_log=is_log)
         for _ in range(random.randrange(1, 4)):
@@ -163,7 +163,9 @@ def test_all_that_can_be_had(seeds: range, tmp_path: Path, *, is_log: bool) -> N
                 assert {row["k"]: row for row in rows_of(table)} == made.rows[end], case
                 assert end >= max(map(made.reached, [0, *made.snapshots])), case
                 assert end == made.end or index != "right", case
-            assert end == made.end or any("again" in each or "if there was" in each for each in report.gone), case
+            assert end == made.end or any(
+                "new changes get" in each or "if there was" in each for each in report.gone
+            ), case
             table.upsert([{"k": 1, "v": -1, "s": ""}])
             table.snapshot()
             assert store.check().findings == [], case
@@ -173,8 +175,8 @@ def test_all_that_can_be_had(seeds: range, tmp_path: Path, *, is_log: bool) -> N
         assert world.repair(replica=False), case
 
 
-class Cut:
-    """A table whose log and index are damaged, so that a repair cuts the log; a consumer stands behind that."""
+class Truncated:
+    """A table whose log and index are damaged, so that a repair truncates the log; a consumer is at its old end."""
 
     def __init__(self, path: Path, *, epochs: bool = False) -> None:
         self.world = World(path / "s", path / "none")
@@ -196,12 +198,12 @@ class Cut:
         shutil.rmtree(self.world.path / BUCKET / "index")
 
 
-def test_a_consumer_does_not_stand_behind_the_end_whoever_died(tmp_path: Path) -> None:
-    """Nor if a repair died after it had cut the log, and the next one has nothing to cut."""
-    cut = Cut(tmp_path)
+def test_a_consumer_is_never_after_the_log_end(tmp_path: Path) -> None:
+    """Also if a repair died after it had truncated the log, so that the next one has nothing to truncate."""
+    damaged = Truncated(tmp_path)
     calls, ends = 0, False
     while not ends:
-        world = cut.world.copied(tmp_path / "copy")
+        world = damaged.world.copied(tmp_path / "copy")
         try:
             assert world.repair(replica=False, files=Dying(calls), accepts_loss=True)
             ends = True
@@ -209,19 +211,19 @@ def test_a_consumer_does_not_stand_behind_the_end_whoever_died(tmp_path: Path) -
             pass
         assert world.repair(replica=False, accepts_loss=True), calls
         with Store(world.path, options(3000)) as store:
-            assert store.table("t").offsets() == {0: (0, cut.at)}, calls
-            assert store.consumers == {"c": {"t": {0: cut.at}}}, calls
+            assert store.table("t").offsets() == {0: (0, damaged.at)}, calls
+            assert store.consumers == {"c": {"t": {0: damaged.at}}}, calls
         shutil.rmtree(world.path)
         calls += 9
 
 
-def test_an_open_commit_behind_what_a_bucket_lost_is_over(tmp_path: Path) -> None:
-    """Its batch would not follow there, and no bucket could be written any more."""
-    cut = Cut(tmp_path, epochs=True)
-    report = cut.world.repair(replica=False, accepts_loss=True)
+def test_an_open_commit_after_lost_batches_ends(tmp_path: Path) -> None:
+    """Its batch would leave a gap in the sequence, and no bucket could be written any more."""
+    damaged = Truncated(tmp_path, epochs=True)
+    report = damaged.world.repair(replica=False, accepts_loss=True)
     assert report
-    assert any("what buckets [0] did not have yet of the commit" in each for each in report.gone)
-    with Store(cut.world.path, options(3000)) as store:
+    assert any("the part of buckets [0] in the commit" in each for each in report.gone)
+    with Store(damaged.world.path, options(3000)) as store:
         table = store.table("t")
         assert store.runtime.catalog().writers_of(table.identity[1]).commits == ()
         table.upsert([{"k": k, "v": 2, "s": ""} for k in range(9)])
@@ -231,14 +233,14 @@ def test_an_open_commit_behind_what_a_bucket_lost_is_over(tmp_path: Path) -> Non
         assert store.check().findings == []
 
 
-def test_a_snapshot_that_says_it_has_other_rows_is_no_help(tmp_path: Path) -> None:
-    """Of two the older one is right."""
+def test_a_snapshot_with_a_wrong_digest_is_not_used(tmp_path: Path) -> None:
+    """Of two snapshots the older one is valid."""
     made = written(tmp_path / "made", Random(3), 5000)
     with Store(made.world.path, options(5000)) as store:
         newest = store.table("t").snapshot().offsets[0]
     manifest = paths.snapshot_directory(made.world.path / BUCKET, newest) / paths.SNAPSHOT_MANIFEST
-    told = decode_manifest(manifest.read_bytes())
-    Files().publish(manifest, encode_manifest(replace(told, digest="00000000000000aa")))
+    read = decode_manifest(manifest.read_bytes())
+    Files().publish(manifest, encode_manifest(replace(read, digest="00000000000000aa")))
     spoil(made.places[0].path, made.places[0].position + 40)
     made.lost.add(0)
     made.harm_index("gone")

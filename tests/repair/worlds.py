@@ -17,8 +17,8 @@ from kvstore.clock import SystemClock
 from kvstore.files import Files
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import StoreOptions
-from kvstore.repair.repair import Repair, RepairReport
 from kvstore.repair.source import Source
+from kvstore.repair.store import RepairReport, StoreRepair
 from kvstore.replica.client import ObjectStore
 from kvstore.store import Store
 from tests.support.tables import rows_of
@@ -38,23 +38,23 @@ class World:
     replica: Path
 
     def copied(self, to: Path) -> World:
-        """The same at another place; the replica stays."""
+        """A copy of the store with the same replica."""
         shutil.copytree(self.path, to, ignore=shutil.ignore_patterns("lock.mdb", "LOCK"))
         return World(to, self.replica)
 
     def repair(
         self, *, replica: bool | Path = True, accepts_loss: bool = False, files: Files | None = None
     ) -> RepairReport:
-        """Mend it, with its replica or without."""
+        """Repair the store, with its replica or without."""
         place = self.replica if replica is True else replica
         source = Source(ObjectStore(str(place)), place.as_uri()) if isinstance(place, Path) else None
-        return Repair(self.path, files or Files(), SystemClock(), CatalogLeadership(), source).run(
+        return StoreRepair(self.path, files or Files(), SystemClock(), CatalogLeadership(), source).run(
             accepts_loss=accepts_loss
         )
 
 
 def operations(step: int) -> list[tuple[str, dict[str, Any]]]:
-    """What is done to a bucket in a step."""
+    """Operations of one step."""
     found: list[tuple[str, dict[str, Any]]] = [
         ("upsert", {"k": (step + n) % 9, "v": step, "s": f"{step}" * 60}) for n in range(3)
     ]
@@ -89,7 +89,7 @@ def build(place: Path, *, shipped_after: tuple[int, ...] = SHIPPED_AFTER, log_by
 
 
 def write(store: kvstore.Store, step: int) -> list[Any]:
-    """One step; the answers."""
+    """Write one step; returns the results."""
     table, events = store.table("t"), store.table("events")
     done = operations(step)
     buckets = table.buckets_of([row["k"] for _, row in done])
@@ -102,7 +102,7 @@ def write(store: kvstore.Store, step: int) -> list[Any]:
 
 
 def seen(path: Path, *, end: bool = True) -> dict[str, Any]:
-    """What a store has: rows, changes, offsets, writers, consumers."""
+    """Content of a store: rows, changes, offsets, writers, consumers."""
     with Store(path, OPTIONS, read_only=True) as store:
         found: dict[str, Any] = {"tables": store.list_tables(), "consumers": store.consumers}
         for name in store.list_tables():
@@ -119,7 +119,7 @@ def seen(path: Path, *, end: bool = True) -> dict[str, Any]:
 
 
 def goes_on(path: Path, step: int = STEPS) -> None:
-    """The last batch is known if it is sent again, the next one is taken, and all is right then and after a reopen."""
+    """The last batch is a duplicate if it is sent again, the next one is accepted, and the check finds nothing."""
     with Store(path, OPTIONS) as store:
         assert all(answer.duplicated for answer in write(store, step - 1))
         assert not any(answer.duplicated for answer in write(store, step))

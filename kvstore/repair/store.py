@@ -1,9 +1,10 @@
-"""Mends a store that nobody writes: the catalog first, then each bucket, then what they have in common.
+"""Repairs a store that no process writes: the catalog, then each bucket, then consumers and open commits.
 
 * Every bucket is locked, as by a writer, before anything is written.
-* What can be made of the store itself is; segments of logs, and edits of the catalog, also come from a replica.
-* Whatever is replaced is put aside. What is gone is said exactly, and goes only if whoever asks accepts it.
-* It may end at any step, and is then done again.
+* Derived files are rebuilt from the store itself; batches of logs and edits of the catalog may come from a replica.
+* What is replaced goes to the quarantine. Acknowledged changes are given up only if the caller accepts it; the report
+  names them exactly.
+* A repair that was interrupted at any step is run again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from logformat.catalog import store_file
 from logformat.catalog.edits import EndCommit, SetConsumer
 from logformat.ids import NO_SEQUENCE, BucketId, TableId, next_sequence
 from logformat.log.segment import HEAD_BYTES, decode_head
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 
 _OPTIONS = StoreOptions()
 
@@ -57,11 +58,11 @@ class RepairReport:
     """What a repair did; true if nothing is wrong any more.
 
     Attributes:
-        mended: What was wrong and is right now, a sentence each.
-        gone: What was acknowledged and is lost; only if that was accepted.
-        left: What is wrong still, and what to do about it.
-        buckets: What a check finds now in each bucket.
-        aside: The directory that has what was replaced; None if nothing was.
+        repaired: What was wrong and is right now, one sentence each.
+        gone: Acknowledged changes that are lost, one sentence each; only if their loss was accepted.
+        left: What is still wrong, and what to do about it.
+        buckets: Of each bucket, what the check after the repair finds.
+        quarantine: The directory with the files that were replaced; None if none were.
     """
 
     repaired: list[str] = field(default_factory=list)
@@ -82,43 +83,43 @@ def repair(
     accept_loss: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> RepairReport:
-    """Mend a store that is damaged, as far as it can be.
+    """Repair a damaged store as far as possible.
 
-    An index, a snapshot, a sparse index or an image of the catalog is made anew of what it was made of. A segment of a
-    log is written anew from a replica; without one only if all its batches are right. What is replaced is put aside,
-    in ``lost/`` of the store.
+    Derived files (an index, a snapshot, a sparse index, an image of the catalog) are rebuilt. A segment of a log is
+    rewritten with batches from a replica; without one only if all its batches are valid. What is replaced is kept in
+    the quarantine, ``lost/`` of the store.
 
     Args:
-        path: Directory of the store. No process writes it meanwhile; this one neither.
+        path: Directory of the store. No process may write the store meanwhile, nor this one.
         replica: URL of a replica of this store; see :meth:`kvstore.Store.add_replica`.
-        accept_loss: Go on without acknowledged changes that are in neither. Otherwise they are only named, in ``left``,
-            and what they were in stays as it is.
-        progress: Called with the name of what is looked at next.
+        accept_loss: Continue without acknowledged changes that neither the store nor the replica has. Otherwise
+            ``left`` names them, and the damaged files stay as they are.
+        progress: Is called with the name of each part, before that is repaired: `catalog`, then `<table>/<bucket>`.
 
     Raises:
         StoreLocked: Another process writes the store. Nothing was written.
         NotAStore: There is no store, or no replica.
         InvalidRequest: The replica is of another store, or its URL has credentials. Nothing was written.
-        UnsupportedOperation: It is a copy that follows a replica. Nothing was written.
+        UnsupportedOperation: The store is a copy that follows a replica. Nothing was written.
         WriterFenced: Another leader has taken this store's place, and ships to the replica. Nothing was written.
-        Unavailable: The replica can't be reached. What was mended stays so.
+        Unavailable: The replica can't be reached. What was repaired before stays repaired.
         UnsupportedVersion: A newer version wrote something.
-        StoreFull, LogFailed: The disk refuses. What was mended stays so; do it again.
+        StoreFull, LogFailed: The disk refuses. What was repaired before stays repaired; run the repair again.
     """
     if replica is not None:
         url_without_credentials("replica", replica)
     source = None if replica is None else Source(ObjectStore(replica), normalised(replica))
     clock = SystemClock()
-    return Repair(path_of(path), Files(), clock, ReplicaLeadership(clock), source, progress).run(
+    return StoreRepair(path_of(path), Files(), clock, ReplicaLeadership(clock), source, progress).run(
         accepts_loss=accept_loss
     )
 
 
-class Repair:
-    """One repair.
+class StoreRepair:
+    """Repairs one store.
 
     Args:
-        source: A replica.
+        source: A replica to take from, if there is one.
         progress: See :func:`repair`.
     """
 
@@ -141,17 +142,17 @@ class Repair:
         self._report = RepairReport()
 
     def run(self, *, accepts_loss: bool) -> RepairReport:
-        """Do it; see :func:`repair`."""
+        """Run the repair; see :func:`repair`."""
         report = self._report
-        if not self._path.is_dir() or (self._path / replica_told.NAME).exists():
+        if not self._path.is_dir() or (self._path / replica_manifest.NAME).exists():
             raise NotAStore("There is no store here; see whether the path is right.", path=self._path)
         if (self._path / paths.FOLLOWING).exists():
             raise UnsupportedOperation(
-                "This copy follows a replica, and has nothing that the replica has not: remove it, and follow anew.",
+                "This copy follows a replica, which has everything that it has: remove it, and follow with a new copy.",
                 path=self._path,
             )
         source = self._source
-        with refusals(self._path), self._held():
+        with refusals(self._path), self._hold_directory():
             self._refuse_locked()
             store_id = self._identity(source)
             if store_id is not None:
@@ -162,15 +163,15 @@ class Repair:
                 report.gone += catalog.gone
                 report.left += catalog.left
                 if state is not None:
-                    self._mend_tables(store_id, state, source, accepts_loss=accepts_loss)
+                    self._repair_tables(store_id, state, source, accepts_loss=accepts_loss)
         if source is not None:
-            report.left += [f"the replica: {each} Run `kvstore replica repair`." for each in source.bad]
+            report.left += [f"the replica: {each} Run `kvstore replica repair`." for each in source.bad_objects]
         report.quarantine = self._quarantine.directory if self._quarantine.names else None
         return report
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Hold the store's directory: what is mended is in it, whatever its path leads to by now."""
+    def _hold_directory(self) -> Iterator[None]:
+        """Hold the store's directory: the repair works in it, even if its path leads elsewhere by now."""
         place = self._files.place = StoreDirectory(self._path, self._clock)
         try:
             yield
@@ -179,7 +180,7 @@ class Repair:
             place.close()
 
     def _refuse_locked(self) -> None:
-        """Refuse a store that somebody writes, before anything is written."""
+        """Refuse a store that another process writes, before anything is written."""
         found = (each for each in (self._path / paths.TABLES).glob("*/*") if each.is_dir())
         with self._locked([each for each in found if each.name.isdecimal() and each.parent.name.isdecimal()]):
             pass
@@ -199,22 +200,26 @@ class Repair:
         return found
 
     def _identity_from(self, source: Source | None, path: Path) -> UUID | None:
-        """Whose store it is if its own file does not say so: the replica's, if the segments say that too."""
-        told = {store_id for each in self._path.glob(f"{paths.TABLES}/*/*/{paths.LOG}/*.log") for store_id in _of(each)}
-        if source is None or not told:
+        """Id of a store whose file STORE is damaged: the replica's, if the heads of the segments agree."""
+        in_segments = {
+            store_id
+            for each in self._path.glob(f"{paths.TABLES}/*/*/{paths.LOG}/*.log")
+            for store_id in _store_id_in(each)
+        }
+        if source is None or not in_segments:
             self._report.left.append(
-                "STORE is damaged or missing: give a replica by --from, or put it back from a copy of this store."
+                "STORE is damaged or missing: give a replica by --from, or restore it from a copy of this store."
             )
             return None
-        for store_id in told:
+        for store_id in in_segments:
             _check_same(store_id, source)
         if path.exists():
             self._quarantine.copy(path)
         self._files.publish(path, source.store_file)
-        self._report.repaired.append("STORE was damaged or missing: it is the replica's")
+        self._report.repaired.append("STORE was damaged or missing: written again, with the replica's id")
         return source.store_id
 
-    def _mend_tables(self, store_id: UUID, state: CatalogState, source: Source | None, *, accepts_loss: bool) -> None:
+    def _repair_tables(self, store_id: UUID, state: CatalogState, source: Source | None, *, accepts_loss: bool) -> None:
         tables = sorted(state.tables.values(), key=lambda table: table.name)
         if source is not None:
             for table in tables:
@@ -229,7 +234,7 @@ class Repair:
         repaired: dict[TableId, dict[int, RepairedBucket]] = {}
         with self._locked(places), self._journal(store_id) as journal:
             for table in tables:
-                repaired[table.id] = self._mend_table(
+                repaired[table.id] = self._repair_table(
                     store_id, state, table, journal, source, accepts_loss=accepts_loss
                 )
             try:
@@ -263,7 +268,7 @@ class Repair:
         finally:
             journal.close()
 
-    def _mend_table(
+    def _repair_table(
         self,
         store_id: UUID,
         state: CatalogState,
@@ -273,7 +278,7 @@ class Repair:
         *,
         accepts_loss: bool,
     ) -> dict[int, RepairedBucket]:
-        """Mend a table; what became of its buckets."""
+        """Repair a table; returns its buckets by number."""
         repaired = {}
         parts = open_table(
             *(self._path, store_id, table, journal, _OPTIONS, self._files, self._clock), read_only=lambda: True
@@ -311,7 +316,7 @@ class Repair:
     def _move_consumers(
         self, journal: Journal, state: CatalogState, id: TableId, repaired: Mapping[int, RepairedBucket]
     ) -> None:
-        """Whoever stands behind the end of a log, also one that an earlier repair cut, would miss what comes next."""
+        """Move consumers back to the log end, also if an earlier repair truncated it: else they miss new changes."""
         ends = {bucket: done.end for bucket, done in repaired.items() if done.end is not None}
         for name, consumer in state.consumers_of(id).named.items():
             places = [min(at, ends.get(bucket, at)) for bucket, at in enumerate(consumer.offsets)]
@@ -322,24 +327,24 @@ class Repair:
     def _give_up_commits(
         self, journal: Journal, state: CatalogState, id: TableId, repaired: Mapping[int, RepairedBucket]
     ) -> None:
-        """An open commit over several buckets can't come to its end where a log was cut before the one before it."""
+        """End open commits over several buckets that can't complete, for a log has lost the batch before theirs."""
         for commit in state.writers_of(id).commits:
-            behind = [
+            lacking = [
                 bucket
                 for bucket, done in repaired.items()
                 if done.end is not None
                 and commit.sequence > next_sequence(done.last_sequences.get(commit.writer_id, NO_SEQUENCE))
             ]
-            if behind:
+            if lacking:
                 self._report.gone.append(
-                    f"{state.tables[id].name}: what buckets {behind} did not have yet of the commit {commit.commit_id},"
-                    " for batches before it are gone; other buckets may have theirs"
+                    f"{state.tables[id].name}: the part of buckets {lacking} in the commit {commit.commit_id}, for"
+                    " batches before it are gone; other buckets may have their parts"
                 )
                 edit = EndCommit(table_id=id, commit_id=commit.commit_id)
                 journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def _end_commits(self, state: CatalogState) -> None:
-        """Bring commits over several buckets to their end, as whoever writes next would."""
+        """Complete open commits over several buckets, as the next writer would."""
         if self._report.left or not any(writers.commits for writers in state.writers.values()):
             return
         with opened(self._path, _OPTIONS, self._files, self._clock, self._leadership) as runtime:
@@ -348,11 +353,13 @@ class Repair:
 
 def _check_same(store_id: UUID, source: Source) -> None:
     if store_id != source.store_id:
-        raise InvalidRequest("This is a replica of another store; give the URL of one of this.", of=source.store_id)
+        raise InvalidRequest(
+            "This is a replica of another store; give the URL of a replica of this one.", of=source.store_id
+        )
 
 
-def _of(segment: Path) -> Iterator[UUID]:
-    """The store that a segment is of, if its head is right."""
+def _store_id_in(segment: Path) -> Iterator[UUID]:
+    """The store's id in the head of a segment, if that is valid."""
     try:
         with open(segment, "rb") as file:
             yield decode_head(file.read(HEAD_BYTES)).store_id
