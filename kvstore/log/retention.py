@@ -25,7 +25,7 @@ ReaderPositions = Callable[[], AbstractContextManager[Iterable[Offset]]]
 """Positions of registered readers. While the context is open, no position moves and no reader registers."""
 
 
-def nobody() -> AbstractContextManager[Iterable[Offset]]:
+def no_readers() -> AbstractContextManager[Iterable[Offset]]:
     """Reader positions of a log without readers."""
     return nullcontext(())
 
@@ -75,7 +75,7 @@ def needed_from(snapshot: LogEnd, index: LogEnd) -> Offset:
 
 
 def remove_before(
-    directory: Path, log: LogFiles, offset: Offset, files: Files, reader_positions: ReaderPositions = nobody
+    directory: Path, log: LogFiles, offset: Offset, files: Files, reader_positions: ReaderPositions = no_readers
 ) -> Offset:
     """Remove every segment that has nothing from ``offset`` on; returns the new start of the log.
 

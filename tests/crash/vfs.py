@@ -4,8 +4,8 @@
 * A name is durable after a sync of its directory (``strict``) or of anything (``ext4``, one journal for all names).
 * A write through O_DSYNC makes its own bytes durable. A sync that failed makes nothing durable, and what waited never
   will be: the kernel called the pages clean.
-* Stores through memory maps are not seen; only LMDB's ``lock.mdb`` and SQLite's ``-shm`` have them, and those are made
-  anew.
+* Stores through memory maps are not seen; only LMDB's ``lock.mdb`` and SQLite's ``-shm`` have them, and those are
+  written again at the next open.
 """
 
 from __future__ import annotations
