@@ -295,7 +295,7 @@ class Store:
         return self.runtime.checkpoints.checkpoint()
 
     def health(self) -> Health:
-        """How the catalog stands, and what somebody should see to: images that are damaged, or too old.
+        """The status of the catalog, with warnings about images, and about replicas that lag.
 
         Raises:
             CorruptImage, UnsupportedVersion: The catalog can't be loaded.
@@ -334,16 +334,15 @@ class Store:
     # Replicas
 
     def add_replica(self, url: str, name: str | None = None) -> Replica:
-        """Have a copy of the store elsewhere; nothing is shipped yet.
+        """Add a replica of the store; ships nothing yet.
 
         Args:
-            url: ``file:///dir`` or a directory's path, ``s3://bucket/path``, ``gs://…``, ``az://…``: whatever obstore
-                speaks to. Credentials and endpoints come from the environment.
-            name: The URL if None.
+            url: ``file:///dir`` or a directory's path, ``s3://bucket/path``, ``gs://…``, ``az://…``, or any other URL
+                that obstore supports. Credentials and endpoints come from the environment.
+            name: Name of the replica; None for the URL.
 
         Raises:
-            InvalidRequest: Nothing can be at such a URL, it has credentials, or there is a replica of that name or at
-                that place.
+            InvalidRequest: The URL is not valid or has credentials, or a replica of this name or at this place exists.
         """
         self._session.check_registers()
         return self.replica(registry.register(self.runtime, url, name))
@@ -358,20 +357,20 @@ class Store:
 
     @property
     def replicas(self) -> dict[str, ReplicaReport]:
-        """How each replica is, by what is known here; see :meth:`Replica.check`."""
+        """The status of each replica according to the store; see :meth:`Replica.check`."""
         self._session.check_open()
         return {name: self.replica(name).report() for name in registry.names(self.runtime)}
 
     def replicate(self, every: float = 1.0) -> Shipping:
-        """Ship to all replicas from now on, in a thread, until what is returned is closed, or the store.
+        """Ship to all replicas in a thread, until the returned object or the store is closed.
 
-        Writers do not wait for what is shipped. `kvstore replicate` does the same in a process of its own.
+        Writers do not wait for objects to be shipped. `kvstore replicate` does the same in a separate process.
 
         Args:
-            every: Seconds from one round to the next.
+            every: Seconds between two rounds.
 
         Raises:
-            InvalidRequest: That is no time.
+            InvalidRequest: ``every`` is out of range.
         """
         self._session.check_open()
         if not 0 < every <= SECONDS_MAX:
@@ -385,10 +384,10 @@ class Store:
         return {name: self.replica(name) for name in registry.names(self.runtime)}
 
     def drop_replica(self, name: str) -> None:
-        """Ship to a replica no more; what it has stays.
+        """Remove a replica from the store: nothing is shipped to it any more. Its objects stay.
 
         Raises:
-            InvalidRequest: There is none of that name.
+            InvalidRequest: There is no replica of this name.
         """
         self._session.check_registers()
         registry.unregister(self.runtime, name)

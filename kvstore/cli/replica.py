@@ -173,8 +173,8 @@ def _print_pulled(pulled: kvstore.Pulled, report: kvstore.FollowReport, *, as_js
     if as_json:
         print_json(facts)
     else:
-        anew = " (the copy was made anew)" if pulled.anew else ""
-        print_line(f"{pulled.changes} changes, {pulled.edits} edits{anew}; as of {facts['as_of']}")
+        rebuilt = " (the copy was rebuilt)" if pulled.rebuilt else ""
+        print_line(f"{pulled.changes} changes, {pulled.edits} edits{rebuilt}; as of {facts['as_of']}")
 
 
 def promote(path: Directory, as_json: AsJson = False) -> None:

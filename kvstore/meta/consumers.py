@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from logformat.catalog.edits import DropConsumer, SetConsumer
-from logformat.ids import BucketId, Offset
+from logformat.ids import BucketId, Offset, TableId
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,17 @@ class TableConsumers:
 
 
 NO_CONSUMERS = TableConsumers()
+
+
+def moved_back(table: TableId, consumers: TableConsumers, ends: Mapping[int, int]) -> Iterator[SetConsumer]:
+    """Edits that move the consumers of a table back to the ends of its buckets.
+
+    A consumer after the end of a log would miss the changes that are appended next.
+
+    Args:
+        ends: The ends by bucket; in a bucket without an end no consumer moves.
+    """
+    for name, consumer in consumers.named.items():
+        offsets = [Offset(min(at, ends.get(bucket, at))) for bucket, at in enumerate(consumer.offsets)]
+        if offsets != list(consumer.offsets):
+            yield SetConsumer(table_id=table, name=name, offsets=offsets, until_ms=consumer.until_ms)

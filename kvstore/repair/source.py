@@ -157,7 +157,7 @@ class Source:
             name for name, replica in _after(state, edits).replicas.items() if place_of(replica.url) == self._place
         ]
         # A round replaces the manifest before it reports to the catalog, and ships that report only in the next round.
-        manifest = self._source.told
+        manifest = self._source.manifest
         return Elsewhere(
             state,
             edits,
@@ -165,7 +165,7 @@ class Source:
         )
 
     def _shipped(self, stream: Stream) -> Shipped | None:
-        return next((each for each in self._source.told.shipped if each.stream == stream), None)
+        return next((each for each in self._source.manifest.shipped if each.stream == stream), None)
 
     def _limited(self, stream: Stream, offset: int) -> int:
         return offset if self._limits is None else min(offset, self._limits.get(stream, 0))

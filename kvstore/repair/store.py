@@ -30,6 +30,7 @@ from kvstore.errors import (
 )
 from kvstore.files import Files, read_file, refusals
 from kvstore.lock import ProcessLock
+from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -45,7 +46,7 @@ from kvstore.runtime import opened
 from kvstore.table.open_table import open_table
 from logformat import paths
 from logformat.catalog import store_file
-from logformat.catalog.edits import EndCommit, SetConsumer
+from logformat.catalog.edits import EndCommit
 from logformat.ids import NO_SEQUENCE, BucketId, TableId, next_sequence
 from logformat.log.segment import HEAD_BYTES, decode_head
 from logformat.replica import manifest as replica_manifest
@@ -318,11 +319,8 @@ class StoreRepair:
     ) -> None:
         """Move consumers back to the log end, also if an earlier repair truncated it: else they miss new changes."""
         ends = {bucket: done.end for bucket, done in repaired.items() if done.end is not None}
-        for name, consumer in state.consumers_of(id).named.items():
-            places = [min(at, ends.get(bucket, at)) for bucket, at in enumerate(consumer.offsets)]
-            if places != list(consumer.offsets):
-                edit = SetConsumer(table_id=id, name=name, offsets=places, until_ms=consumer.until_ms)
-                journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+        for edit in moved_back(id, state.consumers_of(id), ends):
+            journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def _give_up_commits(
         self, journal: Journal, state: CatalogState, id: TableId, repaired: Mapping[int, RepairedBucket]

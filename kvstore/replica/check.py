@@ -1,7 +1,8 @@
-"""Is a replica whole? Every object it lists is read, and held against what it was told.
+"""Verifies a replica: reads every listed object, and compares the objects with what was shipped.
 
-* An object that is not what its name says is ``BAD``; offsets that no object has by its name are ``MISSING_VERSION``.
-* Merely to be behind is neither: what was not reported is not missing.
+* An object whose content does not match its name is ``BAD``. Offsets that no object has by its name are
+  ``MISSING_VERSION``.
+* Lag is neither: what was not reported as shipped is not missing.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.log.batch import BATCH_BYTES_MAX
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 from logformat.replica.object_file import HEAD_BYTES, FoundObject, ObjectName, decode_object, parse_name, size_in_head
 
 RANGE_BYTES_MAX = 2 * BATCH_BYTES_MAX
-"""A range that is larger is none: it is not even read."""
+"""Limit of a range; a larger one is not even read."""
 UNASKED_BYTES_MAX = 32 << 20
-"""Of a larger object the head is read first, and has to say the size that was listed."""
+"""The head of a larger object is read first; it must have the listed size."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a replica lists: objects of this store's tracks, and how large they are."""
+    """The objects of streams that a replica lists, with their sizes in bytes."""
 
     sizes: dict[ObjectName, int]
 
     @classmethod
     def of(cls, client: Client) -> Listing:
-        """Ask for it; names that are none of ours are left out."""
+        """List a replica; other names are left out."""
         found = ((parse_name(name), size) for name, size in client.list())
         return cls({name: size for name, size in found if name is not None})
 
 
-def findings(client: Client, store_id: UUID, told: ReplicaStatus) -> list[Finding]:
-    """What is wrong with a replica.
+def findings(client: Client, store_id: UUID, status: ReplicaStatus) -> list[Finding]:
+    """Verify a replica.
 
     Raises:
-        Unavailable: It can't be reached.
+        Unavailable: The replica can't be reached.
         UnsupportedVersion: A newer version wrote an object.
     """
     listing = Listing.of(client)
@@ -53,34 +54,34 @@ def findings(client: Client, store_id: UUID, told: ReplicaStatus) -> list[Findin
         for name in sorted(listing.sizes)
         if not _is_right(client, store_id, name, listing.sizes[name])
     ]
-    if told.shipped:
-        for name, is_right in ((paths.STORE_FILE, _is_of_store), (replica_told.NAME, _says_so)):
-            if not is_right(client, store_id, told):
+    if status.shipped:
+        for name, is_right in ((paths.STORE_FILE, _is_of_store), (replica_manifest.NAME, _is_manifest_right)):
+            if not is_right(client, store_id, status):
                 found.append(Finding(kind="BAD", stream=CATALOG, start=0, end=0, object=name))
-    return [*found, *missing(told, listing.sizes)]
+    return [*found, *missing(status, listing.sizes)]
 
 
-def missing(told: ReplicaStatus, objects: Iterable[ObjectName]) -> Iterator[Finding]:
-    """What a replica was told, and lists no object for."""
+def missing(status: ReplicaStatus, objects: Iterable[ObjectName]) -> Iterator[Finding]:
+    """Parts of what was shipped that no listed object has."""
     objects = list(objects)
-    for shipped in told.shipped:
-        of_track = [each for each in objects if each.stream == shipped.stream]
-        for start, end in holes(shipped, of_track):
+    for shipped in status.shipped:
+        of_stream = [each for each in objects if each.stream == shipped.stream]
+        for start, end in holes(shipped, of_stream):
             yield Finding(kind="MISSING_VERSION", stream=shipped.stream, start=start, end=end)
-        there = {each.start for each in of_track if each.kind == "snapshot"}
+        snapshots = {each.start for each in of_stream if each.kind == "snapshot"}
         for offset in shipped.snapshots:
-            if offset not in there:
+            if offset not in snapshots:
                 yield Finding(kind="MISSING_VERSION", stream=shipped.stream, start=offset, end=offset)
 
 
 def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> FoundObject:
-    """An object, with all that is in it verified.
+    """Read an object, and verify all its parts.
 
     Args:
-        size: As it was listed.
+        size: The listed size in bytes.
 
     Raises:
-        CorruptData: It is gone, larger than any can be or than its head says, damaged, or another one.
+        CorruptData: The object is gone, too large, larger than its head states, damaged, or another one.
         UnsupportedVersion: A newer version wrote it.
     """
     if name.kind == "range":
@@ -95,23 +96,23 @@ def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
     try:
         verify_parts(found, store_id)
     except CorruptData as error:
-        error.where.setdefault("object", str(name))  # an edit or a batch can't say in which it is
+        error.where.setdefault("object", str(name))  # the decoders of edits and batches do not know it
         raise
     return found
 
 
 def _check_head(client: Client, store_id: UUID, name: ObjectName, size: int) -> None:
-    """See that the head of an object says the size it has.
+    """Check that the head of an object states its size.
 
     Raises:
-        CorruptData: It says less, or is none.
+        CorruptData: It states a smaller size, or is damaged.
     """
     try:
-        says = size_in_head(client.get_first(str(name), HEAD_BYTES), name, store_id)
+        stated = size_in_head(client.get_first(str(name), HEAD_BYTES), name, store_id)
     except CorruptData as error:
-        error.where["bytes"] = size  # of the object, not of the part that was read
+        error.where["bytes"] = size  # of the whole object, not only of the head
         raise
-    check_size(str(name), size, says)
+    check_size(str(name), size, stated)
 
 
 def _is_of_store(client: Client, store_id: UUID, _: ReplicaStatus) -> bool:
@@ -124,16 +125,16 @@ def _is_of_store(client: Client, store_id: UUID, _: ReplicaStatus) -> bool:
         return False
 
 
-def _says_so(client: Client, store_id: UUID, told: ReplicaStatus) -> bool:
-    """Whether the replica itself says what it was told; or more, by a leader who died before he reported it."""
+def _is_manifest_right(client: Client, store_id: UUID, status: ReplicaStatus) -> bool:
+    """Whether the manifest has everything in the status. It has more if a leader died before it recorded the status."""
     try:
-        says = replica_told.decode(
-            bytes(client.get(replica_told.NAME, bytes_max=replica_told.TOLD_BYTES_MAX)), store_id
+        manifest = replica_manifest.decode(
+            bytes(client.get(replica_manifest.NAME, bytes_max=replica_manifest.MANIFEST_BYTES_MAX)), store_id
         )
     except (CorruptData, FileNotFoundError):
         return False
-    ends = {each.stream: each.end for each in says.shipped}
-    return all(ends.get(each.stream, 0) >= each.end for each in told.shipped)
+    ends = {each.stream: each.end for each in manifest.shipped}
+    return all(ends.get(each.stream, 0) >= each.end for each in status.shipped)
 
 
 def _is_right(client: Client, store_id: UUID, name: ObjectName, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where a replica's objects are: any place that obstore speaks to, by its URL."""
+"""Access to the objects of a replica, in a directory or any object store that obstore supports."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 RETRIES: RetryConfig = {"retry_timeout": dt.timedelta(seconds=15)}
-"""No longer, because who waits for a place that does not answer can't be interrupted; who ships tries again."""
+"""Short, because a call that waits for an object store can't be interrupted; shipping tries again anyway."""
 NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": dt.timedelta(seconds=0)}
 _SAME_SCHEMES = {"s3a": "s3", "azure": "az", "abfs": "abfss", "adl": "az"}
 _BEGIN = dt.datetime.fromtimestamp(0, dt.UTC)
 
 
 class Client(Protocol):
-    """The objects of one replica. What fails may have happened all the same: ask again.
+    """The objects of one replica. A call that fails may have had its effect.
 
-    Every method raises Unavailable if the place can't be reached or refuses.
+    Every method raises Unavailable if the object store can't be reached or refuses the request.
     """
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Name and size of every object whose name begins with a prefix (which ends with ``/``); in no order."""
+        """Name and size in bytes of every object whose name starts with a prefix that ends with ``/``; in no order."""
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         """All of an object.
 
         Args:
-            bytes_max: The largest size that an object of this kind can have.
+            bytes_max: Size limit of objects of this kind.
 
         Raises:
-            FileNotFoundError: There is none of that name.
-            CorruptData: It is larger than ``bytes_max``. Nothing of it was fetched.
+            FileNotFoundError: There is no object of this name.
+            CorruptData: The object is larger than ``bytes_max``. None of its bytes were fetched.
         """
 
     def get_first(self, name: str, count: int) -> memoryview:
-        """The first bytes of an object that has at least as many.
+        """The first ``count`` bytes of an object that has at least as many.
 
         Raises:
-            FileNotFoundError: There is none of that name.
+            FileNotFoundError: There is no object of this name.
         """
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
-        """Put an object, unless there is one of that name: then nothing is changed, and the answer is False."""
+        """Create an object and return True; if there is one of this name, change nothing and return False."""
 
     def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """Put an object in place of whatever has that name."""
+        """Create an object, or replace the one of this name."""
 
     def delete(self, name: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object, if there is one of this name."""
 
     def modified_ms(self, name: str) -> int:
-        """When an object was put, by the clock of the place; now if it is gone."""
+        """The time at which an object was written (ms), by the object store's clock; the current time if it is gone."""
 
 
 class ObjectStore:
@@ -75,12 +75,12 @@ class ObjectStore:
     Credentials and endpoints come from the environment, as obstore documents.
 
     Args:
-        create: Create the directory if it is one and not there.
-        retries: How often what fails is tried again.
+        create: Whether to create the directory if the URL is one and does not exist.
+        retries: How often a failed request is repeated.
 
     Raises:
-        InvalidRequest: Nothing can be at such a URL.
-        Unavailable: The directory is not there.
+        InvalidRequest: The URL is not valid.
+        Unavailable: The directory does not exist.
     """
 
     def __init__(self, url: str, *, create: bool = False, retries: RetryConfig = RETRIES) -> None:
@@ -93,7 +93,7 @@ class ObjectStore:
                 local.make(directory)
             self._store = from_url(self.url, retry_config=retries)
         except (BaseError, OSError, ValueError) as error:
-            raise InvalidRequest("A replica can't be at this URL.", url=url, reason=_told(error)) from error
+            raise InvalidRequest("A replica can't be at this URL.", url=url, reason=_first_line(error)) from error
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`Client`."""
@@ -108,7 +108,7 @@ class ObjectStore:
         check_caller()
         try:
             with _reached(self.url):
-                # Until its bytes are asked for, only what the place says of it is here.
+                # Fetches only metadata; the bytes come with `bytes()`.
                 found = obstore.get(self._store, name)
                 check_size(name, found.meta["size"], bytes_max)
                 return memoryview(found.bytes())
@@ -166,20 +166,20 @@ class ObjectStore:
         return (put - _BEGIN) // dt.timedelta(milliseconds=1)
 
     def _check_directory(self, cause: Exception | None = None) -> None:
-        """See whether it is still there: what is missing with all of it is not missing there."""
+        """Check that the directory still exists. If it is gone, nothing can be said of an object in it."""
         if self._directory is not None and not self._directory.is_dir():
             raise Unavailable("There is no such directory; see whether it is mounted.", url=self.url) from cause
 
 
 def check_size(name: str, size: int, bytes_max: int) -> None:
-    """See that an object has no more bytes than one of its kind can have.
+    """Check the size of an object against the limit of its kind.
 
     Raises:
-        CorruptData: It has.
+        CorruptData: It is larger.
     """
     if size > bytes_max:
         raise CorruptData(
-            "An object is larger than it can be; remove it, or run `kvstore replica repair` where its leader is.",
+            "An object is larger than its limit; remove it, or run `kvstore replica repair` on the leader.",
             object=name,
             bytes=size,
             bytes_max=bytes_max,
@@ -187,12 +187,12 @@ def check_size(name: str, size: int, bytes_max: int) -> None:
 
 
 def normalised(url: str) -> str:
-    """A URL as it is; a path of a directory as the URL of it."""
+    """The URL of a directory's path; any other URL unchanged."""
     return url if "://" in url else Path(url).expanduser().absolute().as_uri()
 
 
 def place_of(url: str) -> str:
-    """What two URLs of the same place have in common: no credentials or parameters, one spelling, no links."""
+    """The location of a URL, equal for all URLs of the location: no credentials, parameters or links, one spelling."""
     directory = directory_of(normalised(url))
     if directory is not None:
         return str(directory.resolve())
@@ -203,7 +203,7 @@ def place_of(url: str) -> str:
 
 
 def directory_of(url: str) -> Path | None:
-    """The directory that a URL is, if it is one."""
+    """The directory that a URL names; None if it names none."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -222,19 +222,21 @@ def _reached(url: str) -> Iterator[None]:
         raise
     except (BaseError, OSError) as error:
         raise Unavailable(
-            "The replica can't be reached, or refuses; try again.", url=url, reason=_told(error)
+            "The replica can't be reached, or refuses; try again.", url=url, reason=_first_line(error)
         ) from error
 
 
 @contextmanager
 def _there(url: str) -> Iterator[None]:
-    """What can't be missing but for the place itself."""
+    """For requests for which "not found" means that the bucket or directory itself is missing."""
     try:
         with _reached(url):
             yield
     except FileNotFoundError as error:
-        raise Unavailable("There is no such bucket or directory; create it.", url=url, reason=_told(error)) from error
+        raise Unavailable(
+            "There is no such bucket or directory; create it.", url=url, reason=_first_line(error)
+        ) from error
 
 
-def _told(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]

@@ -1,7 +1,7 @@
-"""What the parts of objects are: batches and edits, one behind the other; a snapshot's files; an image.
+"""Decodes the parts of objects: consecutive batches or edits, the files of a snapshot, or an image.
 
-Whatever comes from a replica may be made to harm: a part is believed once its checksum is right, it follows the one
-before, and it is of the track it should be of.
+Data from a replica may be malicious. A part is used only after verification: its checksum is right, it follows the part
+before it, and it belongs to the stream of the object.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from logformat.log.snapshot_manifest import FileSum, decode_manifest
 from logformat.replica.object_file import FoundObject, ObjectName
 
 _FILES = (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)
-"""Of a bucket's snapshot, behind its manifest."""
+"""Files of a bucket's snapshot after its manifest, in order."""
 
 
 def batches(found: FoundObject) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The batches of a range, verified.
+    """Decode and verify the batches of a range.
 
     Raises:
-        CorruptData: One is damaged, of another bucket, or does not follow the one before.
+        CorruptData: A batch is damaged, belongs to another bucket, or does not follow the batch before it.
     """
     name = found.name
     expected = name.start
@@ -43,22 +43,24 @@ def batches(found: FoundObject) -> Iterator[tuple[BatchHeader, memoryview]]:
         ):
             raise CorruptData("An object has a batch that does not belong to it.", object=str(name))
         if header.base_offset != expected:
-            raise CorruptData("A batch of an object does not follow the one before.", object=str(name), offset=expected)
+            raise CorruptData(
+                "A batch of an object does not follow the batch before it.", object=str(name), offset=expected
+            )
         yield header, part
         expected = header.next_offset
     if expected != name.end:
-        raise CorruptData("An object ends elsewhere than its name says.", object=str(name), offset=expected)
+        raise CorruptData("The end of an object is not the one in its name.", object=str(name), offset=expected)
 
 
 def batches_along(objects: Iterable[tuple[FoundObject, int]], start: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Batches of ranges that follow each other, each once.
+    """Batches of consecutive ranges, each once.
 
     Args:
-        objects: Ranges in their order, each with the offset up to which it counts.
-        start: Where a batch begins in the first of them.
+        objects: Ranges in order, each with the offset up to which it is used.
+        start: Base offset of the first batch, which is in the first range.
 
     Raises:
-        CorruptData: They do not follow each other, or see :func:`batches`.
+        CorruptData: The ranges are not consecutive; also see :func:`batches`.
     """
     at = start
     for found, until in objects:
@@ -66,17 +68,17 @@ def batches_along(objects: Iterable[tuple[FoundObject, int]], start: int) -> Ite
             if header.next_offset > until:
                 break
             if header.base_offset > at or header.base_offset < at < header.next_offset:
-                raise CorruptData("Ranges of a replica do not fit each other.", object=str(found.name), offset=at)
+                raise CorruptData("Ranges of a replica contradict each other.", object=str(found.name), offset=at)
             if header.base_offset == at:
                 yield header, data
                 at = header.next_offset
 
 
 def edits_of(found: FoundObject) -> Iterator[Edit]:
-    """The edits of a range of the catalog.
+    """Decode the edits of a range of the catalog.
 
     Raises:
-        CorruptData: One is damaged, or does not follow the one before.
+        CorruptData: An edit is damaged, or does not follow the edit before it.
         UnsupportedVersion: A newer version wrote one.
     """
     name = found.name
@@ -85,18 +87,18 @@ def edits_of(found: FoundObject) -> Iterator[Edit]:
         edit = edits.decode(bytes(part))
         txid = Txid(txid + 1)
         if edit.txid != txid:
-            raise CorruptData("An edit of an object does not follow the one before.", object=str(name), txid=txid)
+            raise CorruptData("An edit of an object does not follow the edit before it.", object=str(name), txid=txid)
         yield edit
     if txid != name.end:
-        raise CorruptData("An object ends elsewhere than its name says.", object=str(name), txid=txid)
+        raise CorruptData("The end of an object is not the one in its name.", object=str(name), txid=txid)
 
 
 def verify_parts(found: FoundObject, store_id: UUID) -> None:
-    """See whether an object holds what its name says.
+    """Verify that the content of an object matches its name.
 
     Raises:
         CorruptData: It does not.
-        UnsupportedVersion: A newer version wrote something of it.
+        UnsupportedVersion: A newer version wrote a part of it.
     """
     if found.name.kind == "snapshot":
         parts = snapshot_parts(found)
@@ -115,24 +117,24 @@ def _verify_image(name: ObjectName, data: memoryview, store_id: UUID) -> None:
     for _ in reader.items():
         pass
     if (reader.head.store_id, reader.head.txid) != (store_id, name.start):
-        raise CorruptData("An object has another image.", object=str(name), txid=reader.head.txid)
+        raise CorruptData("The image in an object is not the one in its name.", object=str(name), txid=reader.head.txid)
 
 
 def _verify_snapshot(name: ObjectName, parts: list[memoryview], store_id: UUID) -> None:
-    told = decode_manifest(bytes(parts[0]))
+    manifest = decode_manifest(bytes(parts[0]))
     sums = {file: FileSum(bytes=len(data), crc32c=crc32c(data)) for file, data in zip(_FILES, parts[1:], strict=True)}
-    of = told.store_id, told.table_id, told.bucket_id, told.applied_offset
-    if of != (store_id, name.stream.table_id, name.stream.bucket, name.start) or told.files != sums:
-        raise CorruptData("An object has another snapshot, or not all of it.", object=str(name))
+    of = manifest.store_id, manifest.table_id, manifest.bucket_id, manifest.applied_offset
+    if of != (store_id, name.stream.table_id, name.stream.bucket, name.start) or manifest.files != sums:
+        raise CorruptData("The snapshot in an object is not the one in its name, or is not complete.", object=str(name))
 
 
 def snapshot_parts(found: FoundObject) -> list[memoryview]:
-    """The files of a snapshot: manifest, writers, rows; or one, the image of a catalog.
+    """The files of a bucket's snapshot (manifest, writers, rows), or the image of a catalog.
 
     Raises:
-        CorruptData: There are more, or fewer.
+        CorruptData: The number of parts is wrong.
     """
     expected = 1 if found.name.stream == CATALOG else 3
     if len(found.parts) != expected:
-        raise CorruptData("A snapshot has another number of files.", object=str(found.name), files=len(found.parts))
+        raise CorruptData("A snapshot has the wrong number of files.", object=str(found.name), files=len(found.parts))
     return found.parts

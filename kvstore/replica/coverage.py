@@ -1,8 +1,8 @@
-"""The version check: is there a path of ranges from a snapshot to an offset? Pure; readers and reports use the same.
+"""Finds the path of ranges from a snapshot to an offset, and holes. Pure; reads and checks use the same code.
 
-* Ranges may overlap; where two meet, the one that reaches further goes on.
-* Where a later leader begins, what those before it shipped is over: it may be another history.
-* Merely to be behind is no gap: what the replica was never told is not missing.
+* Ranges may overlap; of overlapping ranges the one that reaches furthest is used.
+* Where a later leader starts, ranges of earlier leaders end: they may belong to another history.
+* Lag is no hole: offsets that were never shipped are not missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from logformat.replica.object_file import ObjectName
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range, as far as it counts: the offsets before ``until``."""
+    """A range, of which the offsets before ``until`` are used."""
 
     name: ObjectName
     until: int
@@ -24,12 +24,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShippedPath:
-    """What takes a reader to an offset.
+    """A snapshot and ranges that lead to an offset.
 
     Attributes:
-        start: The offset it begins at.
-        snapshot: With everything before that; None if there is nothing, or the reader has it.
-        pieces: Ranges behind it, in their order.
+        start: The offset at which the ranges start.
+        snapshot: Has everything before ``start``; None if there is nothing before it, or the reader has it.
+        pieces: Consecutive ranges from ``start``, in order.
     """
 
     start: int
@@ -37,16 +37,16 @@ class ShippedPath:
     pieces: list[Piece]
 
 
-def path_to(end: int, told: Shipped, objects: Iterable[ObjectName]) -> ShippedPath | None:
-    """The path to an offset that begins earliest; None if there is none.
+def path_to(end: int, shipped: Shipped, objects: Iterable[ObjectName]) -> ShippedPath | None:
+    """The path to an offset that starts earliest; None if there is none.
 
     Args:
-        told: What the replica was told of the track: a path begins with what it was told.
-        objects: Those of the track.
+        shipped: What was shipped of the stream; a path starts at its start or at one of its snapshots.
+        objects: Objects of the stream.
     """
     objects = list(objects)
     pieces = _pieces(objects)
-    for start in sorted({told.start, *told.snapshots}):
+    for start in sorted({shipped.start, *shipped.snapshots}):
         named = [each for each in objects if each.kind == "snapshot" and each.start == start]
         if start > end or (start and not named):
             continue
@@ -57,35 +57,35 @@ def path_to(end: int, told: Shipped, objects: Iterable[ObjectName]) -> ShippedPa
 
 
 def path_from(start: int, end: int, objects: Iterable[ObjectName]) -> ShippedPath:
-    """The path from an offset towards another, as far as there is one.
+    """The path from one offset towards another, as far as there is one.
 
     Args:
-        objects: Those of the track.
+        objects: Objects of the stream.
     """
     return ShippedPath(start, None, list(_chain(start, end, _pieces(list(objects)))))
 
 
-def reached(told: Shipped, objects: Iterable[ObjectName]) -> int:
-    """How far the path from what was told first goes."""
-    chosen = list(_chain(told.start, told.end, _pieces(list(objects))))
-    return chosen[-1].until if chosen else told.start
+def reached(shipped: Shipped, objects: Iterable[ObjectName]) -> int:
+    """The end of the path from the start of what was shipped."""
+    chosen = list(_chain(shipped.start, shipped.end, _pieces(list(objects))))
+    return chosen[-1].until if chosen else shipped.start
 
 
-def holes(told: Shipped, objects: Iterable[ObjectName]) -> Iterator[tuple[int, int]]:
-    """What a replica was told and no range holds: offsets from, and before which."""
-    at = told.start
+def holes(shipped: Shipped, objects: Iterable[ObjectName]) -> Iterator[tuple[int, int]]:
+    """Shipped offsets that no range has: pairs of start, inclusive, and end, exclusive."""
+    at = shipped.start
     for piece in _pieces(list(objects)):
-        if at >= told.end:
+        if at >= shipped.end:
             return
         if piece.name.start > at:
-            yield at, min(piece.name.start, told.end)
+            yield at, min(piece.name.start, shipped.end)
         at = max(at, piece.until)
-    if at < told.end:
-        yield at, told.end
+    if at < shipped.end:
+        yield at, shipped.end
 
 
 def _pieces(objects: list[ObjectName]) -> list[Piece]:
-    """Ranges in order, each up to where a later leader begins."""
+    """Ranges in order, each up to the start of the first later leader."""
     begins: dict[int, int] = {}
     for each in objects:
         begins[each.epoch] = min(each.start, begins.get(each.epoch, each.start))
@@ -98,7 +98,7 @@ def _pieces(objects: list[ObjectName]) -> list[Piece]:
 
 
 def _chain(start: int, end: int, pieces: list[Piece]) -> Iterator[Piece]:
-    """Ranges from an offset on, each the one that reaches furthest."""
+    """Ranges from an offset on; at each step the one that reaches furthest."""
     at, place = start, 0
     while at < end:
         furthest: Piece | None = None

@@ -1,9 +1,9 @@
-"""Puts the objects of a replica that is a directory, where obstore would create them as the umask allows.
+"""Writes objects of a replica in a directory with restricted modes; obstore would apply the umask.
 
-* Files have mode 0600 and directories 0700 from the moment they are there, whatever the umask.
-* An object is written under a temporary name and then gets its own. That name ends with ``#`` and digits, as obstore's
-  do, which it does not list: what dies leaves nothing but such a file.
-* Nothing is synced: a power cut may take the newest objects.
+* Files have mode 0600 and directories 0700 from their creation, whatever the umask.
+* An object is written under a temporary name and then renamed. The temporary name ends with ``#`` and digits, like
+  those of obstore, which does not list such names. A process that dies leaves at most such a file.
+* Nothing is synced: a power cut may remove the newest objects.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _FILES = Files()
 
 
 def make(directory: Path) -> None:
-    """Create a directory, and those it is in, if they are not there. One that is there keeps its mode.
+    """Create a directory and its parents, if they do not exist. Existing directories keep their modes.
 
     Raises:
-        OSError: It can't be created.
+        OSError: The directory can't be created.
     """
     for each in (*reversed(directory.parents), directory):
         _make_one(each)
 
 
 def create(directory: Path, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
-    """Put an object, unless there is one of that name: then the answer is False.
+    """Create an object and return True; if there is one of this name, return False.
 
     Raises:
-        InvalidRequest: No object can have that name.
-        OSError: The directory is gone, or the disk refuses. There is no such object.
+        InvalidRequest: The name is not valid.
+        OSError: The directory is gone, or the disk is full or failed. The object does not exist.
     """
     with _written(directory, name, pieces) as (temporary, path):
         try:
@@ -49,11 +49,11 @@ def create(directory: Path, name: str, pieces: Sequence[bytes | memoryview]) -> 
 
 
 def replace(directory: Path, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-    """Put an object in place of whatever has that name.
+    """Create an object, or replace the one of this name.
 
     Raises:
-        InvalidRequest: No object can have that name.
-        OSError: The directory is gone, or the disk refuses. What had the name still has it.
+        InvalidRequest: The name is not valid.
+        OSError: The directory is gone, or the disk is full or failed. The earlier object is unchanged.
     """
     with _written(directory, name, pieces) as (temporary, path):
         try:
@@ -65,16 +65,16 @@ def replace(directory: Path, name: str, pieces: Sequence[bytes | memoryview]) ->
 
 @contextmanager
 def _written(directory: Path, name: str, pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[Path, Path]]:
-    """A file with these bytes under a temporary name, and the path of the object."""
+    """Write the bytes under a temporary name; yields the temporary path and the path of the object."""
     if _NAME.fullmatch(name) is None:
-        raise InvalidRequest("No object can have this name.", object=ascii(name))
+        raise InvalidRequest("This is not a valid name of an object.", object=ascii(name))
     path = directory / name
     for each in reversed(path.relative_to(directory).parents[:-1]):
         _make_one(directory / each)
     temporary = path.with_name(f"{path.name}#{int.from_bytes(os.urandom(7), 'big')}")
     descriptor = _FILES.open(temporary, create=True)
     try:
-        os.fchmod(descriptor, 0o600)  # the umask may have taken rights of the owner
+        os.fchmod(descriptor, 0o600)  # the umask may have removed rights of the owner
         _FILES.write(descriptor, [memoryview(piece).cast("B") for piece in pieces], 0)
     except OSError:
         _FILES.remove(temporary)
@@ -91,4 +91,4 @@ def _make_one(directory: Path) -> None:
         os.mkdir(directory, 0o700)
     except FileExistsError:
         return
-    os.chmod(directory, 0o700)  # the umask may have taken rights of the owner
+    os.chmod(directory, 0o700)  # the umask may have removed rights of the owner

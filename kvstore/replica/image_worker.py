@@ -1,7 +1,7 @@
-"""An image of the catalog made by a copy elsewhere, where the store itself has no memory for one.
+"""Lets a copy elsewhere make an image of the catalog if the store itself has too little memory for it.
 
-* The task goes to the copy through the replica, and so do its answer and the image: there is no other way between them.
-* The image is read back, every byte of it, before it takes its place in the store.
+* Task, answer and image go through the replica: store and copy have no other connection.
+* Every byte of the image is verified before the store uses it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from logformat.replica.follower_status import (
 )
 
 FRESH_SECONDS = 180
-"""Who said nothing for so long may be gone."""
+"""A copy without a new status for so long may be gone."""
 LOOK_SECONDS = 0.5
 
 
 def followers(client: Client) -> Iterator[FollowerStatus]:
-    """How those are who follow a replica, as they said last.
+    """The last status of each copy that follows a replica.
 
     Raises:
-        Unavailable: It can't be reached.
+        Unavailable: The replica can't be reached.
     """
     for name, _ in list(client.list(follower_status.PREFIX)):
         with suppress(FileNotFoundError, CorruptData):
@@ -51,17 +51,17 @@ def followers(client: Client) -> Iterator[FollowerStatus]:
 
 
 def chosen(statuses: Iterable[FollowerStatus], now_ms: int) -> FollowerStatus | None:
-    """Who is to make an image: of those that said lately that they can, the one with the most memory."""
+    """The copy that should make an image: the one with the most memory of those that can, by a recent status."""
     able = [each for each in statuses if each.obstacle is None and now_ms - each.as_of_ms < 1000 * FRESH_SECONDS]
     return max(able, key=lambda each: (each.free_bytes or 0, each.name), default=None)
 
 
 class ElsewhereWorker:
-    """A copy that was asked for an image; see :class:`kvstore.checkpoint.process.Running`.
+    """A copy that makes an image on request; see :class:`kvstore.checkpoint.process.Running`.
 
     Args:
-        name: Of the copy.
-        leader: Whose image it has to be.
+        name: Name of the copy.
+        leader: The leader whose catalog the image must have.
 
     Raises:
         Unavailable: The replica can't be reached.
@@ -73,35 +73,35 @@ class ElsewhereWorker:
         self._client = client
         self._name = name
         self._files = files
-        self._over = threading.Event()
-        client.delete(answer_name(name))  # of a task of the same epoch, which came to nothing
+        self._cancelled = threading.Event()
+        client.delete(answer_name(name))  # of an earlier task of the same epoch
         client.replace(task_name(name), [encode(task)])
 
     def answer(self, seconds: float) -> Answer:
-        """What it has to say; waits for it, and puts the image into its place.
+        """Wait for the answer, and store the image.
 
         Raises:
-            Unavailable: It said nothing in time, has nothing newer, or the replica can't be reached.
-            CorruptData: What it made is no image of this store.
-            StoreFull, LogFailed: The disk refuses.
+            Unavailable: The copy did not answer in time, has nothing newer, or the replica can't be reached.
+            CorruptData: The answer is damaged, or the image is damaged or of another store.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         try:
             for _ in range(int(seconds / LOOK_SECONDS)):
                 with suppress(FileNotFoundError):
                     found = decode_answer(bytes(self._client.get(answer_name(self._name), bytes_max=MESSAGE_BYTES_MAX)))
                     if found.epoch == self._task.epoch:
-                        return found if isinstance(found, Refused) else self._taken()
-                if self._over.wait(LOOK_SECONDS):
+                        return found if isinstance(found, Refused) else self._stored_image()
+                if self._cancelled.wait(LOOK_SECONDS):
                     break
         except msgspec.DecodeError as error:
-            raise CorruptData("What a copy answered can't be read.", copy=self._name) from error
-        raise Unavailable("The copy that was to make an image of the catalog said nothing in time.", copy=self._name)
+            raise CorruptData("The answer of a copy can't be decoded.", copy=self._name) from error
+        raise Unavailable("The copy that should make an image of the catalog did not answer in time.", copy=self._name)
 
     def kill(self) -> None:
-        """Wait for it no more."""
-        self._over.set()
+        """Stop waiting for the answer."""
+        self._cancelled.set()
 
-    def _taken(self) -> Done:
+    def _stored_image(self) -> Done:
         directory = self._task.path / paths.IMAGES
         with refusals(directory):
             self._files.make_directory(directory)
@@ -132,12 +132,12 @@ class ElsewhereWorker:
 
 
 def look_for_task(client: Client, name: str, path: Path, state: CatalogState, files: Files, clock: Clock) -> bool:
-    """Make the image that a copy was asked for, if it was; whether it was.
+    """Make an image if the leader has asked a copy for one; returns whether it has.
 
     Args:
-        name: Of the copy.
-        path: Its directory.
-        state: Its catalog.
+        name: Name of the copy.
+        path: Directory of the copy.
+        state: Catalog of the copy.
 
     Raises:
         Unavailable: The replica can't be reached.

@@ -1,10 +1,10 @@
-"""Whether a store still leads: nothing is appended longer than a lease after somebody has taken its place.
+"""Whether a store still leads: it appends nothing for longer than a lease after another leader took its place.
 
-* Who takes the place creates an object in a replica, and lets a lease pass before it goes on.
-* A leader appends nothing unless it has asked each of its replicas for that object, and for its own, within a lease.
-  While it appends it asks beside that; after a rest it waits for the answer.
-* A place that can't be reached, or says nothing for a while, stops nobody: to write does not depend on replicas. Who
-  promotes a copy of a leader that is cut off has to see to it that it is gone.
+* A promotion creates an object in a replica, and waits for the end of a lease before it continues.
+* A leader appends only if, within a lease, it has asked each of its replicas for that object and for its own. While it
+  appends, it asks in the background; after a pause it waits for the answer.
+* A replica that can't be reached or does not answer stops no leader: writing does not depend on replicas. Before a copy
+  of an isolated leader is promoted, the operator has to stop that leader.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from logformat.replica.object_file import LEADER_BYTES_MAX, is_claim, is_of, lea
 
 LEASE_SECONDS = 2.0
 WAIT_SECONDS = 2.0
-"""For an answer, at most."""
+"""Longest wait for an answer."""
 PATIENCE_SECONDS = 30.0
-"""A place that was waited for in vain is not waited for again so soon; it is asked all the same."""
+"""After a wait without an answer, the leader does not wait for this replica for so long; it still asks."""
 
 
 def _connected(url: str) -> Client:
@@ -39,14 +39,14 @@ class ReplicaLeadership:
     """Leadership of one store in one process, by what its catalog and its replicas say; from any thread.
 
     Args:
-        connect: The place at a URL.
+        connect: Returns a client for a URL.
     """
 
     def __init__(self, clock: Clock, connect: Callable[[str], Client] = _connected) -> None:
         self._clock = clock
         self._connect = connect
         self._mutex = threading.Lock()
-        self._places: dict[str, _Place] = {}
+        self._leases: dict[str, _Lease] = {}
 
     def check(self, catalog: LedCatalog) -> None:
         """Return if the store may be written now; asks the replicas if that was long ago.
@@ -57,27 +57,27 @@ class ReplicaLeadership:
         """
         state = catalog.state()
         state.check_leads()
-        places = [self._place(replica.url, catalog.store_id) for replica in state.replicas.values()]
-        for place in places:
-            place.renew(state)
-        for place in places:
-            place.wait(state)
-        lost_to = max((place.lost_to for place in places), default=Epoch(0))
+        leases = [self._lease(replica.url, catalog.store_id) for replica in state.replicas.values()]
+        for lease in leases:
+            lease.renew(state)
+        for lease in leases:
+            lease.wait(state)
+        lost_to = max((lease.lost_to for lease in leases), default=Epoch(0))
         if lost_to and lost_to >= state.leader_epoch:
             catalog.lose_lead(lost_to).check_leads()
 
-    def _place(self, url: str, store_id: UUID) -> _Place:
+    def _lease(self, url: str, store_id: UUID) -> _Lease:
         with self._mutex:
-            if url not in self._places:
-                self._places[url] = _Place(url, self._connect, store_id, self._clock)
-            return self._places[url]
+            if url not in self._leases:
+                self._leases[url] = _Lease(url, self._connect, store_id, self._clock)
+            return self._leases[url]
 
 
-class _Place:
-    """Where a replica is.
+class _Lease:
+    """The lease that one replica gives.
 
     Attributes:
-        lost_to: The epoch of the leader that took this store's place, once that is known.
+        lost_to: Epoch of the leader that took this store's place; 0 as long as none is known.
     """
 
     def __init__(self, url: str, connect: Callable[[str], Client], store_id: UUID, clock: Clock) -> None:
@@ -87,12 +87,12 @@ class _Place:
         self._clock = clock
         self._mutex = threading.Lock()
         self._client: Client | None = None
-        self._under_way: threading.Event | None = None
+        self._request: threading.Event | None = None
         self._ends = self._waits_from = clock.monotonic()
         self.lost_to = Epoch(0)
 
     def renew(self, state: CatalogState) -> None:
-        """Ask, without waiting, if half of the lease is over."""
+        """Ask the replica, without waiting, if half of the lease is over."""
         if self._clock.monotonic() >= self._ends - LEASE_SECONDS / 2:
             self._asked(state)
 
@@ -101,19 +101,19 @@ class _Place:
         now = self._clock.monotonic()
         deadline = now + WAIT_SECONDS
         while now >= max(self._ends, self._waits_from):
-            # What is under way may have been asked too long ago to be an answer.
+            # A pending request may have been sent too long ago to renew the lease.
             self._asked(state).wait(max(0.0, deadline - now))
             now = self._clock.monotonic()
             if now >= deadline:
                 self._waits_from = now + PATIENCE_SECONDS
 
     def _asked(self, state: CatalogState) -> threading.Event:
-        """Set once there is an answer, or there will be none, to what was asked before, or is now."""
+        """The event of the pending request, or of a new one; it is set when the answer is there or none will come."""
         with self._mutex:
-            if self._under_way is not None:
-                return self._under_way
+            if self._request is not None:
+                return self._request
             answered, began = threading.Event(), self._clock.monotonic()
-            self._under_way = answered
+            self._request = answered
             try:
                 threading.Thread(
                     target=self._ask, args=(answered, state, began), name="kvstore-lead", daemon=True
@@ -132,7 +132,7 @@ class _Place:
                 self._answered(answered, began)
 
     def _answered(self, answered: threading.Event, began: float) -> None:
-        self._under_way = None
+        self._request = None
         self._ends = began + LEASE_SECONDS
         answered.set()
 
@@ -144,49 +144,49 @@ class _Place:
 
 
 def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_shipped_to: bool) -> Epoch:
-    """The epoch of the leader that has taken this one's place, by what a replica says; 0 if none has.
+    """The epoch of the leader that took this one's place according to a replica; 0 if none did.
 
-    If the replica has lost what says that this one leads, it is put there again.
+    If the replica has lost this leader's object, the object is created again.
 
     Args:
-        was_shipped_to: Whether this leader, or one it replaced, has shipped there; else a leader object of its epoch
-            that is another's only says that the place is not empty.
+        was_shipped_to: Whether this leader, or one that it replaced, has shipped to the replica. If not, another
+            leader's object of the same epoch only shows that the replica is not empty.
 
     Raises:
         Unavailable: The replica can't be reached.
-        CorruptData: What says who leads, or which store it is, is damaged.
+        CorruptData: The leader object or the store file is damaged.
     """
     following, ours = Epoch(state.leader_epoch + 1), leader_name(state.leader_epoch)
-    is_followed, said = (
-        _said(client, leader_name(following), LEADER_BYTES_MAX) is not None,
-        _said(client, ours, LEADER_BYTES_MAX),
+    is_followed, content = (
+        _content(client, leader_name(following), LEADER_BYTES_MAX) is not None,
+        _content(client, ours, LEADER_BYTES_MAX),
     )
-    if not is_followed and said is not None and is_of(said, state.leader):
+    if not is_followed and content is not None and is_of(content, state.leader):
         return Epoch(0)
-    whose = _said(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
-    if whose is None or store_file.decode(whose).store_id != store_id:
+    store = _content(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
+    if store is None or store_file.decode(store).store_id != store_id:
         return Epoch(0)
-    if said is None and not is_followed and was_shipped_to:
+    if content is None and not is_followed and was_shipped_to:
         client.create(ours, [state.leader.encode()])
-        said = _said(client, ours, LEADER_BYTES_MAX)
-    if said is None or is_of(said, state.leader):
+        content = _content(client, ours, LEADER_BYTES_MAX)
+    if content is None or is_of(content, state.leader):
         return following if is_followed else Epoch(0)
-    if not said:
-        raise CorruptData("What says who leads is empty, as a disk may leave it that lost power.", object=ours)
+    if not content:
+        raise CorruptData("The leader object is empty; a disk that lost power may cause this.", object=ours)
     if not was_shipped_to:
         return Epoch(0)
     if is_followed:
         return following
-    return Epoch(0) if is_claim(said) else Epoch(max(1, state.leader_epoch))
+    return Epoch(0) if is_claim(content) else Epoch(max(1, state.leader_epoch))
 
 
-def _said(client: Client, name: str, bytes_max: int) -> bytes | None:
+def _content(client: Client, name: str, bytes_max: int) -> bytes | None:
     try:
         return bytes(client.get(name, bytes_max=bytes_max))
     except FileNotFoundError:
         return None
 
 
-def let_pass() -> None:
-    """Wait until no leader appends that has not asked since."""
-    time.sleep(1.5 * LEASE_SECONDS)  # clocks do not run at quite the same rate, and what was asked for is to be written
+def wait_for_lease_end() -> None:
+    """Wait until every lease that was renewed before has ended and what was appended under it is written."""
+    time.sleep(1.5 * LEASE_SECONDS)  # clocks run at slightly different rates, and an append takes some time

@@ -15,7 +15,8 @@ from kvstore.errors import InvalidRequest
 from kvstore.files import Files
 from kvstore.options import options_of_call
 from kvstore.replica.client import ObjectStore, normalised, place_of
-from kvstore.replica.follow.follower import ROLLBACK_LIMIT, Follower, Promoted, begin
+from kvstore.replica.follow.creation import create
+from kvstore.replica.follow.follower import ROLLBACK_LIMIT, Follower, Promoted
 from kvstore.replica.read.restore import Restore, Restored
 from kvstore.replica.source import Source
 from logformat import paths
@@ -31,26 +32,26 @@ def follow(
     progress: Callable[[int], None] = lambda _: None,
     **settings: Any,
 ) -> Follower:
-    """Keep a copy of a store current, which any process may read: ``kvstore.open(path, read_only=True)``.
+    """Keep a copy of a store current. Any process may read the copy: ``kvstore.open(path, read_only=True)``.
 
-    What the replica has is taken by :meth:`Follower.pull`; the first time here, which makes the copy.
+    The first call for a directory creates the copy. Afterwards :meth:`Follower.pull` takes what is new in the replica.
 
     Args:
-        url: Of the replica.
+        url: URL of the replica.
         path: Directory of the copy: one that follows this replica, or a new or empty one.
-        rollback_limit: If the replica gets a new leader who lacks no more edits and changes of the copy than these, the
-            copy gives them up; if more, it stops.
-        progress: Called with the bytes of each object once it is read.
-        settings: Fields of :class:`kvstore.options.StoreOptions`. ``journal_sync`` other than ``SYNC`` leaves edits of
-            the catalog to the system until the next rows come; a crash has them taken again.
+        rollback_limit: If a new leader of the replica lacks at most this number of the copy's edits and changes, the
+            copy rolls them back; if it lacks more, the follower stops.
+        progress: Called with the bytes of each object after it is read.
+        settings: Fields of :class:`kvstore.options.StoreOptions`. With a ``journal_sync`` other than ``SYNC``, edits of
+            the catalog are not synced until the next rows come; after a crash they are taken from the replica again.
 
     Raises:
-        NotAStore: There is something else in the directory, or no replica.
-        StoreLocked: Another process follows with it.
-        InvalidRequest: Nothing can be at such a URL, it has credentials, or the copy follows another.
-        Unavailable: The replica can't be reached; or nothing can be made of what it has yet (ReplicaBehind).
-        MissingVersion, CorruptData: It has a hole, or an object that is bad; have it repaired where its leader is.
-        StoreFull, LogFailed: The disk refuses. What is in the directory is no store; do it again.
+        NotAStore: The directory has something else, or there is no replica.
+        StoreLocked: Another process follows with this directory.
+        InvalidRequest: The URL is not valid or has credentials, or the copy follows another replica.
+        Unavailable: The replica can't be reached, or does not have what a copy needs yet (ReplicaBehind).
+        MissingVersion, CorruptData: The replica has a hole or a damaged object; repair it on its leader.
+        StoreFull, LogFailed: The disk is full or failed. The directory is not a store; call this again.
     """
     place, url = path_of(path), normalised(url_without_credentials("url", url))
     options, files, clock = options_of_call("sync", settings), Files(), SystemClock()
@@ -59,7 +60,7 @@ def follow(
         client = ObjectStore(url)
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"
         following = FollowingFile(store_id=Source(client).store.store_id, url=url, name=name)
-        begin(place, following, client, files, clock, progress)
+        create(place, following, client, files, clock, progress)
     found = Follower(place, options, files, clock, rollback_limit=rollback_limit, progress=progress)
     if place_of(found.url) != place_of(url):
         found.close()
@@ -68,22 +69,22 @@ def follow(
 
 
 def promote(path: str | os.PathLike[str]) -> Promoted:
-    """Have a copy that follows take its leader's place: with all that was shipped it is a store like any other then.
+    """Promote a copy to leader: it takes everything that was shipped, and becomes an ordinary store.
 
-    The former leader, if it still runs and reaches the replica, writes nothing any more when this returns: it is told
-    (WriterFenced) when it appends or ships next. What it wrote and had not shipped, this one does not have. A leader
-    that does not reach the replica goes on: see that it is gone before.
+    When this returns, the former leader can't write any more if it reaches the replica: its next append or shipment
+    raises WriterFenced. The new leader lacks what the former one had not shipped. A leader that does not reach the
+    replica continues to write, so stop it first.
 
     Args:
-        path: Directory of the copy; nobody follows with it meanwhile.
+        path: Directory of the copy; no process may follow with it.
 
     Raises:
-        NotAStore: It is no copy that follows.
-        StoreLocked: Another process follows with it; end that.
-        WriterFenced: Another copy is about to take the leader's place.
+        NotAStore: The directory is not a copy that follows a replica.
+        StoreLocked: Another process follows with it; stop that process.
+        WriterFenced: Another copy is being promoted.
         Unavailable: The replica can't be reached.
-        MissingVersion, CorruptData, Diverged: Not all that was shipped can be had. The leader may have been fenced
-            already; restore, or have the replica repaired and do it again.
+        MissingVersion, CorruptData, Diverged: Some of what was shipped can't be taken. The leader may be fenced;
+            restore, or repair the replica and call this again.
     """
     with Follower(path_of(path), options_of_call("sync", {}), Files(), SystemClock()) as follower:
         return follower.promote()
@@ -96,28 +97,28 @@ def restore(
     *,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Restored:
-    """Make a store of a replica.
+    """Restore a store from a replica.
 
     Args:
-        url: Of the replica.
+        url: URL of the replica.
         path: A directory that is new or empty.
-        to: Everything if None; else a time, or for tables by name the offset of each bucket before which its changes
-            are restored: up to the last whole batch, and with no commit over several buckets torn.
-        progress: Called with the bytes of each object once it is read.
+        to: None for the latest state; a time; or by table name, for each bucket the offset before which its changes are
+            restored. A restore ends between batches, and a commit over several buckets is restored in all or none.
+        progress: Called with the bytes of each object after it is read.
 
     Raises:
         NotAStore: There is no replica, or the directory is not empty.
-        MissingVersion: A hole of the replica lies before what is to be restored.
-        ReplicaBehind: The replica does not reach so far.
-        CorruptData: An object is not what it should be; repair the replica.
-        InvalidRequest: The replica knows no such table or bucket; or its URL has credentials.
-        Unavailable: It can't be reached.
-        StoreFull, LogFailed: The disk refuses. What is in the directory is no store.
+        MissingVersion: The replica has a hole before the target.
+        ReplicaBehind: The replica ends before the target, or starts after it.
+        CorruptData: An object is damaged; repair the replica.
+        InvalidRequest: The replica has no such table or bucket, or the URL has credentials.
+        Unavailable: The replica can't be reached.
+        StoreFull, LogFailed: The disk is full or failed. The directory is not a store.
     """
     url_without_credentials("url", url)
     if isinstance(to, dt.datetime):
         if to.tzinfo is None:
-            raise InvalidRequest("A time has a time zone; give one, such as datetime.timezone.utc.", to=to)
+            raise InvalidRequest("The time has no time zone; give one, such as datetime.timezone.utc.", to=to)
     elif to is not None:
         if not isinstance(to, Mapping) or not all(isinstance(each, Mapping) for each in to.values()):
             raise InvalidRequest("Give a time, or offsets by table and bucket: {'t': {0: 17}}.", to=shown(to))

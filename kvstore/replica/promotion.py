@@ -1,11 +1,12 @@
-"""Taking a leader's place in all its replicas: at most one of those that try at once comes through.
+"""Promotes a copy in all replicas of its store: of several concurrent promotions at most one succeeds.
 
-* A promotion takes an epoch that none of the replicas it reaches has, and creates the leader object of that epoch in
-  each of them, in the order of their names. If another has the object, or there is one of a higher epoch, it gives up:
-  two that reach one replica in common can't both lead in an epoch, and the one that comes furthest leads.
-* Until it is the leader its objects say that they are a claim. A claim stops the former leader, and lets nobody else
-  have the epoch there, but a leader that comes upon one is not replaced by it.
-* One that gives up removes its claims. One that dies leaves them until it is tried again; others take a higher epoch.
+* A promotion chooses an epoch that none of the replicas it reaches has, and creates the leader object of that epoch in
+  each of them, in the order of their names. If another promotion has created it, or one of a higher epoch exists, it
+  gives up. So two promotions that reach one common replica can't both lead in an epoch.
+* Until the promotion succeeds, its leader objects are claims. A claim stops the former leader and keeps other
+  promotions from the epoch in that replica, but it does not replace a leader that finds it.
+* A promotion that gives up removes its claims. If it dies they stay until it is tried again; others choose a higher
+  epoch.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from logformat.replica.object_file import LEADER_BYTES_MAX, claimed_by, is_of, l
 from logformat.urls import shown_url
 
 _TRIES = 3
-"""To create an object that another promotion creates and removes meanwhile."""
+"""Attempts to create an object that another promotion creates and removes meanwhile."""
 
 Places = Mapping[str, Callable[[], Client]]
-"""Replicas by name, and how each is connected to."""
+"""Replicas by name, each with a function that connects to it."""
 
 
 class Promotion:
     """One promotion of one copy.
 
     Args:
-        leader: What its BeginEpoch will say; no other says so.
-        store_id: Of the store.
+        leader: The text that identifies the leader in its BeginEpoch; unique.
+        store_id: Id of the store.
         known: The epoch of the leader that the copy follows.
 
     Attributes:
-        epoch: In which it is going to lead; set by the first :meth:`take`.
-        unreached: Why a replica could not be reached the last time, by its name.
+        epoch: The epoch in which the copy will lead; set by the first :meth:`claim`.
+        unreached: Replicas that could not be reached the last time, with the reasons, by name.
         not_shipped_to: Replicas to which no leader of this store has shipped.
     """
 
@@ -48,36 +49,36 @@ class Promotion:
         self._store_id = store_id
         self._known = known
         self._clients: dict[str, Client] = {}
-        self._taken: set[str] = set()
+        self._claimed: set[str] = set()
         self.epoch = Epoch(0)
         self.unreached: dict[str, str] = {}
         self.not_shipped_to: set[str] = set()
 
     def win(self, places: Callable[[], Places], catch_up: Callable[[], None]) -> None:
-        """Take the place in every replica that can be reached, until nothing of it is new; then call :meth:`begin`.
+        """Claim every replica that can be reached, until no claim is new; then call :meth:`begin`.
 
         Args:
-            places: All replicas that are known by now.
-            catch_up: Called after each time that an object was created: waits until former leaders know, and takes what
-                they shipped.
+            places: Returns all replicas known at the time of the call.
+            catch_up: Called each time that claims were created: waits until former leaders know, and takes what they
+                shipped.
 
         Raises:
-            WriterFenced: Another has the place in one of them, and this promotion gave up.
+            WriterFenced: Another promotion or leader has one of them, and this promotion gave up.
         """
-        self.take(places())
+        self.claim(places())
         catch_up()
-        # Replicas that were added or came back meanwhile, too; and where it is held already, it still is.
-        while self.take(places()):
+        # Replicas may have been added or become reachable meanwhile, and existing claims must still be there.
+        while self.claim(places()):
             catch_up()
 
-    def take(self, places: Places) -> bool:
-        """Take the place in each replica that can be reached, and see that it is still held in those that were taken.
+    def claim(self, places: Places) -> bool:
+        """Claim each replica that can be reached, and check that earlier claims are still there.
 
         Returns:
-            Whether an object was created: a former leader that only looks there may not know yet.
+            Whether a claim was created: a former leader that only asks that replica may not know yet.
 
         Raises:
-            WriterFenced: Another has the place in one of them, and this promotion gave up.
+            WriterFenced: Another promotion or leader has one of them, and this promotion gave up.
         """
         self.unreached = {}
         reached = {name: found for name in sorted(places) if (found := self._leaders(name, places[name])) is not None}
@@ -86,47 +87,51 @@ class Promotion:
         created = False
         for name in reached:
             with self._reaching(name):
-                created |= self._take_one(name)
+                created |= self._claim_one(name)
         return created
 
     def look(self, places: Places, epoch: Epoch) -> None:
-        """See which replicas can't be reached, or were not when the place was taken: for a promotion that is over."""
+        """Find the replicas that an earlier, finished promotion did not reach, or that can't be reached now."""
         self.epoch, self.unreached = epoch, {}
         for name in sorted(places):
             found = self._leaders(name, places[name])
             if found is not None and epoch not in found:
-                self.unreached[shown_url(name)] = "It could not be reached when the others were."
+                self.unreached[shown_url(name)] = "It could not be reached when the others were claimed."
 
-    def has(self, name: str) -> bool:
-        """Whether the place is taken in a replica."""
-        return name in self._taken
+    def has_claimed(self, name: str) -> bool:
+        """Whether a replica is claimed."""
+        return name in self._claimed
 
     def begin(self) -> None:
-        """Say in all replicas that were taken that this is the leader now, and no claim any more."""
-        for name in sorted(self._taken):
+        """Turn all claims into objects of the leader."""
+        for name in sorted(self._claimed):
             with self._reaching(name):
                 self._clients[name].replace(leader_name(self.epoch), [self._leader.encode()])
 
     def give_up(self, name: str) -> WriterFenced:
-        """Remove the claims; the error to raise, which names the replica where another has the place."""
+        """Remove the claims; returns the error to raise.
+
+        Args:
+            name: The replica that another promotion or leader has.
+        """
         left = [each for each, client in self._clients.items() if not self._is_removed(client)]
         more = {"claims_left_in": [shown_url(each) for each in left]} if left else {}
         return WriterFenced(
-            "Another copy takes the leader's place just now; follow that, or promote this one again.",
+            "Another copy is being promoted to leader; follow that one, or promote this one again.",
             replica=name,
             leader_epoch=self.epoch,
             **more,
         )
 
     def _leaders(self, name: str, connect: Callable[[], Client]) -> dict[Epoch, str] | None:
-        """What says in a replica of this store who leads, by epoch; None if it can't be reached."""
+        """Names of the leader objects in a replica of this store, by epoch; None if it can't be reached."""
         with self._reaching(name):
             client = self._clients.get(name) or connect()
             store = self._store_of(client)
             if store != self._store_id:
                 self.not_shipped_to.add(name)
             if store not in (None, self._store_id):
-                self.unreached[shown_url(name)] = "It is of another store by now."
+                self.unreached[shown_url(name)] = "It now belongs to another store."
                 return None
             found = _listed(client)
             self._clients[name] = client
@@ -134,7 +139,7 @@ class Promotion:
         return None
 
     def _store_of(self, client: Client) -> UUID | None:
-        """The store a replica is of; None if nothing was shipped there yet, or what says so is damaged."""
+        """Id of the store of a replica; None if nothing was shipped there yet, or the store file is damaged."""
         try:
             return store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))).store_id
         except (FileNotFoundError, CorruptData):
@@ -144,7 +149,7 @@ class Promotion:
         newest = max((max(found, default=Epoch(0)) for found in reached.values()), default=Epoch(0))
         if newest <= self._known:
             return Epoch(self._known + 1)
-        # Of an earlier try that died, unless another has it somewhere; one's own that is not the newest is over.
+        # An earlier attempt of this promotion, which died, may have claimed the newest epoch; then it is used again.
         for name, found in reached.items():
             with self._reaching(name), suppress(FileNotFoundError):
                 if newest in found and not is_of(
@@ -153,39 +158,39 @@ class Promotion:
                     return Epoch(newest + 1)
         return newest
 
-    def _take_one(self, name: str) -> bool:
+    def _claim_one(self, name: str) -> bool:
         client, ours = self._clients[name], leader_name(self.epoch)
         for _ in range(_TRIES):
             created = client.create(ours, [claimed_by(self._leader)])
             try:
-                said = bytes(client.get(ours, bytes_max=LEADER_BYTES_MAX))
+                content = bytes(client.get(ours, bytes_max=LEADER_BYTES_MAX))
             except FileNotFoundError:
-                continue  # another has just removed its own
+                continue  # another promotion has just removed its claim
             leaders = _listed(client)
-            if not is_of(said, self._leader) or max(leaders, default=self.epoch) > self.epoch:
+            if not is_of(content, self._leader) or max(leaders, default=self.epoch) > self.epoch:
                 break
-            # A leader of an epoch before asks for the one after its own only.
+            # A leader of an earlier epoch asks only for the epoch after its own.
             for between in range(min(leaders, default=self.epoch), self.epoch):
                 if between not in leaders:
                     created |= client.create(leader_name(Epoch(between)), [claimed_by(self._leader)])
-            self._taken.add(name)
+            self._claimed.add(name)
             return created
         raise self.give_up(name)
 
     def _is_removed(self, client: Client) -> bool:
-        """Remove the claims that nothing is based on: those of epochs below another's stop the leaders before."""
+        """Remove claims of the newest epoch only: a claim below another's epoch still stops the leaders before it."""
         try:
             while leaders := _listed(client):
                 newest = max(leaders)
                 try:
-                    said = bytes(client.get(leaders[newest], bytes_max=LEADER_BYTES_MAX))
+                    content = bytes(client.get(leaders[newest], bytes_max=LEADER_BYTES_MAX))
                 except FileNotFoundError:
                     continue
-                if newest <= self._known or said != claimed_by(self._leader):
+                if newest <= self._known or content != claimed_by(self._leader):
                     return True
                 client.delete(leaders[newest])
                 if max(_listed(client), default=Epoch(0)) > newest:
-                    client.create(leaders[newest], [said])  # one of a higher epoch came meanwhile
+                    client.create(leaders[newest], [content])  # one of a higher epoch was created meanwhile
         except Unavailable:
             return False
         return True
@@ -199,5 +204,5 @@ class Promotion:
 
 
 def _listed(client: Client) -> dict[Epoch, str]:
-    """Objects that say who leads, by epoch."""
+    """Names of the leader objects, by epoch."""
     return {epoch: name for name, _ in client.list("leader/") if (epoch := leader_epoch(name)) is not None}

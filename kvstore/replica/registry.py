@@ -51,12 +51,16 @@ def register(runtime: StoreRuntime, url: str, name: str | None) -> str:
 
 def _check_place(store: Path, url: str) -> None:
     if url.startswith("memory:"):
-        raise InvalidRequest("What is in memory is no replica: it is gone with the process.", url=url)
+        raise InvalidRequest(
+            "Memory can't hold a replica, because it is lost with the process; choose another URL.", url=url
+        )
     place = directory_of(url)
     if place is not None:
         place, here = place.resolve(), store.resolve()
         if place == here or here in place.parents or place in here.parents:
-            raise InvalidRequest("A replica is elsewhere than its store; choose another directory.", url=url)
+            raise InvalidRequest(
+                "A replica can't be in its store's directory or above it; choose another directory.", url=url
+            )
 
 
 def unregister(runtime: StoreRuntime, name: str) -> None:

@@ -1,4 +1,4 @@
-"""One replica of an open store: ship to it, check it, mend it."""
+"""One replica of an open store: ship to it, check it, repair it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from logformat.catalog.replicas import Finding, ReplicaStatus
 from logformat.replica.follower_status import FollowerStatus
 from logformat.urls import shown_url
 
-TELL_SECONDS = 60
-"""A replica that has nothing to be shipped to it is told so no more often: each time is a request somebody pays for."""
+MANIFEST_SECONDS = 60
+"""Time between two manifests of a replica to which nothing is shipped: each costs a request."""
 MERGE_SECONDS = 600
-"""And how often small objects are put together."""
+"""Time between two merges of small objects."""
 _PASSES = 2
-"""What is bad and of no use any more once a bucket was begun anew shows in the second."""
+"""A bad object that a restarted stream no longer needs is found, and removed, in the second pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """How a replica is.
+    """The status of a replica.
 
     Attributes:
-        url: Where, without credentials.
-        findings: What was wrong when it was checked last; none if it is whole.
-        checked_ms: When that was; None if it never was.
-        behind: For each table, how many offsets of the logs it lacks: those another process has yet to publish, or was
-            writing when this was made, included. Never less than what was acknowledged, and not a finding.
-        as_of_ms: What was published then, it has; None if nothing was shipped yet.
-        edits_shipped, edits: How many edits of the catalog it has, of how many that are worth shipping.
+        url: Its URL, without credentials.
+        findings: Findings of the last check; empty if the replica is complete.
+        checked_ms: Time of the last check; None if there was none.
+        behind: For each table the number of offsets that the replica lacks. This includes batches that other processes
+            have not published yet, or were writing at the time of the report. It is never less than what was
+            acknowledged, and is no finding.
+        as_of_ms: The replica has everything that was published at this time; None if nothing was shipped yet.
+        edits_shipped, edits: Number of edits of the catalog that the replica has, and that are worth shipping.
     """
 
     url: str
@@ -57,7 +58,7 @@ class ReplicaReport:
 
 
 class Replica:
-    """A replica, by its name; made by :meth:`kvstore.Store.replica`."""
+    """A replica, by its name; created by :meth:`kvstore.Store.replica`."""
 
     def __init__(
         self,
@@ -70,48 +71,48 @@ class Replica:
         self._runtime = runtime
         self._check_open = check_open
         self._connect = connect
-        self._told: float | None = None
+        self._reported: float | None = None
         self._merged: float | None = None
 
     @property
     def name(self) -> str:
-        """Its name; if that is a URL, without credentials."""
+        """The name; if it is a URL, without credentials."""
         return shown_url(self._name)
 
     @property
     def url(self) -> str:
-        """Where it is, without credentials."""
+        """The URL, without credentials."""
         return shown_url(self._status().url)
 
     @uninterrupted
     def ship(self) -> Shipment:
-        """Ship what the replica lacks: all that was acknowledged in this process, and what others have published.
+        """Ship what the replica lacks: what was acknowledged in this process, and what other processes have published.
 
-        To publish it is a :meth:`kvstore.Store.flush`, for which writers of this process wait; then they go on. A write
-        of another process is published within a fraction of a second (``commit_wait_ms``); until then it counts in
-        ``behind`` of :meth:`report`, and the next round ships it.
+        First :meth:`kvstore.Store.flush` publishes what this process has acknowledged; its writers wait for that. A
+        write of another process is published within a fraction of a second (``commit_wait_ms``). Until then it counts
+        in ``behind`` of :meth:`report`, and the next round ships it.
 
         Raises:
-            InvalidRequest: The replica was removed, or this is itself a copy that follows one.
-            WriterFenced: Another leader, or another store, ships there.
-            Unavailable: It can't be reached, the log expired just now, or another ships (StoreLocked); what was shipped
-                stays, and the rest is shipped next time.
-            CorruptData: What is to be shipped is damaged; run `kvstore check`.
-            StoreFull, LogFailed: What was acknowledged can't be published, or the report not be kept.
+            InvalidRequest: The replica was removed, or this store is itself a copy that follows one.
+            WriterFenced: Another leader, or another store, ships to the replica.
+            Unavailable: The replica can't be reached, the log has just expired, or another process ships (StoreLocked).
+                What was shipped stays, and the rest is shipped next time.
+            CorruptData: The data to be shipped is damaged; run `kvstore check`.
+            StoreFull, LogFailed: Acknowledged writes can't be published, or the result can't be recorded.
         """
         now = self._runtime.clock.monotonic()
-        tells = self._told is None or now - self._told >= TELL_SECONDS
+        reports = self._reported is None or now - self._reported >= MANIFEST_SECONDS
         with self._alone():
-            done = self._shipper(self._client()).ship(tells=tells)
+            done = self._shipper(self._client()).ship(reports=reports)
             if self._merged is None or now - self._merged >= MERGE_SECONDS:
                 merge(self._client(), self._runtime.store_id, self._status(), self._runtime.clock.now_ms())
                 self._merged = now
-        if done.objects or tells:
-            self._told = now
+        if done.objects or reports:
+            self._reported = now
         return done
 
     def report(self) -> ReplicaReport:
-        """How it is, by what the catalog and the logs here say; nothing is read there.
+        """The status of the replica according to the catalog and the logs of the store; reads nothing of the replica.
 
         Raises:
             InvalidRequest: The replica was removed.
@@ -120,31 +121,31 @@ class Replica:
         behind = {}
         for definition in self._runtime.catalog().tables.values():
             ends = [handle.log_end() for handle in self._runtime.open_table(definition).handles]
-            has = {
+            shipped_ends = {
                 int(each.stream.bucket): each.end for each in status.shipped if each.stream.table_id == definition.id
             }
-            behind[definition.name] = sum(max(0, end - has.get(bucket, 0)) for bucket, end in enumerate(ends))
+            behind[definition.name] = sum(max(0, end - shipped_ends.get(bucket, 0)) for bucket, end in enumerate(ends))
         shipped, edits = edits_pushed(self._runtime.journal, status)
         return ReplicaReport(
             self.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits
         )
 
     def followers(self) -> list[FollowerStatus]:
-        """How the copies are that follow it, as each said last; one that is gone stays in the list.
+        """The last status of each copy that follows the replica; a copy that was removed stays in the list.
 
         Raises:
             InvalidRequest: The replica was removed.
-            Unavailable: It can't be reached.
+            Unavailable: The replica can't be reached.
         """
         return sorted(followers(self._client()), key=lambda each: each.name)
 
     @uninterrupted
     def check(self) -> ReplicaReport:
-        """Read every object, and hold what is there against what was shipped; what is found is kept in the catalog.
+        """Verify every object, and compare the objects with what was shipped; the catalog keeps the findings.
 
         Raises:
-            InvalidRequest: The replica was removed, or this is itself a copy that follows one.
-            Unavailable: It can't be reached.
+            InvalidRequest: The replica was removed, or this store is itself a copy that follows one.
+            Unavailable: The replica can't be reached.
             UnsupportedVersion: A newer version wrote an object.
         """
         with self._alone():
@@ -153,11 +154,11 @@ class Replica:
 
     @uninterrupted
     def repair(self) -> ReplicaReport:
-        """Check it, and send again what is bad or missing; or a fresh snapshot and what is behind it.
+        """Check the replica, and ship bad and missing objects again; or a new snapshot and the changes after it.
 
         Raises:
             InvalidRequest, Unavailable, UnsupportedVersion: See :meth:`check`.
-            ReplicaBehind: The store has neither the changes any more nor a snapshot; take one.
+            ReplicaBehind: The store has neither the changes nor a snapshot any more; take a snapshot.
         """
         with self._alone():
             client = self._client()
@@ -166,9 +167,9 @@ class Replica:
             for _ in range(_PASSES):
                 if not found:
                     break
-                begun = repair(shipper, client, self._status(), found)
-                if begun:
-                    shipper.report(begun)
+                restarted = repair(shipper, client, self._status(), found)
+                if restarted:
+                    shipper.report(restarted)
                 found = self._find(client)
         return self.report()
 
@@ -180,15 +181,13 @@ class Replica:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only one, in any process, who ships or mends: otherwise one could report less than the other had."""
+        """Keep other processes from shipping and repairing: otherwise one could report less than the other shipped."""
         self._check_open()
         if (self._runtime.path / paths.FOLLOWING).exists():
-            raise UnsupportedOperation(
-                "This copy follows a replica; do this where its leader is.", path=self._runtime.path
-            )
+            raise UnsupportedOperation("This copy follows a replica; do this on its leader.", path=self._runtime.path)
         lock = ProcessLock(self._runtime.path / paths.SHIPPING, self._runtime.files)
         if not lock.try_acquire():
-            raise StoreLocked("Another ships, checks or repairs just now; try again.", path=self._runtime.path)
+            raise StoreLocked("Another process ships, checks or repairs now; try again.", path=self._runtime.path)
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
-"""What a replica has, as of one moment: for whoever makes something of it.
+"""A replica as of one moment, for everything that is made from it.
 
-* A hole is never crossed: who asks for what lies behind one is told where it is.
-* Whatever is read is verified before it is handed on.
+* A hole is never crossed: a request for what lies after one is refused, and the error names the hole.
+* Everything that is read is verified before it is returned.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from io import BytesIO
 from itertools import takewhile
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,35 +31,49 @@ from logformat.catalog.store_file import StoreFile
 from logformat.ids import WriterId
 from logformat.log.batch import BatchHeader
 from logformat.log.snapshot_manifest import Manifest, decode_manifest, decode_writers
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 from logformat.replica.manifest import ReplicaManifest
 from logformat.replica.object_file import FoundObject, ObjectName
 
 _TRIES = 20
 _OBJECTS_KEPT = 4
-"""In memory: where a bucket ends is looked for before it is written."""
+"""Objects kept in memory, because the end of a bucket is looked for before the bucket is written."""
+
+
+class ShippedCatalog(NamedTuple):
+    """The catalog of a replica.
+
+    Attributes:
+        image_ms: Creation time of the image that ``base`` comes from; None if ``base`` is empty.
+        base: The catalog before ``edits``.
+        edits: Edits after ``base``, up to the end in the replica manifest; read as they are iterated over.
+    """
+
+    image_ms: int | None
+    base: CatalogState
+    edits: Iterator[Edit]
 
 
 class Source:
-    """A replica, as of when this was made.
+    """A replica as of the creation of this object.
 
     Args:
-        progress: Called with the bytes of each object once it is read.
+        progress: Called with the bytes of each object after it is read.
 
     Attributes:
-        store: The store it is of.
-        told: What it was told.
+        store: Identity of the store that the replica belongs to.
+        manifest: The replica manifest.
 
     Raises:
         NotAStore: There is no replica.
-        MissingVersion: It does not say up to where it goes.
-        ReplicaBehind: It changes all the time.
-        CorruptData: What it says is damaged.
-        Unavailable: It can't be reached; so for every method.
+        MissingVersion: The replica manifest is missing.
+        ReplicaBehind: The replica changes all the time.
+        CorruptData: The store file or the manifest is damaged.
+        Unavailable: The replica can't be reached. Every method may raise this.
     """
 
     store: StoreFile
-    told: ReplicaManifest
+    manifest: ReplicaManifest
 
     def __init__(self, client: Client, progress: Callable[[int], None] = lambda _: None) -> None:
         self._client = client
@@ -67,34 +82,34 @@ class Source:
             self.store = store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
         except FileNotFoundError as error:
             raise NotAStore("There is no replica here; see whether the URL is right.") from error
-        self.told, listing = self._as_of_now()
+        self.manifest, listing = self._as_of_now()
         self._sizes: dict[Stream, dict[ObjectName, int]] = {}
         for name, size in listing.sizes.items():
             self._sizes.setdefault(name.stream, {})[name] = size
-        self._shipped = {each.stream: each for each in self.told.shipped}
+        self._shipped = {each.stream: each for each in self.manifest.shipped}
         self._read_last: dict[ObjectName, FoundObject] = {}
 
     def objects(self, stream: Stream) -> list[ObjectName]:
-        """Of a track, in no order."""
+        """Names of a stream's objects, in no order."""
         return list(self.sizes(stream))
 
     def sizes(self, stream: Stream) -> dict[ObjectName, int]:
-        """Of these, the bytes of each as they were listed."""
+        """Sizes of a stream's objects in bytes, as listed."""
         return self._sizes.get(stream, {})
 
     def shipped(self, stream: Stream) -> Shipped:
-        """What the replica was told of a track; of a table that was dropped since, what is there."""
+        """What the manifest has of a stream; for a table that was dropped since, what the listed objects cover."""
         if stream in self._shipped:
             return self._shipped[stream]
         named = self.objects(stream)
         starts = sorted(each.start for each in named if each.kind == "snapshot")
         start = 0 if any(each.start == 0 for each in named) or not starts else starts[0]
         furthest = max((each.end for each in named), default=0)
-        told = Shipped(stream=stream, start=start, end=furthest, snapshots=starts)
-        return msgspec.structs.replace(told, end=reached(told, named))
+        listed = Shipped(stream=stream, start=start, end=furthest, snapshots=starts)
+        return msgspec.structs.replace(listed, end=reached(listed, named))
 
-    def way(self, stream: Stream, end: int) -> ShippedPath:
-        """The way to an offset, from as early as there is one.
+    def path(self, stream: Stream, end: int) -> ShippedPath:
+        """The path to an offset that starts earliest.
 
         Raises:
             MissingVersion: There is none.
@@ -104,8 +119,8 @@ class Source:
             raise self._hole(stream, reached(self.shipped(stream), self.objects(stream)), end)
         return found
 
-    def way_from(self, stream: Stream, start: int, end: int) -> ShippedPath:
-        """The way from an offset to another.
+    def path_from(self, stream: Stream, start: int, end: int) -> ShippedPath:
+        """The path from one offset to another.
 
         Raises:
             MissingVersion: There is none.
@@ -115,52 +130,76 @@ class Source:
             raise self._hole(stream, found.pieces[-1].until if found.pieces else start, end)
         return found
 
-    def batches(self, way: ShippedPath, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Batches of a way that end at or before an offset, each once.
+    def batches(self, path: ShippedPath, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Batches along a path that end at or before an offset, each once.
 
         Raises:
-            CorruptData: An object is not what it should be.
+            CorruptData: An object is damaged.
         """
-        found = batches_along(((self.read(piece.name), piece.until) for piece in way.pieces), way.start)
+        found = batches_along(((self.read(piece.name), piece.until) for piece in path.pieces), path.start)
         return takewhile(lambda each: each[0].next_offset <= end, found)
+
+    def batches_backwards(self, path: ShippedPath, end: int) -> Iterator[BatchHeader]:
+        """Headers of the same batches, the last one first.
+
+        Raises:
+            CorruptData: An object is damaged.
+        """
+        starts = [path.start, *(piece.until for piece in path.pieces)]
+        for start, piece in reversed(list(zip(starts, path.pieces, strict=False))):
+            objects = [(self.read(piece.name), min(end, piece.until))]
+            yield from reversed([header for header, _ in batches_along(objects, start)])
 
     def history(
         self,
-        way: ShippedPath,
+        path: ShippedPath,
         end: int,
         writers: Set[WriterId],
         before: Mapping[WriterId, int],
-        goes_on: Callable[[BatchHeader], bool],
+        is_wanted: Callable[[BatchHeader], bool],
     ) -> BucketHistory:
-        """What a bucket has at the end of a way, or before the first batch that is not to be taken.
+        """The history of a bucket at the end of a path, or before the first batch that is not wanted.
 
         Args:
-            writers: Whose batches are told.
-            before: Of each writer the last sequence before the way; its snapshot knows better, if it has one.
-            goes_on: Whether a batch is to be taken.
+            writers: Writers whose batches the history has.
+            before: The last sequence of each writer before the path. If the path has a snapshot, its writers are used.
+            is_wanted: Whether a batch may be taken.
 
         Raises:
-            CorruptData: An object is not what it should be.
+            CorruptData: An object is damaged.
         """
-        if way.snapshot is not None:
-            before = self.last_sequences(way.snapshot)
-        found, at = [], way.start
-        for header, _ in self.batches(way, end):
-            if not goes_on(header):
+        if path.snapshot is not None:
+            before = self.last_sequences(path.snapshot)
+        found, at = [], path.start
+        for header, _ in self.batches(path, end):
+            if not is_wanted(header):
                 break
             if header.writer_id in writers:
                 found.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
             at = header.next_offset
         return BucketHistory(before, found, at)
 
-    def edits(self, way: ShippedPath) -> Iterator[Edit]:
-        """Edits of a way of the catalog, in order, each once.
+    def catalog(self) -> ShippedCatalog:
+        """The catalog, up to its end in the manifest.
 
         Raises:
-            CorruptData: An object is not what it should be.
+            MissingVersion: There is a hole.
+            CorruptData: The image is damaged.
         """
-        at = way.start
-        for piece in way.pieces:
+        path = self.path(CATALOG, self.shipped(CATALOG).end)
+        if path.snapshot is None:
+            return ShippedCatalog(None, CatalogState(), self.edits(path))
+        head, state = self.image(path.snapshot)
+        return ShippedCatalog(head.created_ms, state, self.edits(path))
+
+    def edits(self, path: ShippedPath) -> Iterator[Edit]:
+        """Edits along a path of the catalog, in order, each once.
+
+        Raises:
+            CorruptData: An object is damaged.
+        """
+        at = path.start
+        for piece in path.pieces:
             for edit in edits_of(self.read(piece.name)):
                 if edit.txid > piece.until:
                     break
@@ -172,26 +211,26 @@ class Source:
         """The image of the catalog in an object.
 
         Raises:
-            CorruptData: It is not what it should be.
+            CorruptData: The object is damaged.
         """
         (data,) = snapshot_parts(self.read(name))
         reader = Reader(BytesIO(data).read, len(data))
         return reader.head, image.state_of(reader.head, reader.items())
 
-    def manifest(self, name: ObjectName) -> Manifest:
-        """Of a bucket's snapshot."""
+    def snapshot_manifest(self, name: ObjectName) -> Manifest:
+        """The manifest of a bucket's snapshot."""
         return decode_manifest(bytes(snapshot_parts(self.read(name))[0]))
 
     def last_sequences(self, name: ObjectName) -> dict[WriterId, int]:
-        """Of each writer that is in a bucket's snapshot."""
+        """The last sequence of each writer in a bucket's snapshot."""
         entries = decode_writers(bytes(snapshot_parts(self.read(name))[1]))
         return {id: entry.batches[-1].sequence for id, entry in entries.items()}
 
     def read(self, name: ObjectName) -> FoundObject:
-        """An object, verified.
+        """Read and verify an object.
 
         Raises:
-            CorruptData: It is not what it should be.
+            CorruptData: The object is damaged.
         """
         if name not in self._read_last:
             size = self._sizes[name.stream][name]
@@ -204,55 +243,55 @@ class Source:
     def _hole(self, stream: Stream, begin: int, end: int) -> MissingVersion:
         where = "the catalog" if stream == CATALOG else f"bucket {stream.bucket} of table {stream.table_id}"
         return MissingVersion(
-            f"The replica has a hole in {where}; run `kvstore replica repair` where its leader is.",
+            f"The replica has a hole in {where}; run `kvstore replica repair` on its leader.",
             missing_from=begin,
             before=end,
         )
 
     def _as_of_now(self) -> tuple[ReplicaManifest, Listing]:
-        """What the replica was told, and what it lists: all of it and maybe more, for its leader goes on."""
+        """The manifest, and a listing that has everything in the manifest and maybe more, as the leader continues."""
         for _ in range(_TRIES):
-            before = what_was_told(self._client)
+            before = read_manifest(self._client)
             listing = Listing.of(self._client)
-            told = replica_told.decode(before, self.store.store_id)
-            # A listing may take longer than what is told stays the same: it needs only be gone on with.
-            if (after := what_was_told(self._client)) == before or _goes_on(
-                told, replica_told.decode(after, self.store.store_id)
+            manifest = replica_manifest.decode(before, self.store.store_id)
+            # A listing may take longer than the manifest stays unchanged, so a later manifest that extends it will do.
+            if (after := read_manifest(self._client)) == before or _extends(
+                replica_manifest.decode(after, self.store.store_id), manifest
             ):
-                return told, listing
+                return manifest, listing
         raise ReplicaBehind("The replica changes all the time; try again.")
 
 
-def _goes_on(before: ReplicaManifest, after: ReplicaManifest) -> bool:
-    """Whether what was told first is there still: nothing began anew, and nobody else leads."""
+def _extends(after: ReplicaManifest, before: ReplicaManifest) -> bool:
+    """Whether a manifest has everything of an earlier one: no stream was restarted, and the leader is the same."""
     now = {each.stream: each for each in after.shipped}
     return before.leader_epoch == after.leader_epoch and all(
-        (to := now.get(each.stream)) is not None and to.start == each.start and to.end >= each.end
+        (later := now.get(each.stream)) is not None and later.start == each.start and later.end >= each.end
         for each in before.shipped
     )
 
 
-def what_was_told(client: Client) -> bytes:
-    """The object that says up to where a replica goes.
+def read_manifest(client: Client) -> bytes:
+    """The encoded replica manifest.
 
     Raises:
         MissingVersion: There is none.
     """
     try:
-        return bytes(client.get(replica_told.NAME, bytes_max=replica_told.TOLD_BYTES_MAX))
+        return bytes(client.get(replica_manifest.NAME, bytes_max=replica_manifest.MANIFEST_BYTES_MAX))
     except FileNotFoundError as error:
         raise MissingVersion(
-            "The replica does not say up to where it goes; run `kvstore replica repair` where its leader is."
+            "The manifest of the replica is missing; run `kvstore replica repair` on its leader."
         ) from error
 
 
 def check_table(definition: TableDefinition) -> None:
-    """See whether a table can be: what comes from a replica may be made to harm.
+    """Check that a table is possible: data from a replica may be malicious.
 
     Raises:
-        CorruptData: It can't.
+        CorruptData: It is not.
     """
     names = {name for schema in definition.schemas.values() for name in schema.names}
     keys = {*(definition.primary_key or ()), *(definition.bucket_key or ())}
     if definition.id < 1 or not 1 <= definition.buckets <= BUCKETS_MAX or not names or not keys <= names:
-        raise CorruptData("The catalog of the replica has a table that can't be.", table_id=definition.id)
+        raise CorruptData("The catalog of the replica has an impossible table.", table_id=definition.id)

@@ -30,7 +30,7 @@ CATALOG = Stream()
 
 
 class Shipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was shipped of a track to a replica.
+    """What was shipped of a stream to a replica.
 
     Attributes:
         start, end: The replica has all offsets from ``start``, inclusive, to ``end``, exclusive.
@@ -63,7 +63,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Attributes:
         url: Location of the replica.
-        shipped: What was shipped, one entry for each track.
+        shipped: What was shipped, one entry for each stream.
         findings: Defects found by the last check.
         checked_ms: Time of the last check; None if there was none.
         as_of_ms: Everything published at this time was shipped; None if nothing was.
@@ -79,5 +79,5 @@ class ReplicaStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return shown_text(super().__repr__())
 
     def of(self, stream: Stream) -> Shipped | None:
-        """What was shipped of a track."""
+        """What was shipped of a stream."""
         return next((each for each in self.shipped if each.stream == stream), None)

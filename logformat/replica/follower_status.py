@@ -13,7 +13,7 @@ FORMAT = 1
 PREFIX = "follower/"
 STATUS_BYTES_MAX = 1 << 16
 MESSAGE_BYTES_MAX = 1 << 20
-"""A task, and the answer to it."""
+"""Size limit of a task, and of the answer to it."""
 
 
 class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,12 +48,12 @@ def task_name(name: str) -> str:
 
 
 def answer_name(name: str) -> str:
-    """Name of the object that holds its answer."""
+    """Name of the object that holds a copy's answer to its task."""
     return f"answer/{name}"
 
 
 def image_name(name: str) -> str:
-    """Name of the object that holds the image it was asked for."""
+    """Name of the object that holds the image that a copy made."""
     return f"image/{name}"
 
 

@@ -1,4 +1,4 @@
-"""The object ``TOLD`` of a replica, its manifest: states how far the replica reaches, without the store."""
+"""The object ``TOLD`` of a replica, its manifest: states what was shipped to the replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logformat.ids import Epoch
 
 NAME = "TOLD"
 FORMAT = 1
-TOLD_BYTES_MAX = 64 << 20
+MANIFEST_BYTES_MAX = 64 << 20
 
 
 class ReplicaManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,7 +21,7 @@ class ReplicaManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     Attributes:
         as_of_ms: The replica has everything that was published at this time.
-        shipped: One entry for each track, in order.
+        shipped: One entry for each stream, in order.
     """
 
     format: int = FORMAT
@@ -31,9 +31,9 @@ class ReplicaManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     shipped: list[Shipped]
 
 
-def encode(told: ReplicaManifest) -> bytes:
+def encode(manifest: ReplicaManifest) -> bytes:
     """Encode the object."""
-    return json_line.encode(told)
+    return json_line.encode(manifest)
 
 
 def decode(data: bytes, store_id: UUID) -> ReplicaManifest:
@@ -43,7 +43,7 @@ def decode(data: bytes, store_id: UUID) -> ReplicaManifest:
         CorruptData: The object is damaged, or belongs to another store.
         UnsupportedVersion: A newer version wrote it.
     """
-    told = json_line.decode(data, ReplicaManifest, FORMAT, NAME)
-    if told.store_id != store_id:
-        raise CorruptData("The manifest of a replica belongs to another store.", object=NAME, of=told.store_id)
-    return told
+    manifest = json_line.decode(data, ReplicaManifest, FORMAT, NAME)
+    if manifest.store_id != store_id:
+        raise CorruptData("The manifest of a replica belongs to another store.", object=NAME, of=manifest.store_id)
+    return manifest

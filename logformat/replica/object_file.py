@@ -24,7 +24,7 @@ Kind = Literal["range", "snapshot"]
 FORMAT = 1
 PARTS_MAX = 1 << 20
 LEADER_BYTES_MAX = 1 << 12
-"""An object that says who leads."""
+"""Size limit of a leader object."""
 _MAGIC = b"KVRO"
 _KINDS: tuple[Kind, ...] = ("range", "snapshot")
 _HEAD = "<4sHH16sqi4xqqqQII"
@@ -92,18 +92,18 @@ def leader_epoch(name: str) -> Epoch | None:
 
 
 def claimed_by(leader: str) -> bytes:
-    """What such an object says while the leader is being promoted, and does not lead yet."""
+    """Content of a leader object during the promotion of the leader: a claim."""
     return _CLAIM + leader.encode()
 
 
-def is_claim(said: bytes) -> bool:
-    """Whether such an object is of a promotion that is under way, or died."""
-    return said.startswith(_CLAIM)
+def is_claim(content: bytes) -> bool:
+    """Whether a leader object is the claim of a promotion that has not finished, or died."""
+    return content.startswith(_CLAIM)
 
 
-def is_of(said: bytes, leader: str) -> bool:
-    """Whether such an object is of a leader, which leads or is being promoted."""
-    return said in (leader.encode(), claimed_by(leader))
+def is_of(content: bytes, leader: str) -> bool:
+    """Whether a leader object belongs to a leader, which leads or is being promoted."""
+    return content in (leader.encode(), claimed_by(leader))
 
 
 def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
@@ -132,15 +132,15 @@ class FoundObject:
 
 
 def size_in_head(data: memoryview, name: ObjectName, store_id: UUID) -> int:
-    """Bytes of an object, by its head.
+    """Size of an object in bytes, as its head states.
 
     Args:
-        data: The head, and maybe more.
-        name: Its name.
+        data: The head; more bytes may follow.
+        name: Name of the object.
 
     Raises:
-        CorruptData: It is damaged, or another one.
-        UnsupportedVersion: A newer version wrote it.
+        CorruptData: The head is damaged, or belongs to another object.
+        UnsupportedVersion: A newer version wrote the object.
     """
     return HEAD_BYTES + _decode_head(data, name, store_id)[0]
 
@@ -150,7 +150,7 @@ def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundOb
 
     Args:
         data: The whole object.
-        name: Its name.
+        name: Name of the object.
 
     Raises:
         CorruptData: The object is damaged, or is another one.
@@ -164,7 +164,7 @@ def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundOb
 
 
 def _decode_head(data: memoryview, name: ObjectName, store_id: UUID) -> tuple[int, int]:
-    """Length and checksum of what is behind the head."""
+    """Length and checksum of the bytes after the head."""
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
         raise CorruptData("This is not an object of a replica, or it is cut off.", object=str(name), bytes=len(data))
     _magic, version, kind, of, table, bucket, start, end, epoch, length, crc, head_crc = struct.unpack_from(_HEAD, data)
@@ -173,12 +173,12 @@ def _decode_head(data: memoryview, name: ObjectName, store_id: UUID) -> tuple[in
     if version != FORMAT:
         raise UnsupportedVersion("A newer kvstore wrote this object; upgrade.", object=str(name), format=version)
     found = (of, table, bucket, kind, start, end, epoch)
-    if found != (store_id.bytes, *_track(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
-        raise CorruptData("An object is another one than its name says.", object=str(name), start=start, end=end)
+    if found != (store_id.bytes, *_stream_ids(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
+        raise CorruptData("An object is not the one in its name.", object=str(name), start=start, end=end)
     return length, crc
 
 
-def _track(name: ObjectName) -> tuple[int, int]:
+def _stream_ids(name: ObjectName) -> tuple[int, int]:
     return name.stream.table_id, name.stream.bucket
 
 

@@ -342,7 +342,7 @@ def test_a_copy_that_is_recovered_follows_no_more(tmp_path: Path) -> None:
         store.table("t").upsert([{"k": 2, "v": 2}])
         assert rows_of(store.table("t")) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
         assert store.check()
-    with pytest.raises(NotAStore, match="no copy that follows"):
+    with pytest.raises(NotAStore, match="not a copy that follows"):
         kvstore.promote(path)
 
 

@@ -76,7 +76,7 @@ def test_from_follow_to_promote(path: Path, tmp_path: Path) -> None:
         store.table("t").upsert([{"k": 77, "v": 7}])
     fine("replicate", path, "--once")
     (pulled,) = fine("replica", "follow", place, copy, "--once", "--json").lines
-    assert (pulled["changes"], pulled["anew"]) == (1, False)
+    assert (pulled["changes"], pulled["rebuilt"]) == (1, False)
     assert "77" in fine("get", copy, "t", "77").out
     (followers,) = fine("replica", "ls", path, "--followers", "r", "--json").lines
     assert [each["obstacle"] for each in followers] == [None]
@@ -92,6 +92,6 @@ def test_from_follow_to_promote(path: Path, tmp_path: Path) -> None:
     assert "Another leader has taken this store's place" in late.err
     again = run("replica", "promote", copy)
     assert again.code == 2
-    assert "no copy that follows" in again.err
+    assert "not a copy that follows" in again.err
     fine("replicate", copy, "--once")
     fine("replica", "check", copy, "r")

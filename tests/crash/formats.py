@@ -25,7 +25,7 @@ from logformat.log import segment, sparse_index
 from logformat.log.batch import decode_header, verify
 from logformat.log.snapshot_manifest import decode_manifest
 from logformat.log.writer_entry import decode_entry, decode_snapshot
-from logformat.replica import follower_status, manifest as replica_told
+from logformat.replica import follower_status, manifest as replica_manifest
 from logformat.replica.object_file import ObjectName, decode_object, parse_name
 from tests.fuzz import catalog_targets, golden, log_targets, seal
 from tests.fuzz.runner import SECONDS_MAX, Held
@@ -94,8 +94,8 @@ def _stored(name: str, data: bytes) -> Iterator[Stored]:
         yield Stored("image", name, data, _image)
     elif name == paths.STORE_FILE:
         yield Stored("STORE", name, data, store_file.decode)
-    elif name == replica_told.NAME:
-        yield Stored("TOLD", name, data, lambda data: replica_told.decode(data, STORE))
+    elif name == replica_manifest.NAME:
+        yield Stored("TOLD", name, data, lambda data: replica_manifest.decode(data, STORE))
 
 
 def _batch(data: bytes) -> None:

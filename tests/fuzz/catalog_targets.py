@@ -22,7 +22,7 @@ from logformat.catalog.image import ITEMS, Reader, counts_of
 from logformat.catalog.replicas import Shipped
 from logformat.ids import Epoch
 from logformat.log import snapshot_manifest
-from logformat.replica import follower_status, manifest as replica_told
+from logformat.replica import follower_status, manifest as replica_manifest
 from tests.fuzz import golden, seal
 from tests.support.filled import Filler
 
@@ -134,7 +134,7 @@ def small_files(data: bytes) -> None:
         following = following_file.decode(written)
         assert following_file.decode(following_file.encode(following)) == following
     elif kind == b"T":
-        replica_told.decode(written, STORE)
+        replica_manifest.decode(written, STORE)
     elif kind == b"f":
         follower_status.decode(written)
     elif kind == b"M":
@@ -155,13 +155,13 @@ def small_files(data: bytes) -> None:
 def small_files_seeds() -> list[bytes]:
     """One of each."""
     store = golden.files("store")
-    told = replica_told.ReplicaManifest(
+    told = replica_manifest.ReplicaManifest(
         store_id=STORE, leader_epoch=Epoch(0), as_of_ms=1, shipped=Filler().of(list[Shipped])
     )
     sealed = {
         b"S": store[paths.STORE_FILE],
         b"F": following_file.encode(replace(Filler().of(following_file.FollowingFile), format=following_file.FORMAT)),
-        b"T": replica_told.encode(told),
+        b"T": replica_manifest.encode(told),
         b"f": follower_status.encode(
             replace(Filler().of(follower_status.FollowerStatus), format=follower_status.FORMAT)
         ),

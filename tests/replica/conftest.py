@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.replica import leadership as lead
+from kvstore.replica import leadership
 
 
 @pytest.fixture(autouse=True)
 def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lead, "LEASE_SECONDS", 0.05)
-    monkeypatch.setattr(lead, "WAIT_SECONDS", 60.0)  # however slow the machine is
+    monkeypatch.setattr(leadership, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(leadership, "WAIT_SECONDS", 60.0)  # however slow the machine is

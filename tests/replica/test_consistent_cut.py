@@ -42,7 +42,7 @@ def test_untorn(given: tuple[list[tuple[int, int]], dict[Stream, list[int]], dic
     common = min(has for _, has in counts)
     writers = [WriterId(id) for id in (1, 2, 3)]
     if common < max(before for before, _ in counts):
-        with pytest.raises(ReplicaBehind, match="No moment"):
+        with pytest.raises(ReplicaBehind, match="At no moment"):
             consistent_cut(histories, writers)
     else:
         assert consistent_cut(histories, writers) == {stream: places[common] for stream, places in begins.items()}

@@ -30,7 +30,8 @@ from kvstore.errors import (
 from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.client import Client
-from kvstore.replica.follow.follower import Follower, begin
+from kvstore.replica.follow.creation import create
+from kvstore.replica.follow.follower import Follower
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog.following_file import FollowingFile
@@ -54,7 +55,7 @@ def follower(
     files, clock = files or Files(), clock or SetClock()
     if not (path / paths.STORE_FILE).exists():
         following = FollowingFile(store_id=Source(objects).store.store_id, url="file:///nowhere", name="c")
-        begin(path, following, objects, files, clock)
+        create(path, following, objects, files, clock)
     return Follower(path, options, files, clock, connect=lambda _: objects, **given)
 
 
@@ -381,7 +382,7 @@ def test_a_promotion_that_dies_is_done_again(tmp_path: Path) -> None:
         f"leader/{n:020d}" for n in range(2)
     ]
     assert everything(tmp_path / "c") == everything(tmp_path / "s")
-    with pytest.raises(NotAStore, match="no copy"):
+    with pytest.raises(NotAStore, match="not a copy"):
         kvstore.promote(tmp_path / "c")
     with kvstore.open(tmp_path / "c") as new:
         new.table("t").upsert([{"k": 1, "v": 1}])
@@ -443,7 +444,7 @@ def test_what_a_new_leader_lacks_is_given_up_within_a_limit(tmp_path: Path, *, w
     assert lacking >= 12
     with follower(leader.objects, path, rollback_limit=lacking) as copy:
         pulled = copy.pull()
-        assert pulled.anew
+        assert pulled.rebuilt
         assert not copy.pull()
     restored(leader.objects, tmp_path / "back")
     assert everything(path) == everything(tmp_path / "back") == everything(tmp_path / "new")
@@ -488,7 +489,7 @@ def test_edits_that_a_new_leader_lacks(tmp_path: Path, how: str) -> None:
     with follower(leader.objects, tmp_path / "c", rollback_limit=2) as copy, pytest.raises(Diverged) as caught:
         copy.pull()
     with follower(leader.objects, tmp_path / "c", rollback_limit=int(str(caught.value.where["lacking"]))) as copy:
-        assert copy.pull().anew
+        assert copy.pull().rebuilt
     assert everything(tmp_path / "c") == everything(tmp_path / "new")
     leader.store.close()
     old.store.close()
@@ -521,7 +522,7 @@ def test_a_replica_that_begins_behind_the_copy(tmp_path: Path) -> None:
         store.flush()
         replica.ship()
     with follower(objects, tmp_path / "c") as copy:
-        assert copy.pull().anew
+        assert copy.pull().rebuilt
     assert everything(tmp_path / "c")["t"][0] == everything(tmp_path / "s")["t"][0]
 
 
@@ -567,7 +568,7 @@ def test_what_a_copy_does_not_allow(tmp_path: Path) -> None:
                 with pytest.raises(UnsupportedOperation, match=r"follows a replica"):
                     write()
             assert read.check()
-    with pytest.raises(NotAStore, match="no copy"):
+    with pytest.raises(NotAStore, match="not a copy"):
         kvstore.follow(str(tmp_path / "r"), tmp_path / "s")
     leader.store.close()
 

@@ -18,7 +18,7 @@ from kvstore.errors import Diverged, NotAStore, OffsetOutOfRange, StoreLocked, U
 from kvstore.files import Files
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
-from kvstore.replica.follow import divergence, follower as following
+from kvstore.replica.follow import creation, divergence, follower as following
 from logformat.catalog.replicas import Shipped, Stream
 from logformat.ids import BucketId, Epoch, Offset, TableId
 from logformat.replica.object_file import ObjectName, leader_name
@@ -166,7 +166,7 @@ def test_a_new_leader_whose_batch_does_not_end_where_the_copy_does(tmp_path: Pat
     assert int(str(caught.value.where["lacking"])) >= 20, "all that it has behind the first difference"
     copy.close()
     with follower(objects, tmp_path / "c", rollback_limit=30) as copy:
-        assert copy.pull().anew
+        assert copy.pull().rebuilt
     assert everything(tmp_path / "c") == everything(tmp_path / "new")
 
 
@@ -195,7 +195,7 @@ class Expired:
     def objects(self, stream: Stream) -> list[ObjectName]:
         return [ObjectName(stream, "range", 10, 50, Epoch(1))]
 
-    def way_from(self, *_: object) -> None:
+    def path_from(self, *_: object) -> None:
         return None
 
     def batches(self, start: object, end: int) -> Any:
@@ -243,17 +243,17 @@ def begun_anew(tmp_path: Path) -> Iterator[Objects]:
 def test_nobody_promotes_a_copy_that_is_made_anew(
     tmp_path: Path, begun_anew: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, tried = following.begin, list[str]()
+    create, tried = creation.create, list[str]()
 
     def meanwhile(*given: Any) -> Any:
         with pytest.raises(StoreLocked):
             follower(begun_anew, tmp_path / "c")
         tried.append("")
-        return begin(*given)
+        return create(*given)
 
-    monkeypatch.setattr(following, "begin", meanwhile)
+    monkeypatch.setattr(creation, "create", meanwhile)
     with follower(begun_anew, tmp_path / "c") as copy:
-        assert copy.pull().anew
+        assert copy.pull().rebuilt
     assert tried
     with kvstore.open(tmp_path / "c", read_only=True) as read:
         assert read.table("t").count() == 2
@@ -265,7 +265,7 @@ def test_a_copy_that_is_made_anew_touches_nobody_elses_directory(
     shutil.copytree(tmp_path / "c", tmp_path / "c.before")  # somebody keeps what there was
     monkeypatch.chdir(tmp_path / "c")
     with follower(begun_anew, Path()) as copy:
-        assert copy.pull().anew
+        assert copy.pull().rebuilt
     assert sorted(each.name for each in tmp_path.glob("c*")) == ["c", "c.before"]
     assert everything(tmp_path / "c.before")
 
@@ -311,7 +311,7 @@ def test_another_replica_of_the_name_of_one_that_was_refused(tmp_path: Path) -> 
 
 def test_a_copy_that_did_not_come_to_be_is_not_promoted(tmp_path: Path, begun_anew: Objects) -> None:
     (tmp_path / "c" / "STORE").unlink()
-    with pytest.raises(NotAStore, match="not made to its end"):
+    with pytest.raises(NotAStore, match="creation of this copy did not finish"):
         following.Follower(tmp_path / "c", StoreOptions(), Files(), SystemClock(), connect=lambda _: begun_anew)
 
 

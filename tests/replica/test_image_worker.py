@@ -32,7 +32,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, not where the copy is."""
     monkeypatch.setattr(controller, "obstacle", lambda _: Unavailable("There is too little memory."))
     monkeypatch.setattr(image_worker, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(follower, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(follower, "STATUS_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypa
     with kvstore.follow(str(tmp_path / "r"), tmp_path / "c") as copy:
         copy.pull()
         monkeypatch.setattr(controller, "WORKER_SECONDS", 0.1)
-        with pytest.raises(Unavailable, match="said nothing in time"):
+        with pytest.raises(Unavailable, match="did not answer in time"):
             store.checkpoint()
         copy.pull()  # it comes too late
         assert images(store.path) == []

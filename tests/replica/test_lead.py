@@ -17,7 +17,7 @@ from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.errors import StoreFull, Unavailable, WriterFenced
 from kvstore.files import Files
-from kvstore.replica import leadership as lead
+from kvstore.replica import leadership
 from logformat import paths
 from logformat.ids import Epoch
 from logformat.replica.object_file import leader_name
@@ -83,7 +83,7 @@ def test_nor_by_who_is_in_the_middle_of_it(tmp_path: Path, copy: Path, round: in
                 fenced.append(error)
 
         thread = threading.Thread(target=write)
-        with Child(append_always, tmp_path / "s", lead.LEASE_SECONDS) as child:
+        with Child(append_always, tmp_path / "s", leadership.LEASE_SECONDS) as child:
             assert child.hear() == "began"
             thread.start()
             kvstore.promote(copy)
@@ -96,7 +96,7 @@ def test_nor_by_who_is_in_the_middle_of_it(tmp_path: Path, copy: Path, round: in
 
 
 def append_always(pipe: Pipe, path: Path, lease: float) -> None:
-    lead.LEASE_SECONDS = lease
+    leadership.LEASE_SECONDS = lease
     with kvstore.open(path) as store:
         table = store.table("w")
         table.upsert([{"k": 0, "v": 0}])
@@ -124,7 +124,7 @@ def test_a_place_that_is_gone_stops_nobody(tmp_path: Path, copy: Path) -> None:
 
 
 def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lead, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(leadership, "WAIT_SECONDS", 0.01)
     answers, asked = threading.Event(), threading.Event()
 
     class Silent(Objects):
@@ -169,7 +169,7 @@ def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path
     objects, clock = Late(), Ahead()
     with kvstore.open(tmp_path / "s", read_only=True) as store:
         state, store_id = store.runtime.catalog(), store.runtime.store_id
-    place = lead._Place("r", lambda _: objects, store_id, clock)
+    place = leadership._Lease("r", lambda _: objects, store_id, clock)
     place.renew(state)
     assert asked.wait(600)
     objects.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
@@ -186,7 +186,7 @@ def test_a_place_that_was_gone_is_asked_again_after_a_rest(tmp_path: Path, copy:
         store.table("t").upsert([{"k": 2, "v": 2}])
         shutil.move(tmp_path / "away", tmp_path / "r")
         kvstore.promote(copy)
-        time.sleep(2 * lead.LEASE_SECONDS)
+        time.sleep(2 * leadership.LEASE_SECONDS)
         with pytest.raises(WriterFenced):
             store.table("t").upsert([{"k": 3, "v": 3}])
 
@@ -259,7 +259,7 @@ def test_a_place_that_another_store_has_by_now(tmp_path: Path, copy: Path) -> No
         other.add_replica(str(tmp_path / "r"), "r").ship()
         kvstore.follow(str(tmp_path / "r"), tmp_path / "oc").close()
         kvstore.promote(tmp_path / "oc")
-        with pytest.raises(WriterFenced, match="of another store"):
+        with pytest.raises(WriterFenced, match="belongs to another store"):
             store.replica("r").ship()
         store.table("t").upsert([{"k": 2, "v": 2}])
         store.drop_replica("r")

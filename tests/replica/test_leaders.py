@@ -81,7 +81,7 @@ def test_a_restored_store_does_not_take_the_place_of_its_replica(tmp_path: Path)
         write(store, objects, 1, 2)
         restored(objects, tmp_path / "back")
         held = dict(objects.held)
-        with kvstore.open(tmp_path / "back") as back, pytest.raises(WriterFenced, match="choose one that is empty"):
+        with kvstore.open(tmp_path / "back") as back, pytest.raises(WriterFenced, match="choose an empty place"):
             replica_of(back, objects).ship()
         assert objects.held == held
         write(store, objects, 2, 2)
@@ -114,7 +114,7 @@ def test_nobody_leads_by_an_object_that_was_emptied(tmp_path: Path) -> None:
         write(one, objects, 2, 2)
         name = leader_name(one.runtime.catalog().leader_epoch)
         objects.held[name] = b""
-        with pytest.raises(CorruptData, match=f"remove it.*{name}"):
+        with pytest.raises(CorruptData, match=f"Remove it.*{name}"):
             write(one, objects, 3, 1)
         objects.delete(name)
         write(one, objects, 4, 1)

@@ -130,7 +130,7 @@ LIES = [without_the_first, without_the_last, with_one_twice, with_two_in_another
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("track", [CATALOG, ONE, OTHER])
+@pytest.mark.parametrize("stream", [CATALOG, ONE, OTHER])
 def test_a_range(whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]) -> None:
     assert whole.bad(whole.objects) == set()
     name, parts = whole.name(stream, "range"), whole.parts(stream, "range")
@@ -151,7 +151,7 @@ def test_changes_of_another_bucket(whole: Whole, tmp_path: Path) -> None:
     told_and_not_taken(whole, objects, name, tmp_path)
 
 
-@pytest.mark.parametrize("track", [CATALOG, ONE])
+@pytest.mark.parametrize("stream", [CATALOG, ONE])
 @pytest.mark.parametrize("lie", [without_the_last, with_one_twice])
 def test_a_snapshot(whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]) -> None:
     name, parts, begun = whole.name(stream, "snapshot"), whole.parts(stream, "snapshot"), whole.begun(stream)
@@ -168,7 +168,7 @@ def test_a_snapshot_of_another_bucket(whole: Whole, tmp_path: Path, replaced: in
     told_and_not_taken(whole, whole.with_parts(whole.begun(ONE).held, name, mixed), name, tmp_path)
 
 
-@pytest.mark.parametrize("track", [CATALOG, ONE])
+@pytest.mark.parametrize("stream", [CATALOG, ONE])
 def test_a_snapshot_of_another_store(two: tuple[Whole, Whole], tmp_path: Path, stream: Stream) -> None:
     whole, other = two
     name = whole.name(stream, "snapshot")
@@ -190,7 +190,7 @@ def test_ranges_that_do_not_fit_each_other(whole: Whole, tmp_path: Path) -> None
     held = whole.with_parts(held, first, parts[:2]).held
     objects = whole.with_parts(held, second, [*map(encode_batch, (late, rest)), *parts[3:]])
     assert whole.bad(objects) == set()
-    with pytest.raises(CorruptData, match=f"do not fit each other.*object={second}"):
+    with pytest.raises(CorruptData, match=f"contradict each other.*object={second}"):
         restored(objects, tmp_path / "back")
     assert not (tmp_path / "back" / "STORE").exists()
 

@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import WriterFenced
-from kvstore.replica import leadership as lead
+from kvstore.replica import leadership
 from kvstore.replica.client import ObjectStore
 from logformat.ids import Epoch
 from logformat.replica.object_file import claimed_by, leader_name
@@ -48,13 +48,13 @@ def appends(path: Path) -> bool:
 
 
 def test_the_other_is_promoted_while_one_waits(tmp_path: Path, leader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, promoted = lead.let_pass, list[kvstore.Promoted]()
+    waits, promoted = leadership.wait_for_lease_end, list[kvstore.Promoted]()
 
     def meanwhile() -> None:
-        monkeypatch.setattr(lead, "let_pass", waits)
+        monkeypatch.setattr(leadership, "wait_for_lease_end", waits)
         promoted.append(kvstore.promote(tmp_path / "cb"))
 
-    monkeypatch.setattr(lead, "let_pass", meanwhile)
+    monkeypatch.setattr(leadership, "wait_for_lease_end", meanwhile)
     with pytest.raises(WriterFenced, match="Another copy"):
         kvstore.promote(tmp_path / "ca")
     check_that_cb_leads(tmp_path, promoted)

@@ -157,7 +157,7 @@ class Copy:
             self.ended = "lost"
         else:
             self.ended = "won"
-            self.took = {each for each in replicas if self.promotion.has(each)}
+            self.took = {each for each in replicas if self.promotion.has_claimed(each)}
 
     def state(self) -> CatalogState:
         assert self.promotion is not None

@@ -14,7 +14,9 @@ import pytest
 import kvstore
 from kvstore.errors import CorruptData, MissingVersion, ReplicaBehind
 from kvstore.options import StoreOptions
-from kvstore.replica.read.table import SLACK_MS, ReplicaReader, ReplicaTable
+from kvstore.replica.read.reader import ReplicaReader
+from kvstore.replica.read.recent_commits import SLACK_MS
+from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.replica.source import Source
 from kvstore.store import Store
@@ -23,7 +25,7 @@ from logformat.ids import BucketId, TableId
 from logformat.log.batch import LogBatch, decode_batch, encode_batch
 from logformat.log.change import ChangeType
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 from logformat.replica.object_file import ObjectName, decode_object, encode_object
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.clocks import SetClock
@@ -89,18 +91,18 @@ class Written:
         source = Source(self.objects)
         self.ends = [source.shipped(stream).end for stream in TRACKS]
         self.boundaries = {
-            stream.bucket: [header.base_offset for header, _ in source.batches(way, way.pieces[-1].until)]
-            for stream, way in ((stream, source.way(stream, source.shipped(stream).end)) for stream in TRACKS)
+            stream.bucket: [header.base_offset for header, _ in source.batches(path, path.pieces[-1].until)]
+            for stream, path in ((stream, source.path(stream, source.shipped(stream).end)) for stream in TRACKS)
         }
 
     def told(self, change: Callable[[Shipped], dict[str, Any]]) -> Objects:
         """The same replica, had it been told something else of the table's buckets."""
-        told = replica_told.decode(self.objects.held[replica_told.NAME], self.store.runtime.store_id)
+        told = replica_manifest.decode(self.objects.held[replica_manifest.NAME], self.store.runtime.store_id)
         shipped = [
             msgspec.structs.replace(each, **change(each)) if each.stream in TRACKS else each for each in told.shipped
         ]
-        changed = replica_told.encode(msgspec.structs.replace(told, shipped=shipped))
-        return Objects(self.objects.held | {replica_told.NAME: changed})
+        changed = replica_manifest.encode(msgspec.structs.replace(told, shipped=shipped))
+        return Objects(self.objects.held | {replica_manifest.NAME: changed})
 
 
 def reader_of(client: Objects) -> tuple[ReplicaTable, ReplicaReader]:
@@ -182,9 +184,9 @@ def test_a_snapshot(tmp_path: Path) -> None:
         assert read(objects, tmp_path) == rows_of(table)
         (name,) = [name for name in objects.names if name.kind == "snapshot"]
         # Had it begun at 0 once, there would be changes before it that nobody may leave out unsaid; rows are all there.
-        told = replica_told.decode(objects.held["TOLD"], store.runtime.store_id)
+        told = replica_manifest.decode(objects.held["TOLD"], store.runtime.store_id)
         shipped = [each if each.stream == CATALOG else msgspec.structs.replace(each, start=0) for each in told.shipped]
-        begun = objects.held | {"TOLD": replica_told.encode(msgspec.structs.replace(told, shipped=shipped))}
+        begun = objects.held | {"TOLD": replica_manifest.encode(msgspec.structs.replace(told, shipped=shipped))}
         assert read(Objects(begun), tmp_path) == rows_of(table)
         with pytest.raises(MissingVersion, match="a hole in bucket 0"):
             ReplicaTable.of("", "t", Objects(begun)).changes(0, 0, name.start + 1)

@@ -63,7 +63,7 @@ def test_an_object_is_created_once(s3_url: str) -> None:
     assert not place.create("leader/1", [b"other"])
     assert bytes(place.get("leader/1", bytes_max=3)) == b"one"
     assert bytes(place.get_first("leader/1", 2)) == b"on"
-    with pytest.raises(CorruptData, match=r"larger than it can be.* bytes=3 bytes_max=2"):
+    with pytest.raises(CorruptData, match=r"larger than its limit.* bytes=3 bytes_max=2"):
         place.get("leader/1", bytes_max=2)
     assert place.modified_ms("leader/1") > 1_700_000_000_000
     place.delete("leader/1")

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation, WriterFenced
-from kvstore.replica import leadership as lead
+from kvstore.replica import leadership
 from kvstore.spark import KvStoreSource
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from kvstore.spark.write import staged
@@ -300,7 +300,7 @@ def test_a_leader_whose_place_was_taken_is_not_written_by_spark_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark commits in a process of its own, which has to ask the replicas itself."""
-    monkeypatch.setattr(lead, "LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(leadership, "LEASE_SECONDS", 0.1)
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("u", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r"), "r").ship()

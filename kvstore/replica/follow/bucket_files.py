@@ -1,4 +1,4 @@
-"""Writes the files of a bucket from a replica, in a directory where nobody looks yet."""
+"""Writes the files of a bucket from a replica, into a directory that no process has open yet."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ SEGMENT_BYTES = 256 << 20
 def write_bucket(
     store: Path, source: Source, stream: Stream, definition: TableDefinition, end: int, files: Files
 ) -> None:
-    """Write a bucket's files: its log up to an offset, and the snapshot before it, if there is one; no index yet.
+    """Write a bucket's log up to an offset, and its snapshot if the replica has one; writes no index.
 
     Raises:
         MissingVersion: The replica has a hole.
-        CorruptData: An object is not what it should be.
-        OSError: The disk refused.
+        CorruptData: An object is damaged.
+        OSError: The disk is full or failed.
     """
     bucket = paths.bucket_directory(store, stream.table_id, stream.bucket)
     for directory in (bucket.parents[1], bucket.parent, bucket, bucket / paths.LOG):
         files.make_directory(directory)
-    way = source.way(stream, end)
+    path = source.path(stream, end)
     identity = LogIdentity(source.store.store_id, stream.table_id, stream.bucket)
-    _write_log(bucket / paths.LOG, identity, Offset(way.start), source.batches(way, end), definition, files)
-    if way.snapshot is not None:
-        _write_snapshot(bucket, way.snapshot, source, files)
+    _write_log(bucket / paths.LOG, identity, Offset(path.start), source.batches(path, end), definition, files)
+    if path.snapshot is not None:
+        _write_snapshot(bucket, path.snapshot, source, files)
 
 
 def _write_snapshot(bucket: Path, name: ObjectName, source: Source, files: Files) -> None:
@@ -49,12 +49,12 @@ def _write_snapshot(bucket: Path, name: ObjectName, source: Source, files: Files
     directory = paths.snapshot_directory(bucket, Offset(name.start))
     files.make_directory(directory.parent)
     files.make_directory(directory)
-    place = msgspec.structs.replace(
+    local = msgspec.structs.replace(
         decode_manifest(bytes(manifest)), log_base=Offset(name.start), log_position=Position(HEAD_BYTES)
     )
     files.publish(directory / paths.SNAPSHOT_ROWS, bytes(rows))
     files.publish(directory / paths.SNAPSHOT_WRITERS, bytes(writers))
-    files.publish(directory / paths.SNAPSHOT_MANIFEST, encode_manifest(place))
+    files.publish(directory / paths.SNAPSHOT_MANIFEST, encode_manifest(local))
 
 
 def _write_log(

@@ -1,4 +1,4 @@
-"""One bucket of a copy that follows: batches are appended as their leader wrote them."""
+"""One bucket of a copy that follows a replica: batches are appended as their leader wrote them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class CopiedBucket:
         context: Of the bucket, with the copy's catalog.
 
     Raises:
-        StoreLocked: Another process follows.
-        CorruptData: It can't be recovered.
+        StoreLocked: Another process follows with this copy.
+        CorruptData: The bucket can't be recovered.
     """
 
     def __init__(self, context: BucketContext) -> None:
@@ -47,34 +47,34 @@ class CopiedBucket:
 
     @property
     def log(self) -> LogFiles:
-        """Its log."""
+        """The log."""
         return self._log
 
     @property
     def end(self) -> Offset:
-        """The offset behind the last batch it has."""
+        """The offset after its last batch."""
         return self._path.state.applied_offset
 
     def last_sequences(self) -> dict[WriterId, int]:
-        """Of each writer that is remembered."""
+        """The last sequence of each remembered writer."""
         return self._path.last_sequences()
 
     def append(self, batches: Iterable[tuple[BatchHeader, memoryview]]) -> int:
-        """Append batches that follow each other, and have readers see them; returns how many changes that were.
+        """Append consecutive batches and publish them; returns the number of changes in them.
 
         Raises:
-            StoreFull, LogFailed: The disk refuses; close it, and open it again.
-            CorruptData: A batch can't be what its leader wrote; those before it may have been appended.
+            StoreFull, LogFailed: The disk is full or failed; close the bucket, and open it again.
+            CorruptData: A batch is damaged; earlier batches may have been appended.
         """
         began, definition = self.end, self._catalog.definition()
         self._path.use(definition)
         for header, data in batches:
             decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)
             if self._path.log.is_full:
-                self._take_in()
+                self._apply()
                 self._path.roll()
             self._path.log.append([EncodedBatch.read(header, data)])
-        self._take_in()
+        self._apply()
         self._path.commit()
         if self._clock.monotonic() - self._looked >= LOOK_SECONDS:
             self._looked = self._clock.monotonic()
@@ -82,13 +82,13 @@ class CopiedBucket:
         return self.end - began
 
     def close(self) -> None:
-        """Give the files up."""
+        """Close the files and release the lock."""
         self._maintenance.close()
         try:
             self._path.close()
         finally:
             self._lock.release()
 
-    def _take_in(self) -> None:
+    def _apply(self) -> None:
         self._path.log.sync()
         self._path.catch_up(self._log)

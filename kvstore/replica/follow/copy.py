@@ -1,4 +1,4 @@
-"""A copy of a store that follows: its files, as who brings it on has them open."""
+"""A copy of a store that follows a replica: its files, as its follower has them open."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from kvstore.errors import CorruptImage, NotAStore
 from kvstore.files import Files, read_file, refusals
 from kvstore.lock import ProcessLock
 from kvstore.log.segments import LogIdentity
-from kvstore.meta import image
-from kvstore.meta.journal import Journal, create_journal
+from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
+from kvstore.replica.consistent_cut import streams_of
 from kvstore.replica.follow.bucket_files import write_bucket
+from kvstore.replica.follow.catalog_files import write_catalog
 from kvstore.replica.follow.copied_bucket import CopiedBucket
 from kvstore.replica.follow.round import CopyProgress, Round
 from kvstore.replica.source import Source
@@ -34,16 +35,16 @@ from logformat.catalog import following_file, store_file
 from logformat.catalog.edits import Edit
 from logformat.catalog.following_file import FollowingFile
 from logformat.catalog.replicas import Stream
-from logformat.ids import BucketId, Epoch, TableId
+from logformat.ids import TableId
 
-_MAY_WAIT = ("WRITE_NO_SYNC", "NO_SYNC")
+_UNSYNCED = ("WRITE_NO_SYNC", "NO_SYNC")
 
 
 class Copy:
-    """A copy that is there.
+    """An existing copy.
 
     Raises:
-        NotAStore: There is none, or it follows nothing.
+        NotAStore: There is none, or it follows no replica.
         StoreLocked: Another process follows with it.
         CorruptImage: Its catalog is damaged.
     """
@@ -55,18 +56,18 @@ class Copy:
         self._files = files
         self._clock = clock
         self._buckets: dict[Stream, CopiedBucket] = {}
-        self._is_shut = False
+        self._files_closed = False
         try:
             self._store = store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))
         except FileNotFoundError as error:
-            raise NotAStore("This copy was not made to its end; follow with it again.", path=path) from error
+            raise NotAStore("The creation of this copy did not finish; follow with it again.", path=path) from error
         with refusals(path):
             self._place = files.place = StoreDirectory(path, clock)
         self._lock = ProcessLock(path / paths.SHIPPING, files)
         try:
             self._lock.acquire()
         except BaseException:
-            self._let_go()
+            self._close_directory()
             raise
         try:
             self.journal = Journal(
@@ -86,7 +87,7 @@ class Copy:
                 raise
         except BaseException:
             self._lock.release()
-            self._let_go()
+            self._close_directory()
             raise
 
     @property
@@ -94,25 +95,25 @@ class Copy:
         """The catalog."""
         return self.journal.state()
 
-    def has(self, stream: Stream) -> CopyProgress | None:
-        """What there is of a bucket; None if nothing."""
+    def progress(self, stream: Stream) -> CopyProgress | None:
+        """How far the copy is in a bucket; None if it has nothing of it."""
         if stream.table_id not in self.state.tables:
             return None
         bucket = self.bucket(stream)
         return CopyProgress(bucket.end, bucket.last_sequences)
 
     def bucket(self, stream: Stream) -> CopiedBucket:
-        """A bucket of a table that is there."""
+        """A bucket of an existing table."""
         if stream not in self._buckets:
             self._buckets[stream] = self._opened(stream)
         return self._buckets[stream]
 
     def take(self, planned: Round, source: Source) -> int:
-        """Take a round; returns how many changes came.
+        """Take a round; returns the number of changes in it.
 
         Raises:
-            StoreFull, LogFailed: The disk refuses; close the copy, and open it again.
-            CorruptData: An object is not what it should be.
+            StoreFull, LogFailed: The disk is full or failed; close the copy, and open it again.
+            CorruptData: An object is damaged.
             Unavailable: The replica can't be reached.
         """
         before = self.state
@@ -122,66 +123,66 @@ class Copy:
                     self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
                     write_table(self.path, source, definition, planned, self._options, self._files, self._clock)
         changes = 0
-        brought = {
+        extended = {
             stream: end
             for stream, end in planned.ends.items()
             if stream.table_id in before.tables and end > self.bucket(stream).end
         }
-        # Batches want the catalog they were written under to be there, whatever happens.
-        durable = bool(brought) or self._options.journal_sync not in _MAY_WAIT
+        # Batches need the catalog that they were written under, even after a power cut.
+        durable = bool(extended) or self._options.journal_sync not in _UNSYNCED
         self.journal.replay(planned.edits, durable=durable)
         for stream in [stream for stream in self._buckets if stream.table_id not in planned.state.tables]:
             self._buckets.pop(stream).close()
         for table in before.tables.keys() - planned.state.tables.keys():
             with refusals(self.path):
                 self._files.remove_tree(self.path / paths.TABLES / str(table))
-        for stream, end in brought.items():
+        for stream, end in extended.items():
             bucket = self.bucket(stream)
-            changes += bucket.append(source.batches(source.way_from(stream, bucket.end, end), end))
+            changes += bucket.append(source.batches(source.path_from(stream, bucket.end, end), end))
         new = planned.state.tables.keys() - before.tables.keys()
         return changes + sum(end for stream, end in planned.ends.items() if stream.table_id in new)
 
     def mark(self, leader: str) -> None:
-        """Have it known, whatever happens, that the copy is to take its leader's place, and under which text.
+        """Record durably that the copy is being promoted, and the text that identifies it as leader.
 
         Raises:
-            StoreFull, LogFailed: The disk refuses.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         self.following = msgspec.structs.replace(self.following, leader=leader)
         with refusals(self.path):
             self._files.publish(self.path / paths.FOLLOWING, following_file.encode(self.following))
 
     def end_following(self) -> None:
-        """Be a store like any other from now on.
+        """Make the copy an ordinary store.
 
         Raises:
-            StoreFull, LogFailed: The disk refuses.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         with refusals(self.path):
             self._files.remove(self.path / paths.FOLLOWING)
             self._files.sync_directory((self.path / paths.FOLLOWING).parent)
 
-    def shut(self) -> None:
-        """Give its files up, but stay who follows with it."""
-        if self._is_shut:
+    def close_files(self) -> None:
+        """Close the files, but keep the lock: no other process can follow with the copy."""
+        if self._files_closed:
             return
-        self._is_shut = True
+        self._files_closed = True
         with ExitStack() as stack:
-            stack.callback(self._let_go)
+            stack.callback(self._close_directory)
             stack.callback(self.journal.close)
             stack.callback(self.checkpoints.close)
             for bucket in self._buckets.values():
                 stack.callback(bucket.close)
             self._buckets.clear()
 
-    def _let_go(self) -> None:
+    def _close_directory(self) -> None:
         self._place.close()
         self._files.place = None
 
     def close(self) -> None:
-        """Give everything up."""
+        """Close the files and release the lock."""
         try:
-            self.shut()
+            self.close_files()
         finally:
             self._lock.release()
 
@@ -198,7 +199,7 @@ class Copy:
             return CopiedBucket(context)
 
     def _remove_orphans(self) -> None:
-        """Remove tables that were dropped, or not quite there yet, when a process died."""
+        """Remove tables that were being dropped or created when a process died."""
         known = self.state.tables
         with refusals(self.path):
             for left in self.path.glob(f"*{paths.TEMPORARY}"):
@@ -209,38 +210,33 @@ class Copy:
 
 
 def following_of(path: Path) -> FollowingFile:
-    """What a copy follows.
+    """The file that says which replica a copy follows.
 
     Raises:
-        NotAStore: It is none.
-        CorruptData: It can't be read.
+        NotAStore: The directory has none.
+        CorruptData: The file is damaged.
     """
     try:
         return following_file.decode(read_file(path / paths.FOLLOWING, bytes_max=following_file.FOLLOWING_BYTES_MAX))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore(
-            "This is no copy that follows a replica; `kvstore replica follow` makes one.", path=path
+            "This is not a copy that follows a replica; `kvstore replica follow` makes one.", path=path
         ) from error
 
 
 def create_copy(
     path: Path, following: FollowingFile, planned: Round, source: Source, files: Files, clock: Clock
 ) -> None:
-    """Make a copy in a directory that is there, and empty; its ``STORE`` comes last.
+    """Create a copy in an empty directory; its ``STORE`` file is written last.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk is full or failed.
     """
-    state = planned.state
     files.make_directory(path / paths.FOLLOWING.parent)
     files.publish(path / paths.FOLLOWING, following_file.encode(following))
-    for definition in state.tables.values():
+    for definition in planned.state.tables.values():
         write_table(path, source, definition, planned, StoreOptions(), files, clock)
-    files.make_directory(path / paths.IMAGES)
-    made = image.image_of(state, following.store_id, epoch=Epoch(1), now_ms=clock.now_ms())
-    image.save(paths.image_file(path / paths.IMAGES, state.txid), made, files)
-    files.sync_directory(path / paths.IMAGES)
-    create_journal(path / paths.JOURNAL, files, _last(planned.edits))
+    write_catalog(path, following.store_id, planned.state, _last(planned.edits), files, clock)
     files.publish(path / paths.STORE_FILE, store_file.encode(source.store))
 
 
@@ -253,9 +249,8 @@ def write_table(
     files: Files,
     clock: Clock,
 ) -> None:
-    """Write the files of a table that is not there yet."""
-    for bucket in range(definition.buckets):
-        stream = Stream(definition.id, BucketId(bucket))
+    """Write the files of a new table."""
+    for stream in streams_of(definition):
         write_bucket(path, source, stream, definition, planned.ends[stream], files)
         open_for_writing(_place(path, source.store.store_id, stream), definition, options, files, clock).close()
 
@@ -267,5 +262,5 @@ def _place(path: Path, store_id: UUID, stream: Stream) -> BucketPlace:
 
 def _last(edits: list[Edit]) -> Edit:
     if not edits:
-        raise CorruptImage("A journal begins with an edit, and there is none.")
+        raise CorruptImage("A journal begins with an edit, and the replica has none after its image.")
     return edits[-1]

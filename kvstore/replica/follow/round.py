@@ -1,7 +1,7 @@
-"""What a copy takes of a replica in one round: a moment at which all of it belongs together. Nothing is written here.
+"""Plans what a copy takes from a replica in one round: a moment at which all of it is consistent. Writes nothing.
 
-* No commit over several buckets is torn; no task of a job has ended whose rows are not there.
-* What does not belong together yet is left for a later round, so nothing ever has to be taken back.
+* A commit over several buckets is in all of them or in none. No task of a job has ended whose rows are missing.
+* What is not yet consistent is left for a later round, so nothing ever has to be rolled back.
 """
 
 from __future__ import annotations
@@ -10,35 +10,36 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvstore.errors import ReplicaBehind
-from kvstore.meta.jobs import writer_of
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.replica.consistent_cut import BucketHistory, consistent_cut
+from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, writers_of_commits
 from kvstore.replica.coverage import ShippedPath
 from kvstore.replica.source import Source, check_table
-from logformat.catalog.edits import Edit, EndTask, OpenWriter
+from logformat.catalog.edits import Edit, EndTask
 from logformat.catalog.replicas import Stream
-from logformat.ids import BucketId, JobId, WriterId
-
-Sequences = Mapping[Stream, Mapping[WriterId, int]]
-"""The last of each writer, in each bucket."""
+from logformat.ids import WriterId
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """What a copy has of a bucket: up to where, and the last sequence of each writer."""
+    """How far a copy is in one bucket.
+
+    Attributes:
+        end: The offset after its last batch.
+        last_sequences: Returns the last sequence of each writer.
+    """
 
     end: int
-    last: Callable[[], Mapping[WriterId, int]]
+    last_sequences: Callable[[], Mapping[WriterId, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is to be taken.
+    """What a copy takes in one round.
 
     Attributes:
-        edits: Edits behind those the copy has.
-        state: The catalog with them.
-        ends: Of each bucket of its tables.
+        edits: Edits after those that the copy has.
+        state: The catalog with these edits.
+        ends: The end of each bucket of its tables.
     """
 
     edits: list[Edit]
@@ -50,113 +51,84 @@ class Planner:
     """Plans one round.
 
     Args:
-        has: What the copy has of a bucket; None if nothing.
+        progress: Returns how far the copy is in a bucket; None if it has nothing of it.
     """
 
-    def __init__(self, source: Source, has: Callable[[Stream], CopyProgress | None]) -> None:
+    def __init__(self, source: Source, progress: Callable[[Stream], CopyProgress | None]) -> None:
         self._source = source
-        self._has = has
+        self._progress = progress
 
     def plan(self, base: CatalogState, edits: Iterable[Edit]) -> Round:
-        """What to take behind a catalog that the copy has.
+        """Plan what to take after a catalog that the copy has.
 
         Args:
-            edits: Those behind it that the replica was told of, in order.
+            edits: Edits after ``base``, in order, up to the end in the replica manifest.
 
         Raises:
-            MissingVersion: A hole lies before what the replica was told.
-            CorruptData: An object is not what it should be.
-            ReplicaBehind: The catalog itself is ahead of the rows; the next round may come to more.
+            MissingVersion: The replica has a hole before the ends in its manifest.
+            CorruptData: An object is damaged.
+            ReplicaBehind: The catalog itself is ahead of the rows; a later round may take more.
         """
-        edits, is_whole = list(edits), True
+        edits, is_complete = list(edits), True
         while True:
             state = base
             for edit in edits:
                 state = state.after(edit)
             for definition in state.tables.values():
                 check_table(definition)
-            ends, last = self._ends(base, edits, state, looks=not is_whole)
-            late = self._first_late(base, edits, state, last)
-            if late is None:
-                return Round(edits, state, ends)
-            edits, is_whole = edits[:late], False
+            cut = self._cut(base, edits, state, checks_schemas=not is_complete)
+            early = self._first_early(base, edits, state, cut)
+            if early is None:
+                return Round(edits, state, cut.ends)
+            edits, is_complete = edits[:early], False
 
-    def way(self, stream: Stream, end: int) -> ShippedPath:
-        """The way from what the copy has to an offset."""
-        has = self._has(stream)
-        return self._source.way(stream, end) if has is None else self._source.way_from(stream, has.end, end)
+    def path(self, stream: Stream, end: int) -> ShippedPath:
+        """The path from what the copy has to an offset.
 
-    def _ends(
-        self, base: CatalogState, edits: list[Edit], state: CatalogState, *, looks: bool
-    ) -> tuple[dict[Stream, int], Sequences]:
-        """Where buckets end, and of writers of commits what is before.
+        Raises:
+            MissingVersion: There is none.
+        """
+        progress = self._progress(stream)
+        return self._source.path(stream, end) if progress is None else self._source.path_from(stream, progress.end, end)
+
+    def _cut(self, base: CatalogState, edits: list[Edit], state: CatalogState, *, checks_schemas: bool) -> StoreCut:
+        """The ends of all buckets.
 
         Args:
-            looks: For batches with a schema the catalog lacks: it does if edits were left out.
+            checks_schemas: Whether batches may have a schema that ``state`` lacks, which is so if edits were left out.
         """
-        ends: dict[Stream, int] = {}
-        last: dict[Stream, Mapping[WriterId, int]] = {}
-        told = {each.stream: each.end for each in self._source.told.shipped}
+        cut = StoreCut()
+        shipped = {each.stream: each.end for each in self._source.manifest.shipped}
         for definition in state.tables.values():
-            streams = [Stream(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
-            told_ends = {stream: max(told.get(stream, 0), self._begun(stream)) for stream in streams}
+            ends = {stream: max(shipped.get(stream, 0), self._copied(stream)) for stream in streams_of(definition)}
             writers = writers_of_commits(definition, base, edits, state)
-            if not writers and not looks:
-                ends |= told_ends
+            if not writers and not checks_schemas:
+                cut.ends |= ends
                 continue
-            histories = {stream: self._history(stream, definition, writers, told_ends[stream]) for stream in streams}
-            ends_here = consistent_cut(histories, writers)
-            ends |= ends_here
-            last |= {stream: histories[stream].last(ends_here[stream]) for stream in streams}
-        return ends, last
+            cut.add({stream: self._history(stream, definition, writers, end) for stream, end in ends.items()}, writers)
+        return cut
 
-    def _begun(self, stream: Stream) -> int:
-        has = self._has(stream)
-        return 0 if has is None else has.end
+    def _copied(self, stream: Stream) -> int:
+        progress = self._progress(stream)
+        return 0 if progress is None else progress.end
 
     def _history(self, stream: Stream, definition: TableDefinition, writers: set[WriterId], end: int) -> BucketHistory:
-        has = self._has(stream)
+        progress = self._progress(stream)
         return self._source.history(
-            *(self.way(stream, end), end, writers, {} if has is None else has.last()),
-            goes_on=lambda header: header.schema_id in definition.schemas,
+            *(self.path(stream, end), end, writers, {} if progress is None else progress.last_sequences()),
+            is_wanted=lambda header: header.schema_id in definition.schemas,
         )
 
-    def _first_late(self, base: CatalogState, edits: list[Edit], state: CatalogState, last: Sequences) -> int | None:
-        """Place of the first edit that ends a task whose rows are not in all buckets."""
-        for table, jobs in base.jobs.items():
-            for id, job in jobs.items():
-                if table not in state.tables:
-                    continue
-                if job.statistics.succeeded_tasks > applied_tasks(base, state.tables[table], id, last):
-                    raise ReplicaBehind("The replica has not all rows of what its catalog says; try again.", job=id)
+    def _first_early(self, base: CatalogState, edits: list[Edit], state: CatalogState, cut: StoreCut) -> int | None:
+        """Index of the first edit that ends a task whose rows are not in all buckets."""
+        for _, job, _ in cut.jobs_ahead(base, state.tables):
+            raise ReplicaBehind("The replica lacks rows that its catalog already counts; try again.", job=job)
         now = base
-        for place, edit in enumerate(edits):
+        for index, edit in enumerate(edits):
             now = now.after(edit)
             payload = edit.payload
             if not isinstance(payload, EndTask) or payload.table_id not in state.tables:
                 continue
-            if payload.task > applied_tasks(now, state.tables[payload.table_id], payload.job_id, last):
-                return place
+            if payload.task > cut.applied_tasks(now, state.tables[payload.table_id], payload.job_id):
+                return index
         return None
-
-
-def applied_tasks(state: CatalogState, definition: TableDefinition, job: JobId, last: Sequences) -> int:
-    """The last task of a job that is in all buckets of its table."""
-    writer = state.writers_of(definition.id).named.get(writer_of(job))
-    if writer is None:
-        return 0
-    streams = [Stream(definition.id, BucketId(bucket)) for bucket in range(definition.buckets)]
-    return writer.first_epoch + min(last.get(stream, {}).get(writer.writer_id, -1) for stream in streams)
-
-
-def writers_of_commits(
-    definition: TableDefinition, base: CatalogState, edits: Iterable[Edit], state: CatalogState
-) -> set[WriterId]:
-    """Of a table; also those that lost their name between two states of the catalog, with the edits between."""
-    named = [*base.writers_of(definition.id).named.values(), *state.writers_of(definition.id).named.values()]
-    found = {writer.writer_id for writer in named if writer.kind == "epochs"}
-    for edit in edits:
-        payload = edit.payload
-        if isinstance(payload, OpenWriter) and (payload.table_id, payload.kind) == (definition.id, "epochs"):
-            found.add(payload.writer_id)
-    return found

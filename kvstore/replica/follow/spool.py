@@ -1,4 +1,4 @@
-"""Objects of a round, fetched before anything of it is taken: what can't be had is found out in time."""
+"""Objects of a round, fetched before the copy takes any: a missing or damaged object is found in time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from logformat.replica.object_file import ObjectName, parse_name
 
 
 class Spool:
-    """The objects of a replica, each range fetched once; see :class:`kvstore.replica.client.Client`.
+    """A client that fetches each range once, and keeps it in files; see :class:`kvstore.replica.client.Client`.
 
     Args:
-        directory: For ranges, which never change under their name.
+        directory: Directory for the ranges. A range never changes under its name.
     """
 
     def __init__(self, client: Client, directory: Path) -> None:
@@ -25,16 +25,16 @@ class Spool:
         self._directory = directory
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """As the replica has it."""
+        """See :class:`kvstore.replica.client.Client`."""
         return self._client.list(prefix)
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
-        """All of an object; of a range as it was fetched first.
+        """All of an object; a range as it was when it was fetched first.
 
         Raises:
-            FileNotFoundError: There is none of that name.
-            CorruptData: It is larger than ``bytes_max``.
-            StoreFull, LogFailed: The disk refuses.
+            FileNotFoundError: There is no object of this name.
+            CorruptData: The object is larger than ``bytes_max``.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         parsed = parse_name(name)
         if parsed is None or parsed.kind != "range":
@@ -48,23 +48,23 @@ class Spool:
         return data
 
     def get_first(self, name: str, count: int) -> memoryview:
-        """As the replica has it."""
+        """See :class:`kvstore.replica.client.Client`."""
         return self._client.get_first(name, count)
 
     def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
-        """As the replica does."""
+        """See :class:`kvstore.replica.client.Client`."""
         return self._client.create(name, pieces)
 
     def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """As the replica does."""
+        """See :class:`kvstore.replica.client.Client`."""
         self._client.replace(name, pieces)
 
     def delete(self, name: str) -> None:
-        """As the replica does."""
+        """See :class:`kvstore.replica.client.Client`."""
         self._client.delete(name)
 
     def modified_ms(self, name: str) -> int:
-        """As the replica has it."""
+        """See :class:`kvstore.replica.client.Client`."""
         return self._client.modified_ms(name)
 
     def _file(self, name: ObjectName) -> Path:
@@ -77,7 +77,7 @@ def spooled(client: Client, copy: Path) -> Iterator[Spool]:
     """A spool in the directory of a copy, removed at the end.
 
     Raises:
-        StoreFull, LogFailed: The disk refuses.
+        StoreFull, LogFailed: The disk is full or failed.
     """
     with refusals(copy):
         directory = TemporaryDirectory(prefix="spool-", suffix=paths.TEMPORARY, dir=copy, ignore_cleanup_errors=True)

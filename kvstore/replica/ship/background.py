@@ -12,15 +12,15 @@ from kvstore.replica.replica import Replica
 
 
 class Shipping:
-    """Ships every now and then; a context manager.
+    """Ships at intervals; a context manager.
 
     Args:
-        replicas: Those there are, asked before each round.
-        every: Seconds from one round to the next.
+        replicas: Returns the current replicas; called before each round.
+        every: Seconds between two rounds.
 
     Attributes:
-        failures: Why nothing was shipped to a replica the last time, by its name. What was told WriterFenced is not
-            tried again.
+        failures: The error of the last round of each replica for which it failed, by name. After a WriterFenced there
+            are no more rounds for the replica.
     """
 
     def __init__(self, replicas: Callable[[], Mapping[str, Replica]], every: float) -> None:
@@ -45,7 +45,7 @@ class Shipping:
 
     @uninterrupted
     def close(self) -> None:
-        """Ship no more; waits for the round under way. What is not shipped yet is by who ships next."""
+        """Stop shipping, after the current round. The next process that ships continues from there."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -54,16 +54,16 @@ class Shipping:
         known: dict[str, Replica] = {}
         while not self._closing.is_set():
             try:
-                there = self._replicas()
+                replicas = self._replicas()
             except StoreClosed:
                 return
             except StoreError as error:  # the catalog can't be read
                 self.failures |= dict.fromkeys(known, error)
                 self._closing.wait(self._every)
                 continue
-            for name in self.failures.keys() - there.keys():
-                self.failures.pop(name)  # it was removed; another of its name is another
-            known = {name: known.get(name, replica) for name, replica in there.items()}
+            for name in self.failures.keys() - replicas.keys():
+                self.failures.pop(name)  # it was removed; a later replica of the same name is another one
+            known = {name: known.get(name, replica) for name, replica in replicas.items()}
             for name, replica in known.items():
                 self._ship(name, replica)
             self._closing.wait(self._every)
@@ -73,7 +73,7 @@ class Shipping:
             return
         try:
             replica.ship()
-        except InvalidRequest:  # it was removed, or the store closed: the next round knows
+        except InvalidRequest:  # it was removed, or the store closed; the next round finds out
             self.failures.pop(name, None)
         except StoreError as error:
             self.failures[name] = error

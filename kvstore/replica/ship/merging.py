@@ -1,7 +1,7 @@
-"""Puts small ranges of a replica together: a shipper that looks every second makes many, and each costs a request.
+"""Merges small ranges of a replica: shipping every second creates many, and each costs a request.
 
-* A range is put together of others of the same leader, which are read and verified; it is created under its own name.
-* Those it stands for go later, once whoever listed them before it was there has read them; and only if it is right.
+* Consecutive ranges of one leader are read, verified, and written again as one range with a name of its own.
+* The merged ranges are removed later, if the new range is valid: readers that listed them before need them for a while.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from logformat.catalog.replicas import ReplicaStatus, Shipped, Stream
 from logformat.replica.object_file import ObjectName, encode_object
 
 RANGE_BYTES = 16 << 20
-"""A range ends with the batch or edit that reaches so many."""
+"""A range ends with the batch or edit that reaches this size."""
 OBJECTS_MIN = 16
-"""Fewer are left as they are."""
+"""Fewer ranges are not merged."""
 GRACE_SECONDS = 3600
-"""For so long readers may go by a listing that they have."""
+"""How long readers may use a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was done: ranges that were created of others, and ranges that went."""
+    """Number of ranges that a merge created, and removed."""
 
     created: int
     removed: int
 
 
-def merge(client: Client, store_id: UUID, told: ReplicaStatus, now_ms: int) -> Merged:
-    """Put together what a replica was told, and remove what was put together a while ago.
+def merge(client: Client, store_id: UUID, status: ReplicaStatus, now_ms: int) -> Merged:
+    """Merge the ranges of a replica, and remove ranges that were merged more than ``GRACE_SECONDS`` ago.
 
     Raises:
-        Unavailable: The replica can't be reached. What it has is right, and it is gone on with next time.
+        Unavailable: The replica can't be reached. It is valid as it is, and the next call continues.
     """
     sizes = Listing.of(client).sizes
     created = removed = 0
-    of_track: dict[Stream, list[ObjectName]] = {}
+    of_stream: dict[Stream, list[ObjectName]] = {}
     for name in sizes:
-        of_track.setdefault(name.stream, []).append(name)
-    for shipped in told.shipped:
-        names = [name for name in of_track.get(shipped.stream, ()) if _is_range_of(name, shipped)]
+        of_stream.setdefault(name.stream, []).append(name)
+    for shipped in status.shipped:
+        names = [name for name in of_stream.get(shipped.stream, ()) if _is_range_of(name, shipped)]
         covers = dict(covered(names))
         for run in runs((name for name in names if name not in covers), sizes):
             created += _create(client, store_id, run, sizes)
-        for cover, behind in groupby(sorted(covers, key=lambda name: (covers[name], name)), covers.__getitem__):
+        for cover, merged in groupby(sorted(covers, key=lambda name: (covers[name], name)), covers.__getitem__):
             if now_ms - client.modified_ms(str(cover)) >= 1000 * GRACE_SECONDS and _is_right(
                 client, store_id, cover, sizes
             ):
-                for name in behind:
+                for name in merged:
                     client.delete(str(name))
                     removed += 1
     return Merged(created, removed)
 
 
 def runs(names: Iterable[ObjectName], sizes: Mapping[ObjectName, int]) -> Iterator[list[ObjectName]]:
-    """Ranges of a track that are to become one: each begins where the one before ends, and they are many and small."""
+    """Ranges of a stream that are to be merged: consecutive, small, and at least ``OBJECTS_MIN``."""
     run: list[ObjectName] = []
     bytes_of_run = 0
     for name in sorted(names, key=lambda name: (name.epoch, name.start)):
@@ -76,7 +76,7 @@ def runs(names: Iterable[ObjectName], sizes: Mapping[ObjectName, int]) -> Iterat
 
 
 def covered(names: Iterable[ObjectName]) -> Iterator[tuple[ObjectName, ObjectName]]:
-    """Ranges of a track that a longer one of the same leader stands for, and the longest such."""
+    """Ranges of a stream that a longer range of the same leader contains, each with the longest such range."""
     cover: ObjectName | None = None
     for name in sorted(names, key=lambda name: (name.epoch, name.start, -name.end)):
         if cover is not None and name.epoch == cover.epoch and name.end <= cover.end:
@@ -98,7 +98,7 @@ def _create(client: Client, store_id: UUID, run: list[ObjectName], sizes: Mappin
         for name in run:
             parts += read_object(client, store_id, name, sizes[name]).parts
     except CorruptData:
-        return False  # a check finds it, and a repair sends it again
+        return False  # a check finds it, and a repair ships it again
     return client.create(str(whole), encode_object(whole, store_id, parts))
 
 

@@ -1,10 +1,10 @@
 """Ships what a store has and a replica lacks.
 
-* Only what is durable and published is shipped. In the process that writes, all that was acknowledged is published
-  first; of what another process writes, the rest is shipped once that process has published it.
-* An object is created under its name, or found to be there as it should be: to be killed, or told twice, is harmless.
-* What was shipped is reported in the catalog once all of it is there: from then on its absence is a finding.
-* A leader that was replaced finds the epoch of the new one in the replica, and ships no more.
+* Only durable and published batches are shipped. The process that ships publishes its own acknowledged writes first;
+  writes of other processes are shipped after those have published them.
+* An object is created under its name, or exists with the same content, so a kill or a repeated call is harmless.
+* What was shipped is recorded in the catalog after all of it is in the replica. From then on its absence is a finding.
+* A leader that was replaced finds the epoch of the new leader in the replica, and stops shipping.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from logformat.catalog.image import IMAGE_BYTES_MAX
 from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Stream
 from logformat.ids import BucketId, Epoch, Offset, Txid
 from logformat.log.snapshot_manifest import MANIFEST_BYTES_MAX
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 from logformat.replica.manifest import ReplicaManifest
 from logformat.replica.object_file import (
     LEADER_BYTES_MAX,
@@ -55,12 +55,12 @@ from logformat.urls import shown_url
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """What one round shipped.
+    """The result of one round.
 
     Attributes:
-        objects: How many there are now that were not reported before.
-        bytes: Of these.
-        behind: How many offsets of buckets the replica lacked before.
+        objects: Number of objects that were shipped.
+        bytes: Size of these objects.
+        behind: Number of offsets of buckets that the replica lacked before.
     """
 
     objects: int
@@ -69,19 +69,19 @@ class Shipment:
 
 
 def status_of(runtime: StoreRuntime, name: str) -> ReplicaStatus:
-    """What the catalog knows of a replica.
+    """The entry of a replica in the catalog.
 
     Raises:
-        InvalidRequest: There is none of that name.
+        InvalidRequest: There is no replica of this name.
     """
     return runtime.catalog().replicas[stored_name(runtime, name)]
 
 
 def stored_name(runtime: StoreRuntime, name: str) -> str:
-    """The name of a replica as the catalog has it, from how it is shown: one that is a URL may have credentials.
+    """The name of a replica in the catalog for a shown name. A name that is a URL may have credentials, not shown.
 
     Raises:
-        InvalidRequest: There is none of that name.
+        InvalidRequest: There is no replica of this name.
     """
     replicas = runtime.catalog().replicas
     found = name if name in replicas else next((each for each in replicas if shown_url(each) == name), None)
@@ -91,22 +91,22 @@ def stored_name(runtime: StoreRuntime, name: str) -> str:
 
 
 def edits_pushed(journal: Journal, status: ReplicaStatus) -> tuple[int, int]:
-    """How many edits of the catalog a replica was told, of how many; reports behind the others don't count."""
-    shipped = told.end if (told := status.of(CATALOG)) is not None else 0
-    behind = journal.behind(Txid(shipped))
-    if behind is None:
+    """Number of edits of the catalog that were shipped, and that are worth shipping: trailing reports don't count."""
+    shipped = catalog.end if (catalog := status.of(CATALOG)) is not None else 0
+    edits_left = journal.behind(Txid(shipped))
+    if edits_left is None:
         return shipped, journal.state().txid
-    worth = (place for place in range(len(behind), 0, -1) if not is_report(behind[place - 1]))
+    worth = (count for count in range(len(edits_left), 0, -1) if not is_report(edits_left[count - 1]))
     return shipped, shipped + next(worth, 0)
 
 
 def _is_bare(catalog: Shipped) -> bool:
-    """Whether there is nothing behind its image: who follows needs an edit, for a journal begins with one."""
+    """Whether there is no edit after its image. A follower needs one, because a journal begins with an edit."""
     return catalog.end in catalog.snapshots
 
 
 def is_report(edit: bytes) -> bool:
-    """Whether an edit only says how a replica is: to ship that would be news again, for ever."""
+    """Whether an edit only has the status of a replica: to ship it would cause another such edit, and so on."""
     return isinstance(edits.decode(edit).payload, ReportReplica | TellReplica | FindReplica)
 
 
@@ -114,7 +114,7 @@ class Shipper:
     """Ships to one replica of an open store.
 
     Args:
-        name: Of the replica.
+        name: Name of the replica.
     """
 
     def __init__(self, runtime: StoreRuntime, name: str, client: Client) -> None:
@@ -124,108 +124,108 @@ class Shipper:
         self._objects = self._bytes = 0
         self._as_of_ms = runtime.clock.now_ms()
 
-    def ship(self, *, tells: bool = True) -> Shipment:
-        """Ship what was not reported yet: all that was acknowledged in this process, and all that others published.
+    def ship(self, *, reports: bool = True) -> Shipment:
+        """Ship what was acknowledged in this process and what other processes have published since the last report.
 
         Args:
-            tells: Say in the replica that it is so as of now, also if there is nothing new: otherwise it is left alone.
+            reports: Whether to write a new replica manifest also if there is nothing to ship.
 
         Raises:
-            WriterFenced: Another leader ships to this replica, or another store does.
-            Unavailable: The replica can't be reached. What was created stays, and is found there next time.
-            ReplicaBehind: The log expired, or an image was replaced, just now; the next round begins with a newer one.
-            CorruptData: What is to be shipped is damaged.
-            StoreFull, LogFailed: What was acknowledged can't be published. Nothing was shipped.
+            WriterFenced: Another leader, or another store, ships to this replica.
+            Unavailable: The replica can't be reached. Objects that were created stay, and are used next time.
+            ReplicaBehind: The log or an image has just been removed; the next round starts with a newer one.
+            CorruptData: The data to be shipped is damaged.
+            StoreFull, LogFailed: Acknowledged writes can't be published. Nothing was shipped.
         """
-        told = status_of(self._runtime, self._name)
+        status = status_of(self._runtime, self._name)
         self._objects = self._bytes = 0
         self._runtime.flush()
         self._as_of_ms = self._runtime.clock.now_ms()
-        # In this order: whatever schema a batch has, the catalog that is shipped knows it.
+        # Before the catalog, so that the shipped catalog has the schemas of all shipped batches.
         ends = {stream: (handle, handle.committed().applied_offset) for stream, handle in self._handles()}
-        if not tells and not self._has_news(told, {stream: end for stream, (_, end) in ends.items()}):
-            self._glance()
+        if not reports and not self._has_news(status, {stream: end for stream, (_, end) in ends.items()}):
+            self._check_not_replaced()
             return Shipment(0, 0, 0)
         self.lead()
-        catalog = self._ship_catalog(told.of(CATALOG))
-        shipped, behind = [], 0
+        catalog = self._ship_catalog(status.of(CATALOG))
+        shipped, lag = [], 0
         for stream, (handle, end) in ends.items():
-            before = told.of(stream)
+            before = status.of(stream)
             if before is None or before.end < end:
-                behind += end - (before.end if before is not None else 0)
+                lag += end - (before.end if before is not None else 0)
                 try:
                     shipped.append(self._ship_bucket(stream, handle, before, end))
                 except StoreError:
                     if stream.table_id in self._runtime.catalog().tables:
                         raise
-                    # It was dropped meanwhile.
+                    # The table was dropped meanwhile.
         if catalog is not None:
             shipped.append(catalog)
         self.report(shipped)
         if catalog is not None and _is_bare(catalog):
-            catalog = self._ship_catalog(catalog)  # there is the edit of the report now
+            catalog = self._ship_catalog(catalog)  # the report has added an edit
             self.report([] if catalog is None else [catalog])
-        return Shipment(self._objects, self._bytes, behind)
+        return Shipment(self._objects, self._bytes, lag)
 
-    def _has_news(self, told: ReplicaStatus, ends: Mapping[Stream, Offset]) -> bool:
-        reported = {each.stream: each.end for each in told.shipped}
+    def _has_news(self, status: ReplicaStatus, ends: Mapping[Stream, Offset]) -> bool:
+        reported = {each.stream: each.end for each in status.shipped}
         if any(end > reported.get(stream, -1) for stream, end in ends.items()):
             return True
-        behind = self._runtime.journal.behind(Txid(reported.get(CATALOG, 0)))
-        return behind is None or not all(map(is_report, behind))
+        edits_left = self._runtime.journal.behind(Txid(reported.get(CATALOG, 0)))
+        return edits_left is None or not all(map(is_report, edits_left))
 
     def report(self, shipped: list[Shipped]) -> None:
-        """Say what the replica has of some tracks: first there, then in the catalog.
+        """Record what was shipped of some streams, first in the replica manifest, then in the catalog.
 
         Raises:
-            WriterFenced: Another leads by now.
+            WriterFenced: Another leader has taken this one's place.
         """
         self.lead()
-        told = {each.stream: each for each in (*status_of(self._runtime, self._name).shipped, *shipped)}
-        of = ReplicaManifest(
+        all_shipped = {each.stream: each for each in (*status_of(self._runtime, self._name).shipped, *shipped)}
+        manifest = ReplicaManifest(
             store_id=self._runtime.store_id,
             leader_epoch=self.epoch,
             as_of_ms=self._as_of_ms,
-            shipped=[told[stream] for stream in sorted(told)],
+            shipped=[all_shipped[stream] for stream in sorted(all_shipped)],
         )
-        self._client.replace(replica_told.NAME, [replica_told.encode(of)])
+        self._client.replace(replica_manifest.NAME, [replica_manifest.encode(manifest)])
         if shipped:
-            tell = TellReplica(name=self._name, as_of_ms=self._as_of_ms, shipped=shipped)
-            self._runtime.journal.append(lambda _: tell)
+            edit = TellReplica(name=self._name, as_of_ms=self._as_of_ms, shipped=shipped)
+            self._runtime.journal.append(lambda _: edit)
 
     def range_parts(self, name: ObjectName) -> list[bytes | memoryview] | None:
-        """What a range has to hold, from the store itself; None if that does not have it any more.
+        """The correct parts of a range, from the store itself; None if the store does not have them any more.
 
         Raises:
-            CorruptData: It does not begin or end with a batch.
+            CorruptData: The range starts or ends within a batch.
         """
         if name.stream == CATALOG:
-            behind = self._runtime.journal.behind(Txid(name.start))
-            return None if behind is None else list(behind[: name.end - name.start])
+            edits_left = self._runtime.journal.behind(Txid(name.start))
+            return None if edits_left is None else list(edits_left[: name.end - name.start])
         handle = self._handle(name.stream)
         try:
             found = [(each.header, each.data) for each in handle.log.batches(Offset(name.start), Offset(name.end))]
         except OffsetOutOfRange:
             return None
         if not found or (found[0][0].base_offset, found[-1][0].next_offset) != (name.start, name.end):
-            raise CorruptData("No such range was shipped: it ends within a batch.", object=str(name))
+            raise CorruptData("No such range was shipped: it starts or ends within a batch.", object=str(name))
         return [data for _, data in found]
 
     def ship_range(self, stream: Stream, start: int, end: int, epoch: Epoch | None = None) -> None:
-        """Ship offsets from the store's own log, in objects of about ``RANGE_BYTES``.
+        """Ship offsets from the store's own log or journal, in objects of about ``RANGE_BYTES``.
 
         Args:
-            epoch: As if a leader before had; None for one's own.
+            epoch: Epoch in the names of the objects; None for the epoch of this leader.
 
         Raises:
-            ReplicaBehind: The log does not have them any more.
+            ReplicaBehind: The log or journal does not have them any more.
         """
         for first, last, parts in self._ranges(stream, start, end):
             name = self._named(stream, "range", first, last)
             self._create(name if epoch is None else replace(name, epoch=epoch), parts)
 
     def ship_snapshot(self, stream: Stream) -> int:
-        """Ship the newest snapshot that is right; returns its offset.
+        """Ship the newest valid snapshot or image; returns its offset.
 
         Raises:
             ReplicaBehind: There is none.
@@ -233,7 +233,9 @@ class Shipper:
         if stream == CATALOG:
             newest = self._runtime.journal.images.newest()
             if newest is None:
-                raise ReplicaBehind("The catalog has no image to begin a replica with; run `kvstore meta checkpoint`.")
+                raise ReplicaBehind(
+                    "The catalog has no image from which a replica can start; run `kvstore meta checkpoint`."
+                )
             offset = newest.head.txid
             path = paths.image_file(self._runtime.path / paths.IMAGES, offset)
             self._create(self._named(stream, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
@@ -241,7 +243,9 @@ class Shipper:
         handle = self._handle(stream)
         found = snapshot.newest_valid(handle.place.directory, handle.place.identity)
         if found is None:
-            raise ReplicaBehind("The bucket has no snapshot to begin a replica with; take one.", bucket=stream.bucket)
+            raise ReplicaBehind(
+                "The bucket has no snapshot from which a replica can start; take one.", bucket=stream.bucket
+            )
         sizes = {paths.SNAPSHOT_MANIFEST: MANIFEST_BYTES_MAX}
         sizes |= {name: found.manifest.files[name].bytes for name in (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)}
         parts = [_read(found.directory / name, size) for name, size in sizes.items()]
@@ -249,24 +253,24 @@ class Shipper:
         return found.offset
 
     def replace(self, name: ObjectName, parts: Sequence[bytes | memoryview]) -> None:
-        """Put an object that is bad anew."""
+        """Replace a bad object."""
         self._client.replace(str(name), self._encoded(name, parts))
 
     def _ship_catalog(self, before: Shipped | None) -> Shipped | None:
         journal = self._runtime.journal
         journal.flush()
         start = before.end if before is not None else 0
-        behind = journal.behind(Txid(start))
+        edits_left = journal.behind(Txid(start))
         snapshots = list(before.snapshots) if before is not None else []
-        if behind is None:
+        if edits_left is None:
             start = self.ship_snapshot(CATALOG)
             snapshots = [start]
             before = None
-            behind = journal.behind(Txid(start)) or []
-        # Else each round would have something to ship, for ever.
-        if before is not None and not _is_bare(before) and all(map(is_report, behind)):
+            edits_left = journal.behind(Txid(start)) or []
+        # Otherwise each round would cause another report to ship.
+        if before is not None and not _is_bare(before) and all(map(is_report, edits_left)):
             return None
-        end = start + len(behind)
+        end = start + len(edits_left)
         self.ship_range(CATALOG, start, end)
         return Shipped(stream=CATALOG, start=before.start if before else start, end=end, snapshots=snapshots)
 
@@ -294,12 +298,12 @@ class Shipper:
             yield first, last, parts
 
     def _pieces(self, stream: Stream, start: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
-        """Batches or edits, each with the offset behind it."""
+        """Batches or edits, each with the offset after it."""
         if stream == CATALOG:
-            behind = self._runtime.journal.behind(Txid(start))
-            if behind is None:
+            edits_left = self._runtime.journal.behind(Txid(start))
+            if edits_left is None:
                 raise ReplicaBehind("The catalog's journal does not have these edits any more.", start=start)
-            yield from ((edit, start + place) for place, edit in enumerate(behind[: end - start], 1))
+            yield from ((edit, start + count) for count, edit in enumerate(edits_left[: end - start], 1))
             return
         try:
             for found in self._handle(stream).log.batches(Offset(start), Offset(end)):
@@ -313,7 +317,7 @@ class Shipper:
         self._bytes += sum(map(len, pieces))
         if self._client.create(str(name), pieces):
             return
-        # Whoever created it may have died before it was reported, or was told that it failed.
+        # An earlier call may have created it, and died before the report or got an error.
         try:
             found = decode_object(
                 self._client.get(str(name), bytes_max=sum(map(len, pieces))), name, self._runtime.store_id
@@ -332,15 +336,16 @@ class Shipper:
 
     @property
     def epoch(self) -> Epoch:
-        """Of this leader."""
+        """Epoch of this leader."""
         return self._runtime.catalog().leader_epoch
 
     def lead(self) -> None:
-        """Say in the replica who ships; see whether it is another.
+        """Write the store file and this leader's object to the replica; check that no other leader ships there.
 
         Raises:
-            WriterFenced: It is.
-            CorruptData: Who it is can't be known any more.
+            WriterFenced: Another leader, or another store, ships there.
+            Unavailable: A promotion has claimed the replica, or the replica can't be reached.
+            CorruptData: The leader object is empty.
         """
         file = read_file(self._runtime.path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)
         if not self._client.create(paths.STORE_FILE, [file]):
@@ -352,7 +357,7 @@ class Shipper:
                 self._client.replace(paths.STORE_FILE, [file])
             else:
                 if theirs != self._runtime.store_id:
-                    raise WriterFenced("The replica is of another store; choose another place.", of=theirs)
+                    raise WriterFenced("The replica belongs to another store; choose another place.", of=theirs)
         leaders = {epoch: name for name, _ in self._client.list("leader/") if (epoch := leader_epoch(name)) is not None}
         ours = self._runtime.catalog()
         if max(leaders, default=0) > ours.leader_epoch:
@@ -361,55 +366,58 @@ class Shipper:
         if ours.leader_epoch not in leaders:
             if leaders and not status_of(self._runtime, self._name).shipped:
                 raise WriterFenced(
-                    "This place has what another leader shipped; choose one that is empty.", replica=self._name
+                    "The replica has objects of another leader; choose an empty place.", replica=self._name
                 )
             self._client.create(name, [leader])
-        # A leader of an epoch between asks for the one after its own only.
+        # A leader of an epoch between asks only for the epoch after its own.
         for between in range(min(leaders, default=ours.leader_epoch), ours.leader_epoch):
             if between not in leaders:
                 self._client.create(leader_name(Epoch(between)), [leader])
         try:
             found = bytes(self._client.get(name, bytes_max=LEADER_BYTES_MAX))
         except FileNotFoundError as error:
-            raise Unavailable("The replica has lost what says who leads it; try again.", replica=self._name) from error
-        if leader and not found:  # not taken as one's own: it may have been that of a leader who fenced this one
+            raise Unavailable(
+                "The leader object of the replica has disappeared; try again.", replica=self._name
+            ) from error
+        if leader and not found:  # not taken for this leader's: it may have been that of a leader that fenced this one
             raise CorruptData(
-                "What says who leads is empty, as a disk may leave it that lost power; remove it if no other store"
-                " ships there.",
+                "The leader object is empty; a disk that lost power may cause this. Remove it if no other store ships"
+                " there.",
                 replica=self._name,
                 object=name,
             )
         if found == claimed_by(ours.leader):
-            self._client.replace(name, [leader])  # its promotion could not say so
+            self._client.replace(name, [leader])  # its promotion could not replace the claim
         elif is_claim(found):
             raise Unavailable(
-                "A copy of the store is being promoted, or its promotion died: then promote that copy again, or remove"
-                " the object. Try again.",
+                "A copy of the store is being promoted: try again. If its promotion died, promote that copy again, or"
+                " remove the object.",
                 replica=self._name,
                 object=name,
             )
         elif found != leader:
             raise self._fenced(ours.leader_epoch)
 
-    def _glance(self) -> None:
-        """See whether another leads by now, which costs next to nothing.
+    def _check_not_replaced(self) -> None:
+        """Check that no other leader has taken the place, with few requests.
 
         Raises:
-            WriterFenced: It does.
+            WriterFenced: Another leader has.
         """
-        told = status_of(self._runtime, self._name)
+        status = status_of(self._runtime, self._name)
         by = replaced_by(
-            self._client, self._runtime.catalog(), self._runtime.store_id, was_shipped_to=bool(told.shipped)
+            self._client, self._runtime.catalog(), self._runtime.store_id, was_shipped_to=bool(status.shipped)
         )
         if by:
             raise self._fenced(by)
 
     def _fenced(self, epoch: Epoch) -> WriterFenced:
-        """Have it known in every process of this store that nothing is to be written any more."""
+        """Record that this store is replaced, so that all its processes refuse writes; returns the error to raise."""
         if not self._runtime.catalog().lost_to:
             self._runtime.journal.lose_lead(Epoch(max(1, epoch)))
         return WriterFenced(
-            "Another leader has taken this store's place: write there, and follow the replica anew.",
+            "Another leader has taken this store's place: write to that store. To keep a copy here, follow the replica"
+            " into a new directory.",
             replica=self._name,
             leader_epoch=epoch,
             ours=self.epoch,
@@ -428,12 +436,12 @@ class Shipper:
 
 
 def _read(path: Path, bytes_max: int) -> bytes:
-    """A file that another process may put another in place of.
+    """Read a file that another process may remove because it has a newer one.
 
     Raises:
-        ReplicaBehind: It did.
+        ReplicaBehind: The file was removed.
     """
     try:
         return read_file(path, bytes_max=bytes_max)
     except FileNotFoundError as error:
-        raise ReplicaBehind("A newer one has taken this file's place; try again.", path=path) from error
+        raise ReplicaBehind("The file was removed because there is a newer one; try again.", path=path) from error

@@ -29,7 +29,9 @@ from kvstore.read.pruning import possible_places
 from kvstore.read.scan import rows_where, scan_schema
 from kvstore.read.time_travel import check_undoable
 from kvstore.replica.client import ObjectStore, normalised
-from kvstore.replica.read.table import Changes, ReplicaReader, ReplicaTable, Rows
+from kvstore.replica.read.parts import Changes, Rows
+from kvstore.replica.read.reader import ReplicaReader
+from kvstore.replica.read.table import ReplicaTable
 from kvstore.request.partition import bucket_of
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
@@ -37,7 +39,7 @@ from kvstore.spark.read.batch import BucketOf, FilteredReader
 from kvstore.spark.read.splits import Part, columns_of_rows, dealt, freeze_once, larger
 from kvstore.spark.types import for_spark
 from logformat import paths
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 
 TASK_BYTES_MIN, TASK_BYTES_MAX = 1 << 20, 64 << 20
 """Of objects: less is not worth a task; of more there are several, for there may be more executors than cores here."""
@@ -49,7 +51,7 @@ def replica_at(path: str) -> str | None:
         return path
     directory = Path(path).expanduser()
     is_store = (directory / paths.JOURNAL.parts[0]).exists()
-    is_replica = (directory / replica_told.NAME).exists() or (directory / "leader").exists()
+    is_replica = (directory / replica_manifest.NAME).exists() or (directory / "leader").exists()
     return normalised(path) if is_replica and not is_store else None
 
 
@@ -202,7 +204,7 @@ def _possible(piece: Changes | Rows, schema: pa.Schema, filter: pc.Expression | 
     found = possible_places(guarantees, schema, filter)
     while found:
         count = next((at for at, place in enumerate(found) if place != found[0] + at), len(found))
-        yield piece.of(piece.ranges[found[0] : found[0] + count])
+        yield piece.within(piece.ranges[found[0] : found[0] + count])
         found = found[count:]
 
 

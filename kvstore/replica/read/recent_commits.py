@@ -1,0 +1,114 @@
+"""Histories of a table's buckets, read backwards from their ends and only as far as a consistent cut needs.
+
+Commits over several buckets take place one after the other, and each is in the catalog before it is in any bucket. So
+only commits that had not ended when the leader noted the ends of the buckets can be in some buckets only; nothing
+before the first of these is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.meta.state import TableDefinition
+from kvstore.replica.consistent_cut import BucketHistory, Committed
+from kvstore.replica.source import Source
+from logformat.catalog.edits import BeginCommit, EndCommit
+from logformat.catalog.replicas import Stream
+from logformat.ids import Sequence, WriterId
+
+SLACK_MS = 60_000
+"""How far the clock of a leader may have been set back during one commit."""
+_UNKNOWN_MS = 3_600_000
+"""How long a commit may take if the catalog does not have the times of its beginning and end."""
+
+Commit = tuple[WriterId, Sequence]
+
+
+class CommitLog:
+    """The catalog of a replica, and the commits over several buckets in it.
+
+    Attributes:
+        state: The catalog.
+
+    Raises:
+        MissingVersion, CorruptData: See :meth:`Source.catalog`.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._image_ms, self.state, edits = source.catalog()
+        self._begun: dict[str, tuple[int, Commit, int]] = {
+            each.commit_id: (table, (each.writer_id, each.sequence), 0)
+            for table, writers in self.state.writers.items()
+            for each in writers.commits
+        }
+        self._ended: dict[str, int] = {}
+        for edit in edits:
+            payload = edit.payload
+            if isinstance(payload, BeginCommit):
+                begun = payload.table_id, (payload.writer_id, payload.sequence), edit.time_ms
+                self._begun[payload.commit_id] = begun
+            elif isinstance(payload, EndCommit):
+                self._ended[payload.commit_id] = edit.time_ms
+            self.state = self.state.after(edit)
+
+    def histories(self, definition: TableDefinition, ends: Mapping[Stream, int]) -> dict[Stream, BucketHistory]:
+        """Histories of a table's buckets with the commits that may be in some of them only.
+
+        Args:
+            ends: The end of each bucket in the replica manifest.
+
+        Raises:
+            CorruptData: An object is damaged.
+        """
+        commits = self._recent(definition, ends) if len(ends) > 1 else {}
+        return {stream: self._history(stream, end, commits) for stream, end in ends.items()}
+
+    def _recent(self, definition: TableDefinition, ends: Mapping[Stream, int]) -> dict[Commit, int]:
+        """Commits that had not ended at the time of the manifest, each with its beginning (ms)."""
+        since = self._source.manifest.as_of_ms - SLACK_MS
+        known = {
+            commit: began
+            for id, (table, commit, began) in self._begun.items()
+            if table == definition.id and self._ended.get(id, since) >= since
+        }
+        if self._image_ms is None or self._image_ms < since:
+            return known
+        # Commits that ended before the image was made are in the buckets only.
+        return self._found_in_buckets(definition, ends, since - _UNKNOWN_MS) | known
+
+    def _found_in_buckets(
+        self, definition: TableDefinition, ends: Mapping[Stream, int], since_ms: int
+    ) -> dict[Commit, int]:
+        """Commits that the buckets have after a time, which counts as their beginning."""
+        named = self.state.writers_of(definition.id).named.values()
+        writers = {each.writer_id for each in named if each.kind == "epochs"}
+        found: dict[Commit, int] = {}
+        for stream, end in ends.items() if writers else ():
+            for header in self._source.batches_backwards(self._source.path(stream, end), end):
+                if header.commit_timestamp < since_ms:
+                    break
+                if header.writer_id in writers:
+                    found[header.writer_id, header.batch_sequence] = since_ms
+        return found
+
+    def _history(self, stream: Stream, end: int, commits: Mapping[Commit, int]) -> BucketHistory:
+        """The history of a bucket with some commits; it has all earlier commits of their writers."""
+        if not commits:
+            return BucketHistory({}, [], end)
+        since = min(commits.values()) - SLACK_MS
+        path = self._source.path(stream, end)
+        before = {writer: min(sequence for of, sequence in commits if of == writer) - 1 for writer, _ in commits}
+        found: list[Committed] = []
+        for header in self._source.batches_backwards(path, end):
+            if header.commit_timestamp < since:
+                break
+            if (header.writer_id, header.batch_sequence) in commits:
+                found.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
+                if len(found) == len(commits):
+                    break
+        else:
+            if path.snapshot is not None and self._source.snapshot_manifest(path.snapshot).last_timestamp >= since:
+                last = self._source.last_sequences(path.snapshot)
+                before = {writer: max(sequence, last.get(writer, -1)) for writer, sequence in before.items()}
+        return BucketHistory(before, found[::-1], end)
