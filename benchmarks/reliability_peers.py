@@ -85,9 +85,9 @@ def text_of(told: dict[str, Any]) -> str:
     took = ", ".join(f"{each['log_bytes'] >> 20} MiB in {each['seconds']:.1f} s" for each in behind)
     begin = f"Of {told['date']}, {', '.join(f'{name} {version}' for name, version in told['versions'].items())}."
     end = (
-        f"R11: an index of {rebuilt['rows']:,} rows made anew from {rebuilt['changes']:,} changes is "
+        f"R11: an index of {rebuilt['rows']:,} rows rebuilt from {rebuilt['changes']:,} changes is "
         f"{'' if rebuilt['same'] else 'NOT '}the one that was there, {rebuilt['changes_per_s']:,} changes/s. "
-        f"R16: an index that is behind its log by {took}."
+        f"R16: an index that lags its log by {took}."
     )
     return "\n\n".join([fill(begin, 120), markdown([["store", "trial", *names], *rows]), fill(end, 120)])
 

@@ -1,1 +1,1 @@
-"""Replicas: copies of a store elsewhere, what they lack, and how they are mended."""
+"""Replicas: shipping, checking, repairing, restoring and following copies of a store elsewhere."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from kvstore.meta.consumers import NamedConsumer
+from kvstore.meta.consumers import NamedConsumer, TableConsumers, moved_back
 from kvstore.meta.state import CatalogState
 from logformat.catalog import edits
 from logformat.catalog.edits import CreateTable, DropConsumer, DropTable, Edit, Payload, SetConsumer, TableOptions
@@ -98,3 +98,19 @@ def test_leases_do_not_pile_up() -> None:
         assert len(state.consumers_of(TABLES[0]).named) <= 3
     state = after(state, SetConsumer(table_id=TABLES[0], name="a", offsets=[Offset(1)] * 2), 1000)
     assert state.consumers_of(TABLES[0]).named == {"a": NamedConsumer((Offset(1), Offset(1)))}
+
+
+def test_consumers_move_back_to_the_ends_of_their_buckets_and_no_further() -> None:
+    consumers = TableConsumers(
+        {
+            "after": NamedConsumer((Offset(5), Offset(9))),
+            "before": NamedConsumer((Offset(3), Offset(2))),
+            "lease": NamedConsumer((Offset(3), Offset(9)), until_ms=7),
+        }
+    )
+    assert list(moved_back(TableId(1), consumers, {0: 4, 1: 6})) == [
+        SetConsumer(table_id=TableId(1), name="after", offsets=[Offset(4), Offset(6)], until_ms=None),
+        SetConsumer(table_id=TableId(1), name="lease", offsets=[Offset(3), Offset(6)], until_ms=7),
+    ]
+    assert [each.offsets for each in moved_back(TableId(1), consumers, {0: 4})] == [[4, 9]]
+    assert not list(moved_back(TableId(1), consumers, {}))

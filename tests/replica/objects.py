@@ -1,4 +1,4 @@
-"""A replica's objects in memory, which can be lost and damaged, and a place that fails as places do."""
+"""A replica's objects in memory, which can be lost and damaged, and a client that fails at random."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())]
 
 
 class Objects:
-    """As :class:`kvstore.replica.client.Client` has it."""
+    """A :class:`kvstore.replica.client.Client` in memory."""
 
     def __init__(self, held: dict[str, bytes] | None = None) -> None:
         self.held = held if held is not None else {}
@@ -60,12 +60,12 @@ class Objects:
 
     @property
     def names(self) -> list[ObjectName]:
-        """Of what is in tracks."""
+        """Names of the objects of streams."""
         return sorted(name for name in map(parse_name, self.held) if name is not None)
 
 
 class Faulty:
-    """A place that drops requests, answers with an error though it did as it was told, and lists a part."""
+    """A place that drops requests, fails after it has done what was asked, and stops in the middle of listings."""
 
     def __init__(self, objects: Objects, random: Random, share: float = 0.3) -> None:
         self._objects = objects
@@ -113,7 +113,7 @@ class Faulty:
 
 
 def replica_of(store: kvstore.Store, client: Client, name: str = "r") -> Replica:
-    """A replica in a place of one's own."""
+    """A replica of a store, with a client of the test."""
     if name not in store.replicas:
         store.add_replica((store.path.parent / f"place of {name}").as_uri(), name)
     return Replica(store.runtime, name, lambda: None, lambda _: client)

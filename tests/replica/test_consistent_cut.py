@@ -1,4 +1,4 @@
-"""Buckets of which each has the beginning of the same commits end where all have the same ones, or nowhere."""
+"""Consistent cuts: all buckets end with the same commits over several buckets, or there is no cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITERS = st.integers(1, 3).map(WriterId)
 
 @st.composite
 def buckets(draw: st.DrawFn) -> tuple[list[tuple[int, int]], dict[Stream, list[int]], dict[Stream, BucketHistory]]:
-    """Of each bucket how many commits are before what is told and how many in all; where each begins; what is told."""
+    """For each bucket: commits before its history and in all; offset of each commit; the history."""
     writers = draw(st.lists(WRITERS, max_size=8))
     sequences = [writers[:place].count(writer) for place, writer in enumerate(writers)]
     counts, begins, histories = [], {}, {}
@@ -37,7 +37,9 @@ def buckets(draw: st.DrawFn) -> tuple[list[tuple[int, int]], dict[Stream, list[i
 
 
 @given(buckets())
-def test_untorn(given: tuple[list[tuple[int, int]], dict[Stream, list[int]], dict[Stream, BucketHistory]]) -> None:
+def test_a_cut_has_the_same_commits_in_all_buckets(
+    given: tuple[list[tuple[int, int]], dict[Stream, list[int]], dict[Stream, BucketHistory]],
+) -> None:
     counts, begins, histories = given
     common = min(has for _, has in counts)
     writers = [WriterId(id) for id in (1, 2, 3)]

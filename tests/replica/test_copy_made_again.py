@@ -1,4 +1,4 @@
-"""What a replica lost and its leader has no more: its track begins anew, with a snapshot."""
+"""Repairs of what the leader no longer has either: the stream restarts with a snapshot."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def expired(tmp_path: Path) -> Iterator[Expired]:
 
 
 @pytest.mark.parametrize("damage", ["lost", "bad"])
-def test_changes_that_have_expired_here(expired: Expired, tmp_path: Path, damage: str) -> None:
+def test_a_stream_restarts_with_a_snapshot_if_the_lost_changes_have_expired(
+    expired: Expired, tmp_path: Path, damage: str
+) -> None:
     name = expired.ranges()[0]
     assert name.start < expired.table.offsets()[0][0]
     if damage == "lost":
@@ -87,7 +89,7 @@ def test_changes_that_have_expired_here(expired: Expired, tmp_path: Path, damage
     expired.is_whole_again(tmp_path / "back")
 
 
-def test_a_snapshot_that_is_bad(expired: Expired, tmp_path: Path) -> None:
+def test_a_bad_snapshot_is_replaced(expired: Expired, tmp_path: Path) -> None:
     """The one a replica begins with: there is no second one of its offset."""
     del expired.objects.held[str(expired.ranges()[0])]
     assert expired.replica.repair()
@@ -102,7 +104,7 @@ def test_a_snapshot_that_is_bad(expired: Expired, tmp_path: Path) -> None:
     expired.is_whole_again(tmp_path / "back")
 
 
-def test_edits_of_the_catalog_that_are_in_images_only(tmp_path: Path) -> None:
+def test_the_catalog_restarts_with_an_image_if_the_lost_edits_are_gone(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", edits_per_journal=4) as store:
         objects = Objects()
         replica = replica_of(store, objects)
@@ -123,7 +125,7 @@ def test_edits_of_the_catalog_that_are_in_images_only(tmp_path: Path) -> None:
             assert back.list_tables() == store.list_tables()
 
 
-def test_without_a_snapshot_there_is_nothing_to_begin_with(store: kvstore.Store) -> None:
+def test_a_repair_without_a_snapshot_is_refused(store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, "k").upsert({"k": 1, "v": 1})
     replica_of(store, objects := Objects())
     shipper = Shipper(store.runtime, "r", objects)

@@ -30,7 +30,7 @@ WITH_CREDENTIALS = [
 
 
 @pytest.mark.parametrize("url", WITH_CREDENTIALS)
-def test_a_url_with_credentials_is_refused_wherever_one_is_taken(tmp_path: Path, url: str) -> None:
+def test_every_call_refuses_a_url_with_credentials(tmp_path: Path, url: str) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
         before = store.runtime.catalog().txid
@@ -65,7 +65,7 @@ def test_a_url_with_credentials_is_refused_wherever_one_is_taken(tmp_path: Path,
 
 
 @pytest.mark.parametrize("url", [*WITH_CREDENTIALS, f"nonsense://key:{SECRET}@bucket/path"])
-def test_credentials_that_an_old_catalog_has_are_never_printed(tmp_path: Path, url: str) -> None:
+def test_credentials_in_an_old_catalog_are_never_printed(tmp_path: Path, url: str) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         # As an earlier version did.
@@ -123,7 +123,7 @@ def test_two_replicas_at_one_place_are_refused(tmp_path: Path) -> None:
         assert sorted(store.runtime.catalog().replicas) == ["b", "other", "r"]
 
 
-def test_a_copy_goes_on_that_follows_a_url_with_credentials(tmp_path: Path) -> None:
+def test_a_copy_of_a_url_with_credentials_still_follows(tmp_path: Path) -> None:
     """It is given without them now."""
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")

@@ -25,7 +25,7 @@ from tests.support.proof import Proves
 from tests.support.tables import rows_of
 
 OBJECTS = 12
-"""Of the catalog and of buckets, beside ``STORE``, ``TOLD`` and ``leader/``."""
+"""Objects of the catalog and of buckets; there are also ``STORE``, ``TOLD`` and ``leader/``."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ def expected(damaged: list[tuple[ObjectName, Damage]]) -> set[Any]:
     return found
 
 
-def told(found: list[Finding]) -> set[Any]:
+def reported(found: list[Finding]) -> set[Any]:
     said: set[Any] = set()
     for each in found:
         if each.kind == "BAD":
@@ -121,7 +121,7 @@ def told(found: list[Finding]) -> set[Any]:
     return said
 
 
-def test_all_of_it_is_whole(shipped: Shipped) -> None:
+def test_an_undamaged_replica_has_no_findings(shipped: Shipped) -> None:
     assert shipped.found(shipped.whole) == []
 
 
@@ -135,7 +135,7 @@ def test_every_damage_of_one_or_two_objects_is_reported_exactly(shipped: Shipped
         held = dict(shipped.whole)
         for name, damage in damaged:
             damage(held, name, random)
-        assert told(shipped.found(held)) == expected(damaged), damaged
+        assert reported(shipped.found(held)) == expected(damaged), damaged
     proves("replica losses", len(cases))
 
 
@@ -143,19 +143,19 @@ def test_every_swap_and_every_double_is_reported_exactly(shipped: Shipped) -> No
     for one, other in combinations(shipped.names, 2):
         held = dict(shipped.whole)
         held[str(one)], held[str(other)] = held[str(other)], held[str(one)]
-        assert told(shipped.found(held)) == {str(one), str(other)}
+        assert reported(shipped.found(held)) == {str(one), str(other)}
     for name in shipped.names:
         double = ObjectName(name.stream, name.kind, name.start + 1, name.end + 1, name.epoch)
         held = {**shipped.whole, str(double): shipped.whole[str(name)]}
-        assert told(shipped.found(held)) == {str(double)}
-        # Of the same offsets, but of another track.
+        assert reported(shipped.found(held)) == {str(double)}
+        # Of the same offsets, but of another stream.
         for stream in (Stream(1, 7), Stream(8, 0)):
             moved = ObjectName(stream, name.kind, name.start, name.end, name.epoch)
             held = {**shipped.whole, str(moved): shipped.whole[str(name)]}
-            assert told(shipped.found(held)) == {str(moved)}
+            assert reported(shipped.found(held)) == {str(moved)}
 
 
-def test_what_was_found_is_repaired_and_what_is_restored_is_what_was_shipped(shipped: Shipped, tmp_path: Path) -> None:
+def test_a_repaired_replica_restores_what_was_shipped(shipped: Shipped, tmp_path: Path) -> None:
     random = Random(2)
     store, objects, replica = shipped.store, shipped.objects, shipped.replica
     table = store.table("t")
@@ -176,17 +176,17 @@ def test_what_was_found_is_repaired_and_what_is_restored_is_what_was_shipped(shi
             assert changes_of(back.table("t")) == changes_of(table)
 
 
-def test_what_nobody_was_told_of_is_removed_by_a_repair(shipped: Shipped) -> None:
+def test_a_repair_removes_bad_objects_that_were_never_reported(shipped: Shipped) -> None:
     objects = shipped.objects
     stray = ObjectName(Stream(1, 0), "range", 3, 17, Epoch(0))
     objects.held[str(stray)] = b"?"
-    assert told(shipped.replica.check().findings) == {str(stray)}
+    assert reported(shipped.replica.check().findings) == {str(stray)}
     assert shipped.replica.repair()
     assert str(stray) not in objects.held
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_a_replica_says_of_itself(shipped: Shipped, tmp_path: Path, damage: Damage) -> None:
+def test_a_damaged_manifest_is_found_and_repaired(shipped: Shipped, tmp_path: Path, damage: Damage) -> None:
     damage(shipped.objects.held, "TOLD", Random(3))  # type: ignore[arg-type]
     with pytest.raises(StoreError, match=r"TOLD|manifest of the replica is missing"):
         restored(shipped.objects, tmp_path / "s")
@@ -196,7 +196,7 @@ def test_what_a_replica_says_of_itself(shipped: Shipped, tmp_path: Path, damage:
 
 
 @pytest.mark.parametrize("damage", [lost, truncated])
-def test_whose_replica_it_is(shipped: Shipped, tmp_path: Path, damage: Damage) -> None:
+def test_a_damaged_store_file_is_found_and_repaired(shipped: Shipped, tmp_path: Path, damage: Damage) -> None:
     damage(shipped.objects.held, "STORE", Random(3))  # type: ignore[arg-type]
     with pytest.raises(StoreError):
         restored(shipped.objects, tmp_path / "s")
@@ -205,14 +205,14 @@ def test_whose_replica_it_is(shipped: Shipped, tmp_path: Path, damage: Damage) -
     restored(shipped.objects, tmp_path / "s")
 
 
-def test_what_is_somebody_elses_is_left_alone(shipped: Shipped) -> None:
+def test_foreign_objects_are_left_alone(shipped: Shipped) -> None:
     objects = shipped.objects
-    objects.held["notes.txt"] = b"somebody else's"
+    objects.held["notes.txt"] = b"another program's"
     assert shipped.replica.repair()
-    assert objects.held.pop("notes.txt") == b"somebody else's"
+    assert objects.held.pop("notes.txt") == b"another program's"
 
 
-def test_a_restore_never_goes_over_a_hole(shipped: Shipped, tmp_path: Path) -> None:
+def test_a_restore_never_crosses_a_hole(shipped: Shipped, tmp_path: Path) -> None:
     for number, name in enumerate(shipped.names):
         held = dict(shipped.whole)
         del held[str(name)]
@@ -222,7 +222,7 @@ def test_a_restore_never_goes_over_a_hole(shipped: Shipped, tmp_path: Path) -> N
         assert not (tmp_path / f"{number}" / "STORE").exists()
 
 
-def test_small_objects_are_not_needed_where_larger_ones_overlap(shipped: Shipped, tmp_path: Path) -> None:
+def test_a_lost_object_inside_a_larger_one_is_no_finding(shipped: Shipped, tmp_path: Path) -> None:
     """As after a merge that died before it removed what it merged, or right after it did."""
     store, objects = shipped.store, Objects(dict(shipped.whole))
     ranges = [name for name in shipped.names if name.stream == Stream(1, 0)]
@@ -240,7 +240,7 @@ def test_small_objects_are_not_needed_where_larger_ones_overlap(shipped: Shipped
             assert rows_of(back.table("t")) == rows_of(store.table("t"))
 
 
-def test_what_is_found_is_known_after_a_checkpoint_to_every_process(shipped: Shipped) -> None:
+def test_findings_survive_a_checkpoint_and_are_visible_to_every_process(shipped: Shipped) -> None:
     held = shipped.objects.held
     with mock.patch.dict(held):
         del held[str(shipped.names[4])]

@@ -1,4 +1,4 @@
-"""A copy that follows is, after each round, the store as it was at a moment; whatever dies, and whoever leads."""
+"""After each round a copy is the store as it was at one moment, after crashes and under any leader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from logformat import paths
 from logformat.catalog.following_file import FollowingFile
 from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, TableId
-from logformat.replica import follower_status, manifest as replica_told
+from logformat.replica import follower_status, manifest as replica_manifest
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
@@ -49,7 +49,7 @@ EPOCH_KEYS = range(100, 109)
 def follower(
     objects: Client, path: Path, *, files: Files | None = None, clock: SetClock | None = None, **given: Any
 ) -> Follower:
-    """Who follows a replica in memory with the copy at a path, which is made if it is not there."""
+    """A follower of a replica in memory; creates the copy at the path if it does not exist."""
     named = ("journal_sync", "edits_per_journal", "segment_bytes_max")
     options = StoreOptions(**{key: given.pop(key) for key in named if key in given})
     files, clock = files or Files(), clock or SetClock()
@@ -129,7 +129,7 @@ class Leader:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 60))])
-def test_after_each_round_it_is_what_a_restore_is(tmp_path: Path, seed: int) -> None:
+def test_after_each_round_a_copy_equals_a_restore(tmp_path: Path, seed: int) -> None:
     leader = Leader(tmp_path / "s", seed)
     leader.step()
     leader.ship()
@@ -204,7 +204,7 @@ def until_it_lives(work: Callable[[Files], Any]) -> int:
             died += 1
 
 
-def test_killed_at_every_step(tmp_path: Path) -> None:
+def test_a_copy_is_consistent_after_a_kill_at_every_step(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 5)
 
     def pull(files: Files) -> None:
@@ -234,18 +234,18 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
 
 
 def cut(objects: Objects, of: Callable[[Shipped], int]) -> Objects:
-    """The replica when less had been told: as after a leader that died in between."""
-    told = replica_told.decode(objects.held["TOLD"], store_id(objects))
-    shipped = [msgspec.structs.replace(each, end=of(each)) for each in told.shipped]
-    before = msgspec.structs.replace(told, shipped=shipped, as_of_ms=told.as_of_ms - 1)
-    return Objects({**objects.held, "TOLD": replica_told.encode(before)})
+    """The replica with an earlier manifest, as after a leader that died during a round."""
+    manifest = replica_manifest.decode(objects.held["TOLD"], store_id(objects))
+    shipped = [msgspec.structs.replace(each, end=of(each)) for each in manifest.shipped]
+    before = msgspec.structs.replace(manifest, shipped=shipped, as_of_ms=manifest.as_of_ms - 1)
+    return Objects({**objects.held, "TOLD": replica_manifest.encode(before)})
 
 
 def store_id(objects: Objects) -> UUID:
     return Source(objects).store.store_id
 
 
-def test_a_commit_is_there_in_all_buckets_or_in_none(tmp_path: Path) -> None:
+def test_a_copy_has_a_commit_in_all_buckets_or_in_none(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 1)
     table = leader.store.table("t")
     leader._epoch(table)
@@ -261,7 +261,7 @@ def test_a_commit_is_there_in_all_buckets_or_in_none(tmp_path: Path) -> None:
     ends = {b: end for b, (_, end) in table.offsets().items()}
     torn = 0
     for bucket in range(3):
-        # One bucket has everything; of the others less and less was told.
+        # One bucket has everything; the others have less and less.
         objects = cut(
             leader.objects,
             lambda each, all_of=bucket: (
@@ -286,7 +286,7 @@ def test_a_commit_is_there_in_all_buckets_or_in_none(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def test_a_task_has_ended_once_its_rows_are_there(tmp_path: Path) -> None:
+def test_a_task_ends_in_a_copy_only_with_its_rows(tmp_path: Path) -> None:
     landing = tmp_path / "in"
     landing.mkdir()
     leader = Leader(tmp_path / "s", 1)
@@ -300,15 +300,15 @@ def test_a_task_has_ended_once_its_rows_are_there(tmp_path: Path) -> None:
         job.run()
     leader.store.create_table("u", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     leader.ship()
-    behind = cut(
+    lagging = cut(
         leader.objects,
         lambda each: before[each.stream.bucket] if each.stream.table_id == 1 and each.stream.bucket == 2 else each.end,
     )
-    copy = follower(behind, tmp_path / "c")
+    copy = follower(lagging, tmp_path / "c")
     assert copy.pull()
     assert not copy.pull()
     with kvstore.open(tmp_path / "c", read_only=True) as read:
-        assert read.list_tables() == ["t"], "edits behind the one that is left out are left out too"
+        assert read.list_tables() == ["t"], "edits after the one that is left out are left out too"
         assert read.job("j").show().statistics.succeeded_tasks == 0
         assert rows_of(read.table("t")) == []
     copy.close()
@@ -358,14 +358,14 @@ def test_the_former_leader_neither_writes_nor_ships(tmp_path: Path) -> None:
     other.close()
     restored(leader.objects, tmp_path / "back")
     assert everything(tmp_path / "other") == everything(tmp_path / "back") == everything(tmp_path / "c")
-    # Who recovers it knows what that means.
+    # A recovery of the catalog makes it a store.
     recovery.recover(tmp_path / "s", store_id(leader.objects), Files(), SystemClock(), write=True)
     with kvstore.open(tmp_path / "s") as again:
         again.create_table("mine", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     new.store.close()
 
 
-def test_a_promotion_that_dies_is_done_again(tmp_path: Path) -> None:
+def test_a_promotion_that_died_can_be_repeated(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader._epoch(leader.store.table("t"))
     leader.ship()
@@ -389,7 +389,7 @@ def test_a_promotion_that_dies_is_done_again(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def test_one_of_two_that_are_promoted(tmp_path: Path) -> None:
+def test_of_two_promoted_copies_one_leads(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader.ship()
     one, other = (follower(leader.objects, tmp_path / name) for name in "ab")
@@ -430,7 +430,7 @@ def behind_and_ahead(tmp_path: Path, *, steps: int) -> tuple[Leader, Path]:
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_what_a_new_leader_lacks_is_given_up_within_a_limit(tmp_path: Path, *, writes: bool) -> None:
+def test_changes_that_a_new_leader_lacks_are_rolled_back_within_a_limit(tmp_path: Path, *, writes: bool) -> None:
     leader, path = behind_and_ahead(tmp_path, steps=2)
     if writes:
         leader._upsert(leader.store.table("t"))
@@ -453,12 +453,12 @@ def test_what_a_new_leader_lacks_is_given_up_within_a_limit(tmp_path: Path, *, w
 
 
 @pytest.mark.parametrize("how", ["recovered", "promoted"])
-def test_edits_that_a_new_leader_lacks(tmp_path: Path, how: str) -> None:
+def test_edits_that_a_new_leader_lacks_are_rolled_back(tmp_path: Path, how: str) -> None:
     old = Leader(tmp_path / "s", 3)
     old.store.checkpoint()
     old.ship()
     copy, new = (follower(old.objects, tmp_path / name) for name in ("c", "new"))
-    for number in range(3):  # so that their journals have what is behind the last shipment they know of
+    for number in range(3):  # so that their journals have edits after the last shipment they know of
         old.store.create_table(f"both{number}", SCHEMA, "k")
         old.ship()
         copy.pull()
@@ -476,12 +476,12 @@ def test_edits_that_a_new_leader_lacks(tmp_path: Path, how: str) -> None:
     if how == "recovered":
         recovery.recover(tmp_path / "new", store_id(old.objects), Files(), SystemClock(), write=True)
     else:
-        # It does not know of the last shipment: what told of it is not there yet.
-        told = old.objects.held["TOLD"]
+        # It does not know of the last shipment: the manifest that has it is missing.
+        manifest = old.objects.held["TOLD"]
         old.objects.held["TOLD"] = before["TOLD"]
         with follower(old.objects, tmp_path / "new") as new:
             new.promote()
-        old.objects.held["TOLD"] = told
+        old.objects.held["TOLD"] = manifest
     leader = Leader(tmp_path / "new", 6, old.objects)
     for number in range(5):  # edits of the same numbers
         leader.store.create_table(f"new{number}", SCHEMA, "k")
@@ -495,7 +495,7 @@ def test_edits_that_a_new_leader_lacks(tmp_path: Path, how: str) -> None:
     old.store.close()
 
 
-def test_a_new_leader_that_has_everything_takes_nothing_back(tmp_path: Path) -> None:
+def test_a_new_leader_that_has_everything_causes_no_rollback(tmp_path: Path) -> None:
     leader, path = behind_and_ahead(tmp_path, steps=0)
     leader.step()
     leader.ship()
@@ -505,7 +505,7 @@ def test_a_new_leader_that_has_everything_takes_nothing_back(tmp_path: Path) -> 
     leader.store.close()
 
 
-def test_a_replica_that_begins_behind_the_copy(tmp_path: Path) -> None:
+def test_a_copy_is_rebuilt_if_the_replica_starts_after_its_end(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s", segment_bytes_max=2000, log_bytes_max=2000) as store:
         table = store.create_table("t", SCHEMA, "k")
@@ -526,7 +526,7 @@ def test_a_replica_that_begins_behind_the_copy(tmp_path: Path) -> None:
     assert everything(tmp_path / "c")["t"][0] == everything(tmp_path / "s")["t"][0]
 
 
-def test_a_hole_is_not_crossed(tmp_path: Path) -> None:
+def test_a_follower_never_crosses_a_hole(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader.ship()
     with follower(leader.objects, tmp_path / "c") as copy:
@@ -545,7 +545,7 @@ def test_a_hole_is_not_crossed(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def test_what_a_copy_does_not_allow(tmp_path: Path) -> None:
+def test_a_copy_refuses_writes_and_a_second_follower(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader._upsert(leader.store.table("t"))
     with pytest.raises(NotAStore, match="no replica"):
@@ -573,7 +573,7 @@ def test_what_a_copy_does_not_allow(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def test_by_urls(tmp_path: Path) -> None:
+def test_following_by_urls(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         replica = store.add_replica(str(tmp_path / "r"), "r")
@@ -600,7 +600,7 @@ def test_by_urls(tmp_path: Path) -> None:
         assert new.replica("r").check()
 
 
-def test_lag_and_clocks_that_differ_are_said(tmp_path: Path) -> None:
+def test_a_follower_warns_of_lag_and_of_wrong_clocks(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader.ship()
     clock = SetClock(SystemClock().now_ms())

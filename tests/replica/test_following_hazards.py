@@ -27,7 +27,7 @@ from tests.replica.test_following import Leader, everything, follower
 from tests.replica.test_shipping import wait_until
 
 
-def test_the_replica_of_another_store_at_the_same_place(tmp_path: Path) -> None:
+def test_a_copy_refuses_the_replica_of_another_store_at_the_same_url(tmp_path: Path) -> None:
     place: dict[str, bytes] = {}
     first = Leader(tmp_path / "s", 1, Objects(place))
     first._upsert(first.store.table("t"))
@@ -51,7 +51,7 @@ def test_the_replica_of_another_store_at_the_same_place(tmp_path: Path) -> None:
     first.store.close()
 
 
-def test_consumers_do_not_stand_behind_what_a_promoted_copy_has(tmp_path: Path) -> None:
+def test_a_promotion_moves_consumers_back_to_the_ends_of_the_buckets(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([{"k": 1, "v": 1}])
@@ -82,7 +82,7 @@ def test_consumers_do_not_stand_behind_what_a_promoted_copy_has(tmp_path: Path) 
         assert new.consumers["c"]["t"][0] <= end, "what is written now would be passed over"
 
 
-def test_who_was_fenced_is_told_though_he_fenced_before(tmp_path: Path) -> None:
+def test_a_fenced_promotion_fails_though_it_fenced_another_before(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader.ship()
     one = follower(leader.objects, tmp_path / "a")
@@ -104,7 +104,7 @@ def test_who_was_fenced_is_told_though_he_fenced_before(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def test_who_is_fenced_while_he_promotes_is_told(tmp_path: Path) -> None:
+def test_a_promotion_that_is_fenced_meanwhile_fails(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader.ship()
     one, other = (follower(leader.objects, tmp_path / name) for name in "ab")
@@ -124,7 +124,7 @@ def test_who_is_fenced_while_he_promotes_is_told(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def test_a_directory_that_is_moved_away_and_back(tmp_path: Path) -> None:
+def test_a_follower_continues_after_its_directory_was_moved_away_and_back(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         replica = store.add_replica(str(tmp_path / "r"), "r")
@@ -143,7 +143,7 @@ def test_a_directory_that_is_moved_away_and_back(tmp_path: Path) -> None:
             assert copy.pull().changes == 1
 
 
-def test_a_new_leader_whose_batch_does_not_end_where_the_copy_does(tmp_path: Path) -> None:
+def test_a_batch_of_a_new_leader_may_end_after_the_copy(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s") as old:
         table = old.create_table("t", SCHEMA, "k")
@@ -163,7 +163,7 @@ def test_a_new_leader_whose_batch_does_not_end_where_the_copy_does(tmp_path: Pat
         replica_of(new, objects).ship()
     with pytest.raises(Diverged) as caught:
         copy.pull()
-    assert int(str(caught.value.where["lacking"])) >= 20, "all that it has behind the first difference"
+    assert int(str(caught.value.where["lacking"])) >= 20, "all that it has after the first difference"
     copy.close()
     with follower(objects, tmp_path / "c", rollback_limit=30) as copy:
         assert copy.pull().rebuilt
@@ -208,7 +208,7 @@ class Expired:
 
 
 @pytest.mark.parametrize(("same", "common"), [(True, 40), (False, 10)])
-def test_what_expired_in_the_copy_is_told_by_what_is_behind_it(*, same: bool, common: int) -> None:
+def test_expired_changes_of_a_copy_are_judged_by_the_changes_after_them(*, same: bool, common: int) -> None:
     theirs = {at: b"%d" % at for at in range(10, 50, 5)}
     mine = {at: b"%d" % at if same else b"-" for at in range(30, 40, 5)}
     found = Expired(mine, theirs)
@@ -216,8 +216,8 @@ def test_what_expired_in_the_copy_is_told_by_what_is_behind_it(*, same: bool, co
 
 
 @pytest.fixture
-def begun_anew(tmp_path: Path) -> Iterator[Objects]:
-    """A replica that begins behind what a copy in ``c`` has, and directories of others beside that."""
+def restarted(tmp_path: Path) -> Iterator[Objects]:
+    """A replica that starts after the end of the copy in ``c``."""
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
@@ -240,37 +240,37 @@ def begun_anew(tmp_path: Path) -> Iterator[Objects]:
         yield objects
 
 
-def test_nobody_promotes_a_copy_that_is_made_anew(
-    tmp_path: Path, begun_anew: Objects, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_can_not_be_promoted_while_it_is_rebuilt(
+    tmp_path: Path, restarted: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, tried = creation.create, list[str]()
 
     def meanwhile(*given: Any) -> Any:
         with pytest.raises(StoreLocked):
-            follower(begun_anew, tmp_path / "c")
+            follower(restarted, tmp_path / "c")
         tried.append("")
         return create(*given)
 
     monkeypatch.setattr(creation, "create", meanwhile)
-    with follower(begun_anew, tmp_path / "c") as copy:
+    with follower(restarted, tmp_path / "c") as copy:
         assert copy.pull().rebuilt
     assert tried
     with kvstore.open(tmp_path / "c", read_only=True) as read:
         assert read.table("t").count() == 2
 
 
-def test_a_copy_that_is_made_anew_touches_nobody_elses_directory(
-    tmp_path: Path, begun_anew: Objects, monkeypatch: pytest.MonkeyPatch
+def test_rebuilding_a_copy_leaves_other_directories_alone(
+    tmp_path: Path, restarted: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(tmp_path / "c", tmp_path / "c.before")  # somebody keeps what there was
+    shutil.copytree(tmp_path / "c", tmp_path / "c.before")  # a backup by the user
     monkeypatch.chdir(tmp_path / "c")
-    with follower(begun_anew, Path()) as copy:
+    with follower(restarted, Path()) as copy:
         assert copy.pull().rebuilt
     assert sorted(each.name for each in tmp_path.glob("c*")) == ["c", "c.before"]
     assert everything(tmp_path / "c.before")
 
 
-def test_a_leader_that_ships_faster_than_its_replica_is_listed(tmp_path: Path) -> None:
+def test_a_follower_keeps_up_though_the_leader_ships_during_each_listing(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 1)
     leader._epoch(leader.store.table("t"))
     leader.ship()
@@ -297,7 +297,7 @@ def test_a_leader_that_ships_faster_than_its_replica_is_listed(tmp_path: Path) -
     leader.store.close()
 
 
-def test_another_replica_of_the_name_of_one_that_was_refused(tmp_path: Path) -> None:
+def test_a_new_replica_may_have_the_name_of_a_refused_one(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "other") as other:
         other.add_replica(str(tmp_path / "taken")).ship()
     with kvstore.open(tmp_path / "s") as store, store.replicate(0.01) as shipping:
@@ -309,16 +309,16 @@ def test_another_replica_of_the_name_of_one_that_was_refused(tmp_path: Path) -> 
         wait_until(lambda: store.replicas["r"].as_of_ms is not None)
 
 
-def test_a_copy_that_did_not_come_to_be_is_not_promoted(tmp_path: Path, begun_anew: Objects) -> None:
+def test_a_copy_whose_creation_died_can_not_be_promoted(tmp_path: Path, restarted: Objects) -> None:
     (tmp_path / "c" / "STORE").unlink()
     with pytest.raises(NotAStore, match="creation of this copy did not finish"):
-        following.Follower(tmp_path / "c", StoreOptions(), Files(), SystemClock(), connect=lambda _: begun_anew)
+        following.Follower(tmp_path / "c", StoreOptions(), Files(), SystemClock(), connect=lambda _: restarted)
 
 
-def test_a_place_that_fails_between_two_buckets(tmp_path: Path) -> None:
-    """What was planned can't be fetched: nothing of the round is taken, and no commit is seen torn."""
+def test_a_failed_fetch_leaves_the_copy_unchanged(tmp_path: Path) -> None:
+    """What was planned can't be fetched: nothing of the round is taken, and no commit is in some buckets only."""
     leader = Leader(tmp_path / "s", 1)
-    plain = leader.store.create_table("u", SCHEMA, "k", buckets=2)  # nobody looks at its batches to plan
+    plain = leader.store.create_table("u", SCHEMA, "k", buckets=2)  # planning does not read its batches
     plain.upsert([{"k": k, "v": 0} for k in range(9)])
     leader._epoch(leader.store.table("t"))
     leader.ship()

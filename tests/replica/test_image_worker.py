@@ -48,7 +48,7 @@ def images(store: Path) -> list[int]:
 
 
 class Following:
-    """Somebody who follows, until the end of a block."""
+    """Follows in a thread until the end of a block."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.copy = kvstore.follow(str(tmp_path / "r"), tmp_path / "c")
@@ -70,7 +70,7 @@ class Following:
             self.copy.pull()
 
 
-def test_a_copy_makes_it(tmp_path: Path, store: kvstore.Store) -> None:
+def test_a_copy_makes_the_image(tmp_path: Path, store: kvstore.Store) -> None:
     with pytest.raises(Unavailable, match="too little memory"):
         store.checkpoint()
     with Following(tmp_path):
@@ -100,7 +100,9 @@ def test_a_copy_makes_it(tmp_path: Path, store: kvstore.Store) -> None:
         assert again.check()
 
 
-def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_does_not_answer_is_reported(
+    tmp_path: Path, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with kvstore.follow(str(tmp_path / "r"), tmp_path / "c") as copy:
         copy.pull()
         monkeypatch.setattr(controller, "WORKER_SECONDS", 0.1)
@@ -108,7 +110,7 @@ def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypa
             store.checkpoint()
         copy.pull()  # it comes too late
         assert images(store.path) == []
-        told = FollowerStatus(
+        status = FollowerStatus(
             store_id=store.runtime.store_id,
             name="x",
             as_of_ms=0,
@@ -118,7 +120,7 @@ def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypa
             obstacle=None,
         )
         # One that was seen long ago, or says that it can't, is not asked.
-        (tmp_path / "r" / follower_status.object_name("x")).write_bytes(follower_status.encode(told))
+        (tmp_path / "r" / follower_status.object_name("x")).write_bytes(follower_status.encode(status))
         assert [each.name for each in store.replica("r").followers()][1:] == ["x"]
         monkeypatch.setattr(follower, "obstacle", lambda _: Unavailable("nor here"))
         copy.pull()
@@ -127,7 +129,7 @@ def test_a_copy_that_says_nothing(tmp_path: Path, store: kvstore.Store, monkeypa
 
 
 @pytest.mark.parametrize("damage", ["flipped", "foreign", "answer"])
-def test_what_is_no_image_is_not_taken(tmp_path: Path, store: kvstore.Store, damage: str) -> None:
+def test_a_damaged_image_is_refused(tmp_path: Path, store: kvstore.Store, damage: str) -> None:
     with kvstore.open(tmp_path / "other") as other:
         other.create_table("t", SCHEMA, "k")
         state, other_id = other.runtime.catalog(), other.runtime.store_id
@@ -166,7 +168,7 @@ def test_what_is_no_image_is_not_taken(tmp_path: Path, store: kvstore.Store, dam
     assert store.check()
 
 
-def test_the_most_memory_is_chosen() -> None:
+def test_the_copy_with_the_most_memory_is_chosen() -> None:
     def status(name: str, free: int | None, said: int, obstacle: str | None = None) -> FollowerStatus:
         return FollowerStatus(
             store_id=UUID(int=1),

@@ -38,7 +38,7 @@ def filled(store: kvstore.Store, *, snapshots: bool) -> kvstore.Table:
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_store_comes_back(tmp_path: Path, *, expires: bool) -> None:
+def test_a_store_is_restored_from_small_ranges(tmp_path: Path, *, expires: bool) -> None:
     """Also one whose log has expired, so that it begins with snapshots."""
     kept = {"log_bytes_max": 2000} if expires else {}
     with kvstore.open(tmp_path / "s", segment_bytes_max=1500, **kept) as store:

@@ -1,4 +1,4 @@
-"""Once a copy is promoted, who led before appends nothing, ship it or not; a place that is gone stops nobody."""
+"""After a promotion the former leader appends nothing; a replica that is gone stops no leader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "c"
 
 
-def test_nothing_is_appended_any_more(tmp_path: Path, copy: Path) -> None:
+def test_a_fenced_leader_appends_nothing(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.table("t")
         table.upsert([{"k": 2, "v": 2}])
@@ -58,14 +58,14 @@ def test_nothing_is_appended_any_more(tmp_path: Path, copy: Path) -> None:
         assert rows_of(store.table("t")) == [{"k": 1, "v": 1}, {"k": 9, "v": 9}]
 
 
-def test_nor_by_who_opens_it_later(tmp_path: Path, copy: Path) -> None:
+def test_a_fenced_leader_appends_nothing_after_it_is_reopened(tmp_path: Path, copy: Path) -> None:
     kvstore.promote(copy)
     with kvstore.open(tmp_path / "s") as store, pytest.raises(WriterFenced, match="write there"):
         store.table("t").upsert([{"k": 3, "v": 3}])
 
 
 @pytest.mark.parametrize("round", range(3))
-def test_nor_by_who_is_in_the_middle_of_it(tmp_path: Path, copy: Path, round: int) -> None:
+def test_a_leader_that_is_appending_is_fenced(tmp_path: Path, copy: Path, round: int) -> None:
     """A thread, and a process of its own, that append all the time."""
     promoted, late, fenced = threading.Event(), [], []
     with kvstore.open(tmp_path / "s") as store:
@@ -112,7 +112,7 @@ def append_always(pipe: Pipe, path: Path, lease: float) -> None:
             pipe.send("appended")
 
 
-def test_a_place_that_is_gone_stops_nobody(tmp_path: Path, copy: Path) -> None:
+def test_an_unreachable_replica_stops_no_leader(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         shutil.move(tmp_path / "r", tmp_path / "away")
         store.table("t").upsert([{"k": 2, "v": 2}])
@@ -123,7 +123,9 @@ def test_a_place_that_is_gone_stops_nobody(tmp_path: Path, copy: Path) -> None:
             append_until_fenced(store.table("t"))  # it is asked beside appends first
 
 
-def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_does_not_answer_stops_no_leader(
+    tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leadership, "WAIT_SECONDS", 0.01)
     answers, asked = threading.Event(), threading.Event()
 
@@ -135,7 +137,9 @@ def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monk
             return super().get(name, bytes_max=bytes_max)
 
     place = Silent()
-    monkeypatch.setattr("kvstore.store.ReplicaLeadership", lambda clock: lead.ReplicaLeadership(clock, lambda _: place))
+    monkeypatch.setattr(
+        "kvstore.store.ReplicaLeadership", lambda clock: leadership.ReplicaLeadership(clock, lambda _: place)
+    )
     with kvstore.open(tmp_path / "s") as store:
         for number in range(3):
             store.table("t").upsert(pa.RecordBatch.from_pylist([{"k": 2, "v": number}], schema=SCHEMA))
@@ -148,8 +152,8 @@ def test_a_place_that_says_nothing_stops_nobody(tmp_path: Path, copy: Path, monk
             append_until_fenced(store.table("t"))
 
 
-def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path) -> None:
-    """What is under way when a writer comes may have been asked before anybody was promoted."""
+def test_a_late_answer_does_not_renew_the_lease(tmp_path: Path, copy: Path) -> None:
+    """A request that is pending when a write begins may have been sent before a promotion."""
     asked, answers = threading.Event(), threading.Event()
 
     class Late(Objects):
@@ -180,7 +184,7 @@ def test_the_answer_to_a_question_of_long_ago_is_none(tmp_path: Path, copy: Path
     assert place.lost_to == state.leader_epoch + 1
 
 
-def test_a_place_that_was_gone_is_asked_again_after_a_rest(tmp_path: Path, copy: Path) -> None:
+def test_a_replica_that_was_unreachable_is_asked_again_after_a_pause(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         shutil.move(tmp_path / "r", tmp_path / "away")
         store.table("t").upsert([{"k": 2, "v": 2}])
@@ -191,7 +195,7 @@ def test_a_place_that_was_gone_is_asked_again_after_a_rest(tmp_path: Path, copy:
             store.table("t").upsert([{"k": 3, "v": 3}])
 
 
-def test_a_place_that_is_gone_does_not_stand_for_another(tmp_path: Path, copy: Path) -> None:
+def test_an_unreachable_replica_does_not_hide_another_one(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.add_replica(str(tmp_path / "r2"), "a").ship()
         store.table("t").upsert([{"k": 2, "v": 2}])
@@ -201,7 +205,7 @@ def test_a_place_that_is_gone_does_not_stand_for_another(tmp_path: Path, copy: P
             store.table("t").upsert([{"k": 3, "v": 3}])
 
 
-def test_what_was_merged_before_is_not_appended_after(
+def test_rows_merged_before_the_fencing_are_not_appended_after_it(
     tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that takes longer than a lease: it is asked once more before it goes to the log."""
@@ -222,7 +226,9 @@ def test_what_was_merged_before_is_not_appended_after(
         assert rows_of(table) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
 
 
-def test_nor_is_an_epoch(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_merged_before_the_fencing_is_not_appended_after_it(
+    tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     apply, merged = WritePath.apply, []
 
     def slowly(self: WritePath, *arguments: Any, **given: Any) -> Any:
@@ -239,7 +245,7 @@ def test_nor_is_an_epoch(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyP
         assert rows_of(table) == [{"k": 1, "v": 1}]
 
 
-def test_edits_that_wait_are_left_out(tmp_path: Path, copy: Path) -> None:
+def test_waiting_edits_of_a_fenced_leader_are_dropped(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s", journal_sync="NO_SYNC", sync_interval_ms=60_000) as store:
         consumer = store.consumer("c")
         consumer.commit("t", {0: 0})
@@ -252,7 +258,7 @@ def test_edits_that_wait_are_left_out(tmp_path: Path, copy: Path) -> None:
         assert store.table("t").consumers["c"][0] == 0
 
 
-def test_a_place_that_another_store_has_by_now(tmp_path: Path, copy: Path) -> None:
+def test_a_replica_that_now_belongs_to_another_store_fences_no_leader(tmp_path: Path, copy: Path) -> None:
     with kvstore.open(tmp_path / "s") as store, kvstore.open(tmp_path / "o") as other:
         shutil.rmtree(tmp_path / "r")
         other.create_table("t", SCHEMA, "k")
@@ -265,8 +271,8 @@ def test_a_place_that_another_store_has_by_now(tmp_path: Path, copy: Path) -> No
         store.drop_replica("r")
 
 
-def test_a_copy_that_goes_on_several_epochs_later(tmp_path: Path, copy: Path) -> None:
-    """Recovered twice, for instance: nobody ever shipped in the epoch between."""
+def test_a_leader_several_epochs_later_fences_the_old_one(tmp_path: Path, copy: Path) -> None:
+    """For example after two recoveries: no leader shipped in the epoch between."""
     shutil.copytree(tmp_path / "s", tmp_path / "s2")
     with kvstore.open(tmp_path / "s", read_only=True) as store:
         store_id = store.runtime.store_id
@@ -278,7 +284,7 @@ def test_a_copy_that_goes_on_several_epochs_later(tmp_path: Path, copy: Path) ->
         store.table("t").upsert([{"k": 2, "v": 2}])
 
 
-def test_a_shipper_that_died_before_it_said_what_it_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipment_that_died_before_its_report_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         store.flush()
@@ -303,7 +309,7 @@ def append_until_fenced(table: kvstore.Table) -> None:
         table.upsert([{"k": 4, "v": 4}])
 
 
-def test_another_store_there_fences_nobody(tmp_path: Path, copy: Path) -> None:
+def test_the_replica_of_another_store_fences_no_leader(tmp_path: Path, copy: Path) -> None:
     """Nothing was shipped there, and nothing is."""
     kvstore.promote(copy)
     with kvstore.open(tmp_path / "other") as other:

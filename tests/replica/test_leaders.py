@@ -50,7 +50,7 @@ def assert_is(objects: Objects, store: kvstore.Store, to: Path) -> None:
 
 @pytest.mark.parametrize("before", [1, 3])
 @pytest.mark.parametrize("behind", [1, 5])
-def test_what_the_one_before_shipped_is_over(tmp_path: Path, before: int, behind: int) -> None:
+def test_objects_of_a_former_leader_end_where_the_new_one_starts(tmp_path: Path, before: int, behind: int) -> None:
     """The original ships on after the copy was made, and then the copy takes its place."""
     objects = Objects()
     with kvstore.open(tmp_path / "old") as old:
@@ -71,7 +71,7 @@ def test_what_the_one_before_shipped_is_over(tmp_path: Path, before: int, behind
             for name in objects.names[::3]:
                 objects.held[str(name)] += b"?"
             assert replica_of(new, objects).repair()
-            assert_is(objects, new, tmp_path / "mended")
+            assert_is(objects, new, tmp_path / "repaired")
 
 
 def test_a_restored_store_does_not_take_the_place_of_its_replica(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_restored_store_does_not_take_the_place_of_its_replica(tmp_path: Path)
         assert_is(objects, store, tmp_path / "again")
 
 
-def test_of_two_copies_only_one_takes_the_place(tmp_path: Path) -> None:
+def test_only_one_of_two_copies_takes_the_place(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
@@ -105,7 +105,7 @@ def test_of_two_copies_only_one_takes_the_place(tmp_path: Path) -> None:
         assert_is(objects, one, tmp_path / "back")
 
 
-def test_nobody_leads_by_an_object_that_was_emptied(tmp_path: Path) -> None:
+def test_an_empty_leader_object_stops_shipping(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
@@ -121,9 +121,7 @@ def test_nobody_leads_by_an_object_that_was_emptied(tmp_path: Path) -> None:
         assert_is(objects, one, tmp_path / "back")
 
 
-def test_who_is_replaced_in_the_middle_of_a_round_reports_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_replaced_during_a_round_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
@@ -146,7 +144,7 @@ def test_who_is_replaced_in_the_middle_of_a_round_reports_nothing(
         assert_is(objects, new, tmp_path / "back")
 
 
-def test_one_ships_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_ships_at_a_time(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         replica = replica_of(store, Objects())
         lock = ProcessLock(tmp_path / "s" / paths.SHIPPING)
@@ -158,7 +156,7 @@ def test_one_ships_at_a_time(tmp_path: Path) -> None:
         replica.ship()
 
 
-def test_two_replicas_have_nothing_to_tell_each_other(tmp_path: Path) -> None:
+def test_reports_about_one_replica_are_not_shipped_to_the_other(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         replicas = [replica_of(store, Objects(), name) for name in "ab"]
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])

@@ -1,4 +1,4 @@
-"""Objects that lie with every checksum right, as whoever can write to a replica makes them: told, and never taken."""
+"""Objects with wrong content and right checksums, as an attacker may write them: reported, and never used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvstore.replica.ship.shipper import Shipper
 from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import BucketId, TableId
 from logformat.log.batch import LogBatch, decode_batch, encode_batch
-from logformat.replica import manifest as replica_told
+from logformat.replica import manifest as replica_manifest
 from logformat.replica.object_file import ObjectName, decode_object, encode_object
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 
@@ -29,7 +29,7 @@ Parts = list[bytes | memoryview]
 
 @dataclass
 class Whole:
-    """A store and its replica, in which each track has a range and a snapshot."""
+    """A store and its replica, in which each stream has a range and a snapshot."""
 
     store: kvstore.Store
     replica: Replica
@@ -48,21 +48,21 @@ class Whole:
         """The replica with other parts under a name."""
         return Objects(held | {str(name): b"".join(encode_object(name, self.store.runtime.store_id, parts))})
 
-    def begun(self, stream: Stream) -> Objects:
-        """The replica as if its ranges of a track began with the snapshot; so that is needed."""
+    def starting_with_snapshot(self, stream: Stream) -> Objects:
+        """The replica as if its ranges of a stream started at the snapshot, so that a restore needs it."""
         held = dict(self.objects.held)
         name, store_id = self.name(stream, "snapshot"), self.store.runtime.store_id
         del held[str(self.name(stream, "range"))]
-        told = replica_told.decode(held[replica_told.NAME], store_id)
-        begun = {"start": name.start, "end": name.start, "snapshots": [name.start]}
-        shipped = [replace(each, **begun) if each.stream == stream else each for each in told.shipped]
-        held[replica_told.NAME] = replica_told.encode(replace(told, shipped=shipped))
+        manifest = replica_manifest.decode(held[replica_manifest.NAME], store_id)
+        start = {"start": name.start, "end": name.start, "snapshots": [name.start]}
+        shipped = [replace(each, **start) if each.stream == stream else each for each in manifest.shipped]
+        held[replica_manifest.NAME] = replica_manifest.encode(replace(manifest, shipped=shipped))
         return Objects(held)
 
     def bad(self, objects: Objects) -> set[str | None]:
         status = self.store.runtime.catalog().replicas["r"]
         found = findings(objects, self.store.runtime.store_id, status)
-        return {each.object for each in found if each.kind == "BAD"} - {replica_told.NAME}
+        return {each.object for each in found if each.kind == "BAD"} - {replica_manifest.NAME}
 
 
 def made(path: Path) -> Whole:
@@ -122,7 +122,7 @@ def empty(_: Parts) -> Parts:
 
 
 def with_something_behind(parts: Parts) -> Parts:
-    """Behind a batch or edit: in the same part."""
+    """Bytes after a batch or edit, in the same part."""
     return [*parts[:-1], bytes(parts[-1]) + bytes(8)]
 
 
@@ -131,52 +131,62 @@ LIES = [without_the_first, without_the_last, with_one_twice, with_two_in_another
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("stream", [CATALOG, ONE, OTHER])
-def test_a_range(whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]) -> None:
+def test_a_range_with_wrong_parts_is_refused(
+    whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]
+) -> None:
     assert whole.bad(whole.objects) == set()
     name, parts = whole.name(stream, "range"), whole.parts(stream, "range")
     assert len(parts) > 2
-    told_and_not_taken(whole, whole.with_parts(whole.objects.held, name, lie(parts)), name, tmp_path)
+    check_reported_and_refused(whole, whole.with_parts(whole.objects.held, name, lie(parts)), name, tmp_path)
 
 
-def told_and_not_taken(whole: Whole, objects: Objects, name: ObjectName, tmp_path: Path) -> None:
+def check_reported_and_refused(whole: Whole, objects: Objects, name: ObjectName, tmp_path: Path) -> None:
     assert whole.bad(objects) == {str(name)}
     with pytest.raises(StoreError, match=str(name)):
         restored(objects, tmp_path / "back")
     assert not (tmp_path / "back" / "STORE").exists()
 
 
-def test_changes_of_another_bucket(whole: Whole, tmp_path: Path) -> None:
+def test_a_range_with_changes_of_another_bucket_is_refused(whole: Whole, tmp_path: Path) -> None:
     name = whole.name(ONE, "range")
     objects = whole.with_parts(whole.objects.held, name, whole.parts(OTHER, "range"))
-    told_and_not_taken(whole, objects, name, tmp_path)
+    check_reported_and_refused(whole, objects, name, tmp_path)
 
 
 @pytest.mark.parametrize("stream", [CATALOG, ONE])
 @pytest.mark.parametrize("lie", [without_the_last, with_one_twice])
-def test_a_snapshot(whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]) -> None:
-    name, parts, begun = whole.name(stream, "snapshot"), whole.parts(stream, "snapshot"), whole.begun(stream)
-    restored(begun, tmp_path / "right")
-    told_and_not_taken(whole, whole.with_parts(begun.held, name, lie(parts)), name, tmp_path)
+def test_a_snapshot_with_wrong_parts_is_refused(
+    whole: Whole, tmp_path: Path, stream: Stream, lie: Callable[[Parts], Parts]
+) -> None:
+    name, parts, objects = (
+        whole.name(stream, "snapshot"),
+        whole.parts(stream, "snapshot"),
+        whole.starting_with_snapshot(stream),
+    )
+    restored(objects, tmp_path / "right")
+    check_reported_and_refused(whole, whole.with_parts(objects.held, name, lie(parts)), name, tmp_path)
 
 
 @pytest.mark.parametrize("replaced", [0, 1, 2, None])
-def test_a_snapshot_of_another_bucket(whole: Whole, tmp_path: Path, replaced: int | None) -> None:
+def test_a_snapshot_of_another_bucket_is_refused(whole: Whole, tmp_path: Path, replaced: int | None) -> None:
     """Its manifest, its writers, its rows, or all of it."""
     name, parts, others = whole.name(ONE, "snapshot"), whole.parts(ONE, "snapshot"), whole.parts(OTHER, "snapshot")
     chosen = range(3) if replaced is None else [replaced]
     mixed = [others[place] if place in chosen else part for place, part in enumerate(parts)]
-    told_and_not_taken(whole, whole.with_parts(whole.begun(ONE).held, name, mixed), name, tmp_path)
+    check_reported_and_refused(
+        whole, whole.with_parts(whole.starting_with_snapshot(ONE).held, name, mixed), name, tmp_path
+    )
 
 
 @pytest.mark.parametrize("stream", [CATALOG, ONE])
-def test_a_snapshot_of_another_store(two: tuple[Whole, Whole], tmp_path: Path, stream: Stream) -> None:
+def test_a_snapshot_of_another_store_is_refused(two: tuple[Whole, Whole], tmp_path: Path, stream: Stream) -> None:
     whole, other = two
     name = whole.name(stream, "snapshot")
-    objects = whole.with_parts(whole.begun(stream).held, name, other.parts(stream, "snapshot"))
-    told_and_not_taken(whole, objects, name, tmp_path)
+    objects = whole.with_parts(whole.starting_with_snapshot(stream).held, name, other.parts(stream, "snapshot"))
+    check_reported_and_refused(whole, objects, name, tmp_path)
 
 
-def test_ranges_that_do_not_fit_each_other(whole: Whole, tmp_path: Path) -> None:
+def test_ranges_that_contradict_each_other_are_refused(whole: Whole, tmp_path: Path) -> None:
     """Each is right by itself; of both none is, for a batch of the one begins within one of the other."""
     name, parts = whole.name(ONE, "range"), whole.parts(ONE, "range")
     batches = [decode_batch(part, SCHEMA) for part in parts]

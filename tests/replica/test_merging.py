@@ -1,4 +1,4 @@
-"""Small ranges become large ones, and nobody who reads a replica notices."""
+"""Small ranges are merged into large ones, without an effect on readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ranges(*ends: int, epoch: int = 0) -> list[ObjectName]:
     return [ObjectName(BUCKET, "range", start, end, Epoch(epoch)) for start, end in pairwise(ends)]
 
 
-def test_what_is_put_together() -> None:
+def test_consecutive_small_ranges_are_merged() -> None:
     small, other = ranges(*range(40)), ranges(*range(39, 70), epoch=1)
     sizes = dict.fromkeys([*small, *other], 10)
     assert list(runs([*small, *other], sizes)) == [small, other]
@@ -38,7 +38,7 @@ def test_what_is_put_together() -> None:
     assert list(runs(small, dict.fromkeys(small, merging.RANGE_BYTES // 20))) == [small[:20], small[20:]]
 
 
-def test_what_stands_for_what() -> None:
+def test_the_longest_range_contains_the_merged_ones() -> None:
     small, whole = ranges(*range(10)), ranges(2, 6)[0]
     assert dict(covered([*small, whole])) == dict.fromkeys(small[2:6], whole)
     assert dict(covered([*small, *ranges(0, 99, epoch=1)])) == {}
@@ -46,7 +46,7 @@ def test_what_stands_for_what() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_replica_stays_what_it_is(tmp_path: Path, seed: int) -> None:
+def test_a_merged_replica_restores_the_same_store(tmp_path: Path, seed: int) -> None:
     random, objects = Random(seed), Objects()
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
@@ -87,7 +87,7 @@ def test_a_replica_stays_what_it_is(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["small", "whole"])
-def test_what_is_damaged_takes_nothing_with_it(tmp_path: Path, damaged: str) -> None:
+def test_nothing_is_merged_into_or_removed_for_a_damaged_range(tmp_path: Path, damaged: str) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
@@ -123,7 +123,7 @@ def test_what_is_damaged_takes_nothing_with_it(tmp_path: Path, damaged: str) -> 
             assert changes_of(back.table("t")) == changes_of(table)
 
 
-def test_it_is_done_by_who_ships(tmp_path: Path) -> None:
+def test_shipping_merges(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r"), "r")

@@ -41,7 +41,7 @@ with kvstore.follow(str(base / "new" / "deep" / "r"), base / "c") as follower:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_objects_and_directories_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+def test_only_the_owner_can_read_objects_and_directories(tmp_path: Path, umask: int) -> None:
     subprocess.run([sys.executable, "-c", SHIPS, tmp_path, str(umask)], check=True)
     made = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
     assert len(made) > 15
@@ -50,7 +50,7 @@ def test_objects_and_directories_are_their_owners_alone(tmp_path: Path, umask: i
 
 
 @pytest.mark.parametrize("umask", ["0", "0o777"])
-def test_a_strict_umask_takes_nothing_from_the_owner(tmp_path: Path, umask: str) -> None:
+def test_the_owner_keeps_its_rights_under_a_strict_umask(tmp_path: Path, umask: str) -> None:
     puts = (
         f"import os, sys; os.umask({umask})\n"
         "from kvstore.replica.client import ObjectStore\n"
@@ -66,7 +66,7 @@ def test_a_strict_umask_takes_nothing_from_the_owner(tmp_path: Path, umask: str)
     assert sorted(ObjectStore(str(tmp_path / "r")).list()) == [("a/b", 1), ("c", 0)]
 
 
-def test_a_put_that_dies_leaves_nothing_that_is_listed_or_in_the_way(
+def test_a_put_that_dies_leaves_no_listed_object_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -93,7 +93,7 @@ def test_a_put_that_dies_leaves_nothing_that_is_listed_or_in_the_way(
         place.delete("a/b")
 
 
-def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_points_outside_the_directory_is_refused(tmp_path: Path) -> None:
     place = ObjectStore(str(tmp_path / "r"), create=True)
     for name in ("../out", "a/../../out", "/out", "a//b", "", "a/", "."):
         for put in (place.create, place.replace):
@@ -102,7 +102,7 @@ def test_a_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path) -> No
     assert [each.name for each in tmp_path.rglob("*")] == ["r"]
 
 
-def test_a_directory_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_is_not_created_again(tmp_path: Path) -> None:
     place = ObjectStore(str(tmp_path / "r"), create=True)
     (tmp_path / "r").rmdir()
     for put in (place.create, place.replace):

@@ -1,4 +1,4 @@
-"""A restore to offsets or to a time is what the store was then, and tears no commit."""
+"""A restore to offsets or to a time is the store as it was then, with whole commits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.tables import rows_of
 
 BUCKETS = 3
 EPOCH_KEYS = range(100, 112)
-"""In every epoch all of them get its number: if two have different ones, a commit is torn."""
+"""Every epoch writes its number to all of them: two different numbers mean an incomplete commit."""
 
 
 class Written:
-    """A store that was written for a while, with a replica; and when what was where."""
+    """A store with a replica, and the rows at each time."""
 
     def __init__(self, path: Path, steps: int) -> None:
         self.clock = SetClock()
@@ -70,7 +70,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.long)])
-def test_offsets(written: Written, tmp_path: Path, times: int) -> None:
+def test_a_restore_to_offsets_has_whole_commits(written: Written, tmp_path: Path, times: int) -> None:
     random, torn = Random(6), 0
     for number in range(times):
         target = {bucket: random.randrange(end + 1) for bucket, end in enumerate(written.ends)}
@@ -87,7 +87,7 @@ def test_offsets(written: Written, tmp_path: Path, times: int) -> None:
     assert torn > times / 2, "no commit would have been torn, so this shows nothing"
 
 
-def test_times(written: Written, tmp_path: Path) -> None:
+def test_a_restore_to_a_time_has_the_rows_of_that_time(written: Written, tmp_path: Path) -> None:
     for number, (now, rows) in enumerate(Random(3).sample(written.moments, 6)):
         at = dt.datetime.fromtimestamp(now / 1000, dt.UTC)
         restored(written.objects, tmp_path / f"{number}", at + dt.timedelta(milliseconds=number % 999))
@@ -95,7 +95,7 @@ def test_times(written: Written, tmp_path: Path) -> None:
             assert by_key(back.table("t")) == rows
 
 
-def test_what_can_not_be_restored(written: Written, tmp_path: Path) -> None:
+def test_impossible_restores_are_refused(written: Written, tmp_path: Path) -> None:
     with pytest.raises(ReplicaBehind, match="ends before this offset"):
         restored(written.objects, tmp_path / "a", {"t": {0: written.ends[0] + 1}})
     with pytest.raises(InvalidRequest, match="no such table or bucket"):
@@ -115,7 +115,7 @@ def test_what_can_not_be_restored(written: Written, tmp_path: Path) -> None:
     assert before.ends == {}
 
 
-def test_a_log_that_does_not_begin_at_its_beginning(tmp_path: Path) -> None:
+def test_a_log_that_starts_with_a_snapshot_is_restored(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", segment_bytes_max=2000, log_bytes_max=2000) as store:
         table = store.create_table("t", SCHEMA, "k")
         step = 0
@@ -157,7 +157,7 @@ def test_a_log_that_does_not_begin_at_its_beginning(tmp_path: Path) -> None:
             assert rows_of(back.table("t")) == rows_of(table)
 
 
-def test_columns_added_and_tables_dropped(tmp_path: Path) -> None:
+def test_added_columns_and_dropped_tables_are_restored(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         objects = Objects()
         replica = replica_of(store, objects)
@@ -179,7 +179,7 @@ def test_columns_added_and_tables_dropped(tmp_path: Path) -> None:
             assert rows_of(back.table("t")) == [{"k": 1, "v": 1, "w": None}, {"k": 2, "v": 1, "w": "ü"}]
 
 
-def test_what_a_job_has_loaded_is_loaded_again_where_it_is_not_restored(tmp_path: Path) -> None:
+def test_a_job_loads_files_again_whose_rows_were_not_restored(tmp_path: Path) -> None:
     """The catalog of a replica may be ahead of its buckets: no file is then taken for loaded that is not."""
     source = tmp_path / "in"
     source.mkdir()
@@ -217,7 +217,7 @@ def test_what_a_job_has_loaded_is_loaded_again_where_it_is_not_restored(tmp_path
             assert back.check()
 
 
-def test_a_job_whose_files_nothing_tells_any_more_is_paused(tmp_path: Path) -> None:
+def test_a_job_is_paused_if_the_names_of_its_unrestored_files_are_gone(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     objects = Objects()
     with kvstore.open(tmp_path / "s", edits_per_journal=4) as store:
@@ -240,7 +240,7 @@ def test_a_job_whose_files_nothing_tells_any_more_is_paused(tmp_path: Path) -> N
         assert "rows of tasks from 2 on were not restored" in str(status.reason)
 
 
-def test_a_commit_is_not_torn_though_its_writer_has_no_name_any_more(written: Written, tmp_path: Path) -> None:
+def test_a_commit_of_a_dropped_writer_is_restored_in_all_buckets_or_none(written: Written, tmp_path: Path) -> None:
     written.store.drop_writer("w")
     written.replica.ship()
     random = Random(8)
@@ -255,7 +255,7 @@ def moment(ms: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
 
 
-def test_times_that_a_replica_does_not_reach(tmp_path: Path) -> None:
+def test_times_before_and_after_a_replica_are_refused(tmp_path: Path) -> None:
     clock, objects = SetClock(), Objects()
     with Store(tmp_path / "s", StoreOptions(edits_per_journal=3), clock=clock) as store:
         replica = replica_of(store, objects)
@@ -274,7 +274,7 @@ def test_times_that_a_replica_does_not_reach(tmp_path: Path) -> None:
     restored(objects, tmp_path / "c")
 
 
-def test_points_before_the_snapshot_a_replica_begins_with(tmp_path: Path) -> None:
+def test_points_before_the_first_snapshot_are_refused(tmp_path: Path) -> None:
     clock, objects = SetClock(), Objects()
     with Store(tmp_path / "s", StoreOptions(segment_bytes_max=2000, log_bytes_max=2000), clock=clock) as store:
         table = store.create_table("t", SCHEMA, "k")
@@ -301,7 +301,7 @@ def test_points_before_the_snapshot_a_replica_begins_with(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "to", ["2026-01-01T00:00:00Z", dt.date(2026, 1, 1), 5, {"t": 5}, {"t": {0: -1}}, {"t": {0: 1.5}}]
 )
-def test_what_is_no_place(tmp_path: Path, to: object) -> None:
+def test_an_invalid_target_is_refused(tmp_path: Path, to: object) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r")).ship()
@@ -312,7 +312,7 @@ def test_what_is_no_place(tmp_path: Path, to: object) -> None:
 
 def test_a_restore_while_the_leader_ships(tmp_path: Path) -> None:
     class Busy(Objects):
-        """Somebody ships between two requests of who restores, now and then."""
+        """The leader ships between two requests of a restore, a few times."""
 
         left = 0
 
@@ -331,6 +331,6 @@ def test_a_restore_while_the_leader_ships(tmp_path: Path) -> None:
         replica.ship()
         before, Busy.left = rows_of(table), 3
         restored(objects, tmp_path / "back")
-        assert Busy.left == 2, "what was told first was there: it need not list again"
+        assert Busy.left == 2, "everything in the first manifest was there: no second listing"
         with kvstore.open(tmp_path / "back") as back:
             assert rows_of(back.table("t")) == before

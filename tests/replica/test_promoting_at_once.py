@@ -47,7 +47,7 @@ def appends(path: Path) -> bool:
     return True
 
 
-def test_the_other_is_promoted_while_one_waits(tmp_path: Path, leader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promotion_during_the_wait_of_another(tmp_path: Path, leader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, promoted = leadership.wait_for_lease_end, list[kvstore.Promoted]()
 
     def meanwhile() -> None:
@@ -60,10 +60,10 @@ def test_the_other_is_promoted_while_one_waits(tmp_path: Path, leader: Path, mon
     check_that_cb_leads(tmp_path, promoted)
 
 
-def test_the_other_is_promoted_after_one_has_looked(
+def test_a_promotion_after_another_has_listed_the_leaders(
     tmp_path: Path, leader: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So both mean to lead in the same epoch."""
+    """So both choose the same epoch."""
     create, promoted = ObjectStore.create, list[kvstore.Promoted]()
 
     def meanwhile(self: ObjectStore, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
@@ -96,7 +96,7 @@ def check_that_cb_leads(tmp_path: Path, promoted: list[kvstore.Promoted]) -> Non
     assert not appends(tmp_path / "cb")
 
 
-def test_a_replica_that_cannot_be_reached_is_reported_and_taken_when_it_is_back(tmp_path: Path, leader: Path) -> None:
+def test_an_unreachable_replica_is_reported_and_claimed_later(tmp_path: Path, leader: Path) -> None:
     with kvstore.open(leader) as store:
         shutil.move(tmp_path / "b", tmp_path / "away")
         promoted = kvstore.promote(tmp_path / "ca")
@@ -123,11 +123,11 @@ def append_until(holds: object, store: kvstore.Store) -> None:
     raise AssertionError("it never was")
 
 
-def test_the_command_says_which_replica_could_not_be_reached(tmp_path: Path, leader: Path) -> None:
+def test_the_command_names_unreachable_replicas(tmp_path: Path, leader: Path) -> None:
     shutil.move(tmp_path / "a", tmp_path / "away")
-    told = fine("replica", "promote", tmp_path / "cb").out
-    assert "replica a could not be reached" in told
-    assert "no such directory" in told
+    output = fine("replica", "promote", tmp_path / "cb").out
+    assert "replica a could not be reached" in output
+    assert "no such directory" in output
 
 
 def test_a_promotion_that_loses_leaves_no_claim(tmp_path: Path, leader: Path) -> None:
@@ -151,9 +151,7 @@ def test_a_promotion_that_loses_leaves_no_claim(tmp_path: Path, leader: Path) ->
 
 
 @pytest.mark.parametrize("notices", ["append", "ship", "glance"])
-def test_a_leader_whose_object_was_deleted_and_taken_by_another_is_fenced_for_good(
-    tmp_path: Path, notices: str
-) -> None:
+def test_a_leader_whose_object_was_replaced_by_anothers_is_fenced_permanently(tmp_path: Path, notices: str) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r"), "r").ship()
@@ -178,7 +176,7 @@ def test_a_leader_whose_object_was_deleted_and_taken_by_another_is_fenced_for_go
     assert not appends(tmp_path / "one")
 
 
-def test_a_leader_object_that_was_deleted_is_put_again(tmp_path: Path, leader: Path) -> None:
+def test_a_deleted_leader_object_is_created_again(tmp_path: Path, leader: Path) -> None:
     kvstore.promote(tmp_path / "ca")
     with kvstore.open(tmp_path / "ca") as store:
         (tmp_path / "b" / FIRST).unlink()

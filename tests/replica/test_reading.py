@@ -1,4 +1,4 @@
-"""A table is read from a replica as it would be restored, and as much of the replica as that takes."""
+"""Reads of a table in place equal a restore, and read only what they need of the replica."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.tables import rows_of
 
 TEXT = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 BUCKETS = 3
-TRACKS = [Stream(TableId(1), BucketId(bucket)) for bucket in range(BUCKETS)]
+STREAMS = [Stream(TableId(1), BucketId(bucket)) for bucket in range(BUCKETS)]
 
 
 class Counting(Objects):
@@ -86,22 +86,25 @@ class Written:
         replica.ship()
         if log_gone:
             shipper = Shipper(self.store.runtime, "r", self.objects)
-            starts = {stream: shipper.ship_snapshot(stream) for stream in TRACKS}
-            self.objects = self.told(lambda each: {"start": starts[each.stream], "snapshots": [starts[each.stream]]})
+            starts = {stream: shipper.ship_snapshot(stream) for stream in STREAMS}
+            self.objects = self.with_manifest(
+                lambda each: {"start": starts[each.stream], "snapshots": [starts[each.stream]]}
+            )
         source = Source(self.objects)
-        self.ends = [source.shipped(stream).end for stream in TRACKS]
+        self.ends = [source.shipped(stream).end for stream in STREAMS]
         self.boundaries = {
             stream.bucket: [header.base_offset for header, _ in source.batches(path, path.pieces[-1].until)]
-            for stream, path in ((stream, source.path(stream, source.shipped(stream).end)) for stream in TRACKS)
+            for stream, path in ((stream, source.path(stream, source.shipped(stream).end)) for stream in STREAMS)
         }
 
-    def told(self, change: Callable[[Shipped], dict[str, Any]]) -> Objects:
-        """The same replica, had it been told something else of the table's buckets."""
-        told = replica_manifest.decode(self.objects.held[replica_manifest.NAME], self.store.runtime.store_id)
+    def with_manifest(self, change: Callable[[Shipped], dict[str, Any]]) -> Objects:
+        """The same replica with another manifest of the table's buckets."""
+        manifest = replica_manifest.decode(self.objects.held[replica_manifest.NAME], self.store.runtime.store_id)
         shipped = [
-            msgspec.structs.replace(each, **change(each)) if each.stream in TRACKS else each for each in told.shipped
+            msgspec.structs.replace(each, **change(each)) if each.stream in STREAMS else each
+            for each in manifest.shipped
         ]
-        changed = replica_manifest.encode(msgspec.structs.replace(told, shipped=shipped))
+        changed = replica_manifest.encode(msgspec.structs.replace(manifest, shipped=shipped))
         return Objects(self.objects.held | {replica_manifest.NAME: changed})
 
 
@@ -123,41 +126,41 @@ def read(client: Objects, directory: Path) -> list[dict[str, Any]]:
     [
         ({}, set()),
         pytest.param({"journal_gone": True}, {CATALOG}, marks=pytest.mark.long),
-        ({"log_gone": True}, {*TRACKS}),
+        ({"log_gone": True}, {*STREAMS}),
     ],
 )
 def test_a_table_ends_where_a_restore_does(tmp_path: Path, gone: dict[str, bool], snapshots: set[Stream]) -> None:
     written = Written(tmp_path / "s", **gone)
     assert {name.stream for name in written.objects.names if name.kind == "snapshot"} == snapshots
-    random, torn, behind = Random(5), 0, 0
+    random, torn, impossible = Random(5), 0, 0
     for number in range(5):
-        told = {bucket: random.choice(of[1:]) if number else of[1] for bucket, of in written.boundaries.items()}
-        client = written.told(lambda each, told=told: {"end": told[each.stream.bucket]})  # type: ignore[misc]
+        ends = {bucket: random.choice(of[1:]) if number else of[1] for bucket, of in written.boundaries.items()}
+        client = written.with_manifest(lambda each, ends=ends: {"end": ends[each.stream.bucket]})  # type: ignore[misc]
         try:
             expected = restored(client, tmp_path / f"{number}").ends["t"]
         except ReplicaBehind:
             with pytest.raises(ReplicaBehind):
                 ReplicaTable.of("", "t", client)
-            behind += 1
+            impossible += 1
             continue
         assert ReplicaTable.of("", "t", client).ends() == expected
-        torn += expected != told
+        torn += expected != ends
         with kvstore.open(tmp_path / f"{number}", read_only=True) as back:
             assert read(client, tmp_path) == rows_of(back.table("t"))
-    assert torn + behind > 2, "too little was torn to show anything"
+    assert torn + impossible > 2, "too little was torn to show anything"
     assert torn
-    assert bool(behind) == bool(gone.get("log_gone"))
+    assert bool(impossible) == bool(gone.get("log_gone"))
     assert list(ReplicaTable.of("", "t", written.objects).ends().values()) == written.ends
 
 
-def test_of_commits_long_ago_nothing_is_read(tmp_path: Path) -> None:
+def test_nothing_of_old_commits_is_read(tmp_path: Path) -> None:
     written = Written(tmp_path / "s")
     written.clock.now += 2 * SLACK_MS
     written.table.upsert([{"k": k, "v": -1} for k in range(40)])
     written.store.flush()
     replica_of(written.store, written.objects).ship()
     a_hole = Objects(dict(written.objects.held))
-    a_hole.delete(str(next(name for name in a_hole.names if name.stream == TRACKS[2])))
+    a_hole.delete(str(next(name for name in a_hole.names if name.stream == STREAMS[2])))
     with pytest.raises(MissingVersion, match="a hole in bucket 2"):
         ReplicaTable.of("", "t", a_hole)
     client = Counting(written.objects.held)
@@ -170,7 +173,7 @@ def test_of_commits_long_ago_nothing_is_read(tmp_path: Path) -> None:
     assert len([name for name in client.asked if name.startswith("tables/")]) == BUCKETS
 
 
-def test_a_snapshot(tmp_path: Path) -> None:
+def test_rows_are_read_from_a_snapshot(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", segment_bytes_max=2000, log_bytes_max=2000) as store:
         table = store.create_table("t", SCHEMA, "k")
         while not table.offsets()[0][0]:
@@ -183,14 +186,16 @@ def test_a_snapshot(tmp_path: Path) -> None:
         replica_of(store, objects).ship()
         assert read(objects, tmp_path) == rows_of(table)
         (name,) = [name for name in objects.names if name.kind == "snapshot"]
-        # Had it begun at 0 once, there would be changes before it that nobody may leave out unsaid; rows are all there.
-        told = replica_manifest.decode(objects.held["TOLD"], store.runtime.store_id)
-        shipped = [each if each.stream == CATALOG else msgspec.structs.replace(each, start=0) for each in told.shipped]
-        begun = objects.held | {"TOLD": replica_manifest.encode(msgspec.structs.replace(told, shipped=shipped))}
-        assert read(Objects(begun), tmp_path) == rows_of(table)
+        # If the replica had started at 0, the changes before the snapshot would be a hole; the rows are complete.
+        manifest = replica_manifest.decode(objects.held["TOLD"], store.runtime.store_id)
+        shipped = [
+            each if each.stream == CATALOG else msgspec.structs.replace(each, start=0) for each in manifest.shipped
+        ]
+        from_0 = objects.held | {"TOLD": replica_manifest.encode(msgspec.structs.replace(manifest, shipped=shipped))}
+        assert read(Objects(from_0), tmp_path) == rows_of(table)
         with pytest.raises(MissingVersion, match="a hole in bucket 0"):
-            ReplicaTable.of("", "t", Objects(begun)).changes(0, 0, name.start + 1)
-        assert ReplicaTable.of("", "t", Objects(begun)).changes(0, name.start, name.start + 1).bytes
+            ReplicaTable.of("", "t", Objects(from_0)).changes(0, 0, name.start + 1)
+        assert ReplicaTable.of("", "t", Objects(from_0)).changes(0, name.start, name.start + 1).bytes
         found = decode_object(memoryview(objects.held[str(name)]), name, store.runtime.store_id)
         other = msgspec.structs.replace(decode_manifest(bytes(found.parts[0])), digest="1" * 16)
         data = b"".join(encode_object(name, store.runtime.store_id, [encode_manifest(other), *found.parts[1:]]))
@@ -198,19 +203,19 @@ def test_a_snapshot(tmp_path: Path) -> None:
             read(Objects(objects.held | {str(name): data}), tmp_path)
 
 
-def test_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_reading_rows_leaves_no_files(tmp_path: Path) -> None:
     written = Written(tmp_path / "s", 10)
     (room := tmp_path / "room").mkdir()
     table, reader = reader_of(written.objects)
     parts = reader.rows(table.rows(0, table.ends()[0]), ["k"], None, room)
     next(parts)
-    assert not list(room.iterdir())  # while it is read: nobody has to clear up after whoever dies
+    assert not list(room.iterdir())  # during the read, so a killed process leaves nothing
     parts.close()
 
 
 def replaced(objects: Objects, change: Callable[[LogBatch], None]) -> tuple[Objects, ObjectName]:
     """The last object of a bucket with another batch in it, all checksums right."""
-    name = max(name for name in objects.names if name.stream == TRACKS[0])
+    name = max(name for name in objects.names if name.stream == STREAMS[0])
     store_id = Source(objects).store.store_id
     found = decode_object(memoryview(objects.held[str(name)]), name, store_id)
     batches = [decode_batch(part, TEXT) for part in found.parts]
@@ -240,7 +245,7 @@ def of_an_unknown_kind(batch: LogBatch) -> None:
 
 
 @pytest.mark.parametrize("change", [of_an_unknown_schema, without_a_key, no_text, of_an_unknown_kind])
-def test_what_was_made_to_harm(tmp_path: Path, change: Callable[[LogBatch], None]) -> None:
+def test_malicious_batches_are_refused(tmp_path: Path, change: Callable[[LogBatch], None]) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", TEXT, "k", buckets=2)
         table.upsert([{"k": k, "v": "a"} for k in range(9)])

@@ -34,7 +34,7 @@ def write(table: kvstore.Table, random: Random, step: int, epoch: int) -> int:
     return epoch
 
 
-def test_all_of_a_store_comes_back(tmp_path: Path) -> None:
+def test_a_whole_store_is_restored(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=3)
         replica = store.add_replica(str(tmp_path / "r"), "r")

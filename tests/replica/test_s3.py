@@ -15,7 +15,7 @@ from tests.replica.objects import SCHEMA
 from tests.support.tables import changes_of, rows_of
 
 
-def test_from_shipping_to_the_next_leader(s3_url: str, tmp_path: Path) -> None:
+def test_shipping_following_and_promoting_on_s3(s3_url: str, tmp_path: Path) -> None:
     url = f"{s3_url}/a/place"
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
@@ -72,7 +72,7 @@ def test_an_object_is_created_once(s3_url: str) -> None:
         place.get("leader/1", bytes_max=3)
 
 
-def test_a_bucket_that_is_not_there(s3_url: str, tmp_path: Path) -> None:
+def test_a_missing_s3_bucket_is_reported(s3_url: str, tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         replica = store.add_replica(f"{s3_url}-no-such/x", "r")

@@ -1,4 +1,4 @@
-"""However shipping is interrupted, the replica ends whole; and who was replaced ships no more."""
+"""Interrupted shipping leaves a complete replica in the end; a replaced leader does not ship."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.tables import rows_of
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_place_that_fails_at_random(tmp_path: Path, seed: int) -> None:
+def test_shipping_to_a_place_that_fails_at_random(tmp_path: Path, seed: int) -> None:
     """Requests that never came, that were carried out and answered with an error, lists that break off."""
     random, objects = Random(seed), Objects()
     with kvstore.open(tmp_path / "s") as store:
@@ -91,7 +91,7 @@ def test_everything_acknowledged_here_is_shipped_in_the_background(tmp_path: Pat
             assert rows_of(back.table("t")) == rows_of(table)
 
 
-def test_what_another_process_acknowledged_and_has_not_published_counts_as_behind(tmp_path: Path) -> None:
+def test_unpublished_writes_of_another_process_count_as_lag(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r"), "r").ship()
@@ -102,7 +102,7 @@ def test_what_another_process_acknowledged_and_has_not_published_counts_as_behin
             replica = store.replica("r")
             assert replica.report().behind == {"t": 3}
             replica.ship()
-            assert replica.report().behind == {"t": 3}, "what its writer has yet to publish"
+            assert replica.report().behind == {"t": 3}, "the writer has not published these yet"
             assert replica.check().behind == {"t": 3}
             child.say(2)
             assert child.hear() == 5
@@ -124,7 +124,7 @@ def append_when_told(pipe: Pipe, path: Path) -> None:
             pipe.send(acknowledged)
 
 
-def test_who_was_replaced_ships_no_more(tmp_path: Path) -> None:
+def test_a_replaced_leader_does_not_ship(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "old") as store:
         replica_of(store, objects).ship()
@@ -150,7 +150,7 @@ def test_who_was_replaced_ships_no_more(tmp_path: Path) -> None:
         assert rows_of(back.table("t")) == rows
 
 
-def test_a_replica_of_another_store(tmp_path: Path) -> None:
+def test_shipping_to_the_replica_of_another_store_is_refused(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "a") as one, kvstore.open(tmp_path / "b") as other:
         replica_of(one, objects).ship()
@@ -160,7 +160,7 @@ def test_a_replica_of_another_store(tmp_path: Path) -> None:
         assert objects.held == held
 
 
-def test_names_of_replicas(tmp_path: Path) -> None:
+def test_names_and_urls_of_replicas_are_checked(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.add_replica(tmp_path.as_uri() + "/r", "r")
         with pytest.raises(InvalidRequest, match="replica of that name"):
@@ -212,16 +212,16 @@ def killed(tmp_path: Path, times: int) -> None:
         assert (rows_of(back.table("t")), changes_of(back.table("t"))) == (rows, changes)
 
 
-def test_a_shipper_that_is_killed(tmp_path: Path) -> None:
+def test_a_killed_shipper_leaves_a_complete_replica(tmp_path: Path) -> None:
     killed(tmp_path, 5)
 
 
 @pytest.mark.long
-def test_a_shipper_that_is_killed_a_hundred_times(tmp_path: Path) -> None:
+def test_a_shipper_killed_a_hundred_times_leaves_a_complete_replica(tmp_path: Path) -> None:
     killed(tmp_path, 100)
 
 
-def test_a_place_in_a_directory(tmp_path: Path) -> None:
+def test_a_replica_in_a_directory(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no such directory"):
         ObjectStore(str(tmp_path / "r ü"))
     place = ObjectStore(str(tmp_path / "r ü"), create=True)
@@ -244,7 +244,7 @@ def test_a_place_in_a_directory(tmp_path: Path) -> None:
         place.get_first("b", 1)
 
 
-def test_in_the_background(tmp_path: Path) -> None:
+def test_shipping_in_the_background(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         with store.replicate(0.01) as shipping:
@@ -270,7 +270,7 @@ def test_in_the_background(tmp_path: Path) -> None:
     assert not shipping._thread.is_alive()
 
 
-def test_in_the_background_while_the_catalog_cannot_be_read(tmp_path: Path) -> None:
+def test_shipping_in_the_background_survives_an_unreadable_catalog(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         replica = store.add_replica(str(tmp_path / "r"), "r")
         damaged = CorruptData("damaged")
@@ -285,7 +285,7 @@ def test_in_the_background_while_the_catalog_cannot_be_read(tmp_path: Path) -> N
         with Shipping(replicas, 0.01).begin() as shipping:
             for rounds in (4, 8):
                 wait_until(lambda: len(answers) >= rounds and not answers[-1])  # noqa: B023
-                assert shipping.failures == {"r": damaged}, "it is told until the catalog can be read again"
+                assert shipping.failures == {"r": damaged}, "the error stays until the catalog can be read again"
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -183,7 +183,7 @@ def test_a_replica_that_begins_with_a_snapshot(tmp_path: Path) -> None:
         assert read_here(replica.url, "t") == table.scan().read_all().to_pylist()
         begin = min(change["_log_offset"] for change in read_here(replica.url, "t$changelog"))
         assert read_here(replica.url, "t$changelog") == python(table.changelog(begin))
-        with pytest.raises(OffsetOutOfRange, match="does not reach back"):
+        with pytest.raises(OffsetOutOfRange, match="starts after this offset"):
             read_here(replica.url, "t$changelog", startingOffsets='{"0": 0}')
         found = read_here(replica.url, "t$changelog", startingOffsets='{"0": 0}', failOnDataLoss="false")
         assert found == python(table.changelog(begin))

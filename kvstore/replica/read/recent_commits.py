@@ -37,7 +37,7 @@ class CommitLog:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._image_ms, self.state, edits = source.catalog()
-        self._begun: dict[str, tuple[int, Commit, int]] = {
+        self._beginnings: dict[str, tuple[int, Commit, int]] = {
             each.commit_id: (table, (each.writer_id, each.sequence), 0)
             for table, writers in self.state.writers.items()
             for each in writers.commits
@@ -46,8 +46,8 @@ class CommitLog:
         for edit in edits:
             payload = edit.payload
             if isinstance(payload, BeginCommit):
-                begun = payload.table_id, (payload.writer_id, payload.sequence), edit.time_ms
-                self._begun[payload.commit_id] = begun
+                commit = payload.writer_id, payload.sequence
+                self._beginnings[payload.commit_id] = payload.table_id, commit, edit.time_ms
             elif isinstance(payload, EndCommit):
                 self._ended[payload.commit_id] = edit.time_ms
             self.state = self.state.after(edit)
@@ -69,7 +69,7 @@ class CommitLog:
         since = self._source.manifest.as_of_ms - SLACK_MS
         known = {
             commit: began
-            for id, (table, commit, began) in self._begun.items()
+            for id, (table, commit, began) in self._beginnings.items()
             if table == definition.id and self._ended.get(id, since) >= since
         }
         if self._image_ms is None or self._image_ms < since:
