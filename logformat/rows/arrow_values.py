@@ -39,7 +39,7 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
         lengths = pc.if_else(column.is_valid(), pc.list_value_length(column), 0)
         return list_of(lengths, column.is_null(), as_type(column.flatten(), stored.value_type), stored)
     if types.is_map(given) and types.is_map(stored):
-        entries = _entries(column)
+        entries = entries_of(column)
         lengths = pc.list_value_length(entries).fill_null(0)
         keys, items = entries.flatten().flatten()
         keys, items = as_type(keys, stored.key_type), as_type(items, stored.item_type)
@@ -62,11 +62,12 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
 def nulls_within(column: pa.Array) -> int:
     """Number of nulls inside nested values, where the type does not allow them."""
     kind = column.type
+    is_map = pa.types.is_map(kind)
     if pa.types.is_struct(kind):
         fields, outer = kind.fields, column.null_count
     else:
-        # Arrow allows no null key in a map.
-        fields, outer = [kind.item_field if pa.types.is_map(kind) else kind.value_field], 0
+        # A key of a map is never null itself, but a struct or list in its place may contain a null.
+        fields, outer = [kind.key_field.with_nullable(True), kind.item_field] if is_map else [kind.value_field], 0
     if all(field.nullable and not pa.types.is_nested(field.type) for field in fields):
         return 0
     nulls = 0
@@ -79,16 +80,21 @@ def nulls_within(column: pa.Array) -> int:
 
 
 def _parts(column: pa.Array) -> list[pa.Array]:
-    """The fields of structs, null where the struct is; the items of lists or maps."""
+    """The fields of structs, null where the struct is; the items of lists; the keys and items of maps."""
     if pa.types.is_struct(column.type):
         return column.flatten()
     if pa.types.is_map(column.type):
-        return _entries(column).flatten().flatten()[1:]
+        return entries_of(column).flatten().flatten()
     return [column.flatten()]
 
 
-def _entries(column: pa.MapArray) -> pa.ListArray:
-    return column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
+def entries_of(column: pa.MapArray) -> pa.ListArray:
+    """A column of maps as one of lists of their entries, which are structs of a key and an item; nothing is copied."""
+    # A cast would refuse a null struct whose fields are not nullable, because those are null, too.
+    entries = column.values
+    return pa.Array.from_buffers(
+        pa.list_(entries.type), len(column), column.buffers()[:2], column.null_count, column.offset, [entries]
+    )
 
 
 def list_of(lengths: pa.Array, nulls: pa.Array, items: pa.Array, stored: pa.ListType) -> pa.Array:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from logformat import binary_column as binary_column
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.errors import CorruptData
+from logformat.rows.arrow_values import entries_of
 from logformat.rows.schema import fixed_width, is_variable
 
 _LENGTH = np.dtype("<u4")
@@ -160,7 +161,7 @@ def _encode_variable(column: pa.Array) -> BinaryColumn:
         inner = [kind.field(i).type for i in range(kind.num_fields)]
         encoded = RecordCodec(inner).encode_octets(column.flatten())
     elif pa.types.is_map(kind):
-        encoded = _encode_list(column.cast(_entries_of(kind)))
+        encoded = _encode_list(entries_of(column))
     elif pa.types.is_list(kind):
         encoded = _encode_list(column)
     else:
@@ -192,10 +193,6 @@ def _decode_variable(
         )
     values = binary_column.slices(flat, starts, ends)
     return pa.Array.from_buffers(kind, rows, [_validity(nulls), *values.buffers()[1:]])
-
-
-def _entries_of(kind: pa.MapType) -> pa.ListType:
-    return pa.list_(pa.struct([kind.key_field, kind.item_field]))
 
 
 # A list is ``count u32 | end of each element u32 | elements``, an element being a record of one column.
@@ -237,7 +234,7 @@ def _decode_list(
     offsets = np.zeros(len(there) + 1, np.int32)
     offsets[1:][there] = counts
     offsets = np.cumsum(offsets, dtype=np.int32)
-    value_type = _entries_of(kind).value_type if pa.types.is_map(kind) else kind.value_type
+    value_type = pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
     (values,) = RecordCodec([value_type]).decode(flat, inner_starts, inner_ends)
     if pa.types.is_map(kind):
         keys, items = values.flatten()

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logformat.rows.arrow_values import entries_of
 from logformat.rows.schema import fixed_width, is_variable
 
 
@@ -26,7 +27,7 @@ def _bytes_of(column: pa.Array) -> np.ndarray:
     if not pa.types.is_nested(kind):
         return 4 + pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
     if pa.types.is_map(kind):
-        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        column = entries_of(column)
     lengths = pc.list_value_length(column).fill_null(0).to_numpy()
     ends = np.concatenate([[0], np.cumsum(_bytes_of(column.flatten()))])
     places = np.concatenate([[0], np.cumsum(lengths)])
