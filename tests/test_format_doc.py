@@ -1156,7 +1156,7 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
     assert order == [kind for kind in kinds if kind not in ("former", "commit", "job")]
     assert found[1][1]["name"] == "people"
     assert schemas.from_json(found[2][1]["columns"]) == OTHERS.remove(0).insert(0, pa.field("name", pa.string(), False))
-    assert msgspec.json.decode(json.dumps(found[-3][1]), type=image.Consumer).offsets == [3]
+    assert msgspec.json.decode(json.dumps(found[-3][1]), type=image.Consumer).offsets == (3,)
     structs = {kind.__name__.lower(): kind for kind in (image.Head, *image.ITEMS, image.Foot)}
     assert kinds == {name: [field.name for field in msgspec.structs.fields(kind)] for name, kind in structs.items()}
 

@@ -1,4 +1,4 @@
-"""The journal as it stands, edit by edit, whether or not a catalog can be made of it."""
+"""The stored edits of the journal, one by one, whether or not they make a valid catalog."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SegmentFacts:
     """A segment of the journal.
 
     Attributes:
-        name: Of its database; the first txid in 20 digits unless it is damaged.
-        first, last: Its first and last edit; None if it has none.
-        edits: How many it has.
+        name: Name of its database: its first txid in 20 digits, unless it is damaged.
+        first, last: Txids of its first and last edit; None if it is empty.
+        edits: Number of its edits.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SegmentFacts:
 
 
 class Browser:
-    """Shows what is in the journal; made by :func:`browse`."""
+    """Reads the journal's segments and edits; made by :func:`browse`."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -57,10 +57,10 @@ class Browser:
         return found
 
     def edits(self, first: int) -> Iterator[tuple[Txid, bytes]]:
-        """Edits of the segment that begins with one, as they are stored.
+        """Edits of the segment that begins with this txid, in their stored bytes.
 
         Raises:
-            InvalidRequest: There is no such segment.
+            InvalidRequest: No segment begins with it.
         """
         facts = next((each for each in self.segments() if each.first == first), None)
         if facts is None:
@@ -68,10 +68,10 @@ class Browser:
         yield from self._from(facts.name, 0)
 
     def edit(self, txid: int) -> bytes:
-        """An edit, as it is stored.
+        """Stored bytes of an edit.
 
         Raises:
-            InvalidRequest: The journal does not have it.
+            InvalidRequest: The journal does not have this edit.
         """
         for facts in self.segments():
             if facts.first is not None and facts.last is not None and facts.first <= txid <= facts.last:
@@ -95,16 +95,16 @@ class Browser:
 
 @contextmanager
 def browse(store: Path, files: Files) -> Iterator[Browser]:
-    """Open the journal of a store, and nothing else of it.
+    """Open the journal of a store, without the store.
 
     Raises:
-        NotAStore: There is none.
-        CorruptData: LMDB must not be let at it.
+        NotAStore: There is no journal.
+        CorruptData: The file is too damaged for LMDB to open.
     """
     try:
         environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
     except FileNotFoundError as error:
-        raise NotAStore("There is no journal of a catalog here; see whether the path is right.", path=store) from error
+        raise NotAStore("There is no journal of a catalog here; check the path.", path=store) from error
     try:
         yield Browser(environment)
     finally:

@@ -1,9 +1,9 @@
-"""What the catalog knows of who reads a table's log: names, and from where on each has still to read. Pure.
+"""Consumers of a table in the catalog: their names, and the next offset that each reads. Pure.
 
-* The log holds every offset at which somebody stands: it is looked at in the transaction that puts the edit, and while
-  a segment goes nobody puts one (docs/format.md, Retention).
-* A lease is a consumer with an end. Once it is over it counts for nothing; the next edit of the kind removes it, by
-  the time in that edit, so that every replay comes to the same.
+* The log has every position of a consumer: the transaction that adds the edit verifies it, and no edit is added while
+  retention removes a segment (docs/format.md, Retention).
+* A lease is a consumer that expires. An expired lease has no effect; the next edit of a consumer removes it, by the
+  time in that edit, so that every replay gives the same state.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from logformat.ids import BucketId, Offset, TableId
 
 @dataclass(frozen=True, slots=True)
 class NamedConsumer:
-    """Who reads a table.
+    """A consumer of a table.
 
     Attributes:
-        offsets: The next to read, for each bucket in order.
-        until_ms: When a lease is over; None for one that lasts until it is dropped.
+        offsets: The next offset to read in each bucket, in order of buckets.
+        until_ms: When a lease expires, in milliseconds since the Unix epoch; None for a consumer that lasts until it is
+            dropped.
     """
 
     offsets: tuple[Offset, ...]
     until_ms: int | None = None
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether it is a lease whose time has come."""
+        """Whether it is a lease that has expired."""
         return self.until_ms is not None and self.until_ms <= now_ms
 
 
 @dataclass(frozen=True)
 class TableConsumers:
-    """Who reads one table, by name."""
+    """Consumers of one table, by name."""
 
     named: Mapping[str, NamedConsumer] = field(default_factory=dict)
 
     def lasting(self) -> dict[str, dict[int, int]]:
-        """Offsets by bucket of those that are no leases, by name."""
+        """Positions by name and bucket, without leases."""
         return {
             name: dict(enumerate(consumer.offsets))
             for name, consumer in sorted(self.named.items())
@@ -47,11 +48,11 @@ class TableConsumers:
         }
 
     def reader_positions(self, bucket: BucketId, now_ms: int) -> list[Offset]:
-        """From where on somebody has still to read a bucket."""
+        """Positions of all consumers in a bucket, without expired leases."""
         return [consumer.offsets[bucket] for consumer in self.named.values() if not consumer.is_over(now_ms)]
 
     def after(self, edit: SetConsumer | DropConsumer, time_ms: int) -> TableConsumers:
-        """They with one more edit, made at a time (ms); to drop a name that is gone does nothing."""
+        """The consumers after one more edit of this time (ms); dropping an unknown name does nothing."""
         kept = {
             name: consumer
             for name, consumer in self.named.items()

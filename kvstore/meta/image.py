@@ -1,16 +1,20 @@
-"""Images of the catalog: its state as of one edit in a file, so that edits before it need not be replayed.
+"""Images of the catalog: its state as of one edit in a file, so that the edits before it need no replay.
 
-* One has its name only once it is whole, was read back, and is durable: a name that is there and not right is damage.
-* Nothing of one is believed before its end was reached and found right.
-* Only who holds the lock of the images writes one; see ``kvstore/checkpoint``.
+* An image gets its name only when it is complete, was read back, and is durable: a named file that is not valid is
+  damaged.
+* A reader uses nothing of an image before it has verified all of it.
+* Only the holder of the image lock writes images; see ``kvstore/checkpoint``.
+* Records and objects of the state have the same fields, but for the names in ``_TABLE`` to ``_CONSUMER``: both
+  directions, :func:`items_of` and :func:`state_of`, use these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 from kvstore.errors import CorruptImage, StoreError
@@ -41,26 +45,29 @@ from logformat.catalog.replicas import ReplicaStatus
 from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
 from logformat.rows import schema as schemas
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 TXID_MAX = Txid(2**63 - 1)
-"""No edit has it: txids are signed integers of 64 bits."""
+"""Greater than the txid of any edit: txids are signed integers of 64 bits."""
 _BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Image:
-    """A state, and what stands before it in its file."""
+    """A state and the head of its file."""
 
     head: Head
     state: CatalogState
 
 
 def txids(directory: Path) -> list[Txid]:
-    """Last edits of the images that a directory lists, the newest first."""
+    """Txids of the images in a directory, the newest first."""
     return sorted((txid for txid in map(paths.image_txid, names_in(directory)) if txid is not None), reverse=True)
 
 
 def image_of(state: CatalogState, store_id: UUID, *, epoch: Epoch, now_ms: int) -> Image:
-    """A state as an image, not written yet."""
+    """An image of a state, not written yet."""
     head = Head(
         store_id=store_id,
         epoch=epoch,
@@ -75,22 +82,22 @@ def image_of(state: CatalogState, store_id: UUID, *, epoch: Epoch, now_ms: int) 
 
 
 def save(path: Path, made: Image, files: Files) -> None:
-    """Write an image to a new file, read it back, and make its bytes durable; not its name.
+    """Write an image to a new file, read it back, and make its bytes durable, but not its name.
 
     Raises:
-        FileExistsError: There is a file of that name.
-        OSError: The disk refuses. What the file holds is no image.
-        CorruptImage: What was read back is something else.
+        FileExistsError: The file exists.
+        OSError: The disk failed. The file is not a valid image.
+        CorruptImage: The image that was read back differs.
     """
     descriptor = files.open(path, create=True)
     try:
         position = 0
-        for piece in _pieces(encode_image(made.head, items_of(made.state))):
-            files.write(descriptor, [memoryview(piece)], position)
-            position += len(piece)
+        for block in _blocks(encode_image(made.head, items_of(made.state))):
+            files.write(descriptor, [memoryview(block)], position)
+            position += len(block)
         found = load(path)
         if found.head != made.head or not found.state.is_same(made.state):
-            raise CorruptImage("An image that was just written is not what was to be written.", path=path)
+            raise CorruptImage("A new image differs from the catalog when it is read back; try again.", path=path)
         files.sync(descriptor)
     finally:
         files.close(descriptor)
@@ -100,12 +107,12 @@ def load(path: Path, store_id: UUID | None = None) -> Image:
     """Read an image.
 
     Args:
-        store_id: Of the store it must be of; None for any.
+        store_id: The store that the image must belong to; None for any.
 
     Raises:
-        FileNotFoundError: It is not there.
-        OSError: It can't be read.
-        CorruptImage: It is damaged, or another's.
+        FileNotFoundError: The file does not exist.
+        OSError: The file can't be read.
+        CorruptImage: The image is damaged, or belongs to another store.
         UnsupportedVersion: A newer version wrote it.
     """
     with _reading(path, store_id) as reader:
@@ -113,7 +120,7 @@ def load(path: Path, store_id: UUID | None = None) -> Image:
 
 
 def verify(path: Path, store_id: UUID | None = None) -> Head:
-    """Read an image, and make no catalog of it; see :func:`load`."""
+    """Verify an image without building its state; raises what :func:`load` raises."""
     with _reading(path, store_id) as reader:
         for _ in reader.items():
             pass
@@ -121,7 +128,7 @@ def verify(path: Path, store_id: UUID | None = None) -> Head:
 
 
 def head_of(path: Path) -> Head:
-    """The first record of an image, by its own checksum; the rest is not looked at. See :func:`load`."""
+    """Head of an image, verified by its own checksum; the rest is not read. Raises what :func:`load` raises."""
     with _reading(path, None) as reader:
         return reader.head
 
@@ -133,10 +140,10 @@ def _reading(path: Path, store_id: UUID | None) -> Iterator[Reader]:
             size = size_of(file.fileno(), path, bytes_max=IMAGE_BYTES_MAX, error=CorruptImage)
             reader = Reader(file.read, size)
             if store_id is not None and reader.head.store_id != store_id:
-                raise CorruptImage("This is an image of another store; move it away.", of=reader.head.store_id)
+                raise CorruptImage("This image belongs to another store; move it away.", of=reader.head.store_id)
             named = paths.image_txid(path.name)
             if named is not None and named != reader.head.txid:
-                raise CorruptImage("An image has the name of another; move it away.", txid=reader.head.txid)
+                raise CorruptImage("An image has the name of another one; move it away.", txid=reader.head.txid)
             yield reader
         except StoreError as error:
             raise type(error)(error.message, **{**error.where, "path": path}) from error
@@ -147,7 +154,7 @@ class Images:
     """The images of one store.
 
     Attributes:
-        damaged: What was wrong with those that could not be used, when last there was a look for one.
+        damaged: Errors of the images that the last call of :meth:`usable` skipped.
     """
 
     directory: Path
@@ -155,13 +162,13 @@ class Images:
     damaged: list[CorruptImage] = field(default_factory=list)
 
     def usable(self, before: Txid = TXID_MAX) -> Iterator[Image]:
-        """Those that are right, the newest first.
+        """Valid images, the newest first.
 
         Args:
-            before: Only those of edits before this one.
+            before: Only images whose txid is lower than this one.
 
         Raises:
-            UnsupportedVersion: A newer version wrote one.
+            UnsupportedVersion: A newer version wrote one of them.
         """
         self.damaged = []
         for txid in (each for each in txids(self.directory) if each < before):
@@ -169,66 +176,83 @@ class Images:
             try:
                 yield load(path, self.store_id)
             except FileNotFoundError:
-                continue  # two newer ones have taken its place meanwhile
+                continue  # a checkpoint removed it after it made two newer ones
             except OSError as error:
                 self.damaged.append(CorruptImage("An image can't be read.", path=path, reason=error.strerror))
             except CorruptImage as error:
                 self.damaged.append(error)
 
     def newest(self) -> Image | None:
-        """The newest one that is right."""
+        """The newest valid image; None if there is none."""
         return next(self.usable(), None)
 
 
+Value = TypeVar("Value", bound="DataclassInstance")
+Record = TypeVar("Record")
+
+
+class _Mapping(Generic[Value, Record]):
+    """Conversion of one kind of object to its record and back, field by field.
+
+    Args:
+        value: Class of the object; each of its fields is stored, so that none can be forgotten.
+        record: Class of the record. Its other fields, such as the object's name, are given by the caller.
+        elsewhere: Fields of the object that other records have.
+        renamed: Names of fields in the record that differ from those in the object.
+    """
+
+    def __init__(
+        self, value: type[Value], record: Callable[..., Record], *, elsewhere: tuple[str, ...] = (), **renamed: str
+    ) -> None:
+        self._value: Callable[..., Value] = value
+        self._record = record
+        self._names = {each.name: renamed.get(each.name, each.name) for each in fields(value)}
+        for name in elsewhere:
+            del self._names[name]
+
+    def record(self, value: Value, **others: Any) -> Record:
+        """The record of an object, with its fields that the object does not have."""
+        return self._record(**others, **{theirs: getattr(value, ours) for ours, theirs in self._names.items()})
+
+    def value(self, record: Record, **elsewhere: Any) -> Value:
+        """The object of a record, with its fields that other records have."""
+        return self._value(**elsewhere, **{ours: getattr(record, theirs) for ours, theirs in self._names.items()})
+
+
+_TABLE = _Mapping(TableDefinition, Table, elsewhere=("schemas",), id="table_id")
+_WRITER = _Mapping(NamedWriter, Writer, epoch="writer_epoch", kind="type")
+_COMMIT = _Mapping(OpenCommit, Commit)
+_CONSUMER = _Mapping(NamedConsumer, Consumer)
+
+
 def items_of(state: CatalogState) -> Iterator[Item]:
-    """The records of an image, in an order that equal states have in common."""
+    """Records of a state between head and foot; equal states have equal records in the same order."""
     for id, table in sorted(state.tables.items()):
-        yield Table(
-            table_id=id,
-            name=table.name,
-            primary_key=_listed(table.primary_key),
-            bucket_key=_listed(table.bucket_key),
-            buckets=table.buckets,
-            options=table.options,
-        )
+        yield _TABLE.record(table)
         for schema_id, schema in sorted(table.schemas.items()):
             yield Schema(table_id=id, schema_id=schema_id, columns=schemas.to_json(schema))
     for id, writers in sorted(state.writers.items()):
         for name, writer in sorted(writers.named.items()):
-            yield Writer(
-                table_id=id,
-                name=name,
-                writer_id=writer.writer_id,
-                writer_epoch=writer.epoch,
-                type=writer.kind,
-                run=writer.run,
-                first_epoch=writer.first_epoch,
-            )
+            yield _WRITER.record(writer, table_id=id, name=name)
         for former in sorted(writers.former):
             yield Former(table_id=id, writer_id=former)
         for commit in writers.commits:
-            yield Commit(
-                table_id=id,
-                commit_id=commit.commit_id,
-                writer_id=commit.writer_id,
-                writer_epoch=commit.writer_epoch,
-                sequence=commit.sequence,
-            )
+            yield _COMMIT.record(commit, table_id=id)
     for id, consumers in sorted(state.consumers.items()):
         for name, consumer in sorted(consumers.named.items()):
-            yield Consumer(table_id=id, name=name, offsets=list(consumer.offsets), until_ms=consumer.until_ms)
-    for of, jobs in sorted(state.jobs.items()):
+            yield _CONSUMER.record(consumer, table_id=id, name=name)
+    for id, jobs in sorted(state.jobs.items()):
         for job_id, job in sorted(jobs.items()):
-            yield Job(table_id=of, job_id=job_id, job=job)
+            yield Job(table_id=id, job_id=job_id, job=job)
     for name, replica in sorted(state.replicas.items()):
         yield Replica(name=name, replica=replica)
 
 
 def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
-    """The state that records are of.
+    """The state that has these records; the inverse of :func:`items_of`.
 
     Raises:
-        CorruptImage: One is about a table that is not there.
+        CorruptImage: A record names a table that has no record.
     """
     tables: dict[TableId, TableDefinition] = {}
     named: dict[TableId, dict[str, NamedWriter]] = {}
@@ -246,27 +270,17 @@ def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
             raise CorruptImage("An image has a record of a table it does not have.", table_id=id)
         match item:
             case Table():
-                tables[id] = TableDefinition(
-                    id,
-                    item.name,
-                    {},
-                    _tupled(item.primary_key),
-                    item.buckets,
-                    item.options,
-                    _tupled(item.bucket_key),
-                )
+                tables[id] = _TABLE.value(item, schemas={})
             case Schema():
                 tables[id].schemas[SchemaId(item.schema_id)] = schemas.from_json(item.columns)
             case Writer():
-                opened = NamedWriter(item.writer_id, item.writer_epoch, item.type, item.run, item.first_epoch)
-                named.setdefault(id, {})[item.name] = opened
+                named.setdefault(id, {})[item.name] = _WRITER.value(item)
             case Former():
                 former.setdefault(id, set()).add(item.writer_id)
             case Commit():
-                begun = OpenCommit(item.commit_id, item.writer_id, item.writer_epoch, item.sequence)
-                commits.setdefault(id, []).append(begun)
+                commits.setdefault(id, []).append(_COMMIT.value(item))
             case Consumer():
-                consumers.setdefault(id, {})[item.name] = NamedConsumer(tuple(item.offsets), item.until_ms)
+                consumers.setdefault(id, {})[item.name] = _CONSUMER.value(item)
             case Job():
                 jobs[id] = {**jobs.get(id, {}), item.job_id: item.job}
     return CatalogState(
@@ -287,16 +301,8 @@ def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
     )
 
 
-def _listed(names: tuple[str, ...] | None) -> list[str] | None:
-    return None if names is None else list(names)
-
-
-def _tupled(names: list[str] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names)
-
-
-def _pieces(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in larger pieces."""
+def _blocks(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in larger blocks."""
     waiting = bytearray()
     for part in parts:
         waiting += part

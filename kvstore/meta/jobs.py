@@ -1,8 +1,8 @@
-"""What an edit does to ingestion jobs: the table of their states, and all that goes with it. Pure, like the state.
+"""Effects of edits on ingestion jobs: the table of their states and transitions. Pure, like the state.
 
-* ``NEXT`` is the whole of it: an edit that has no place there does nothing, live and in replay.
-* One task at most is open. Its end replaces offset and statistics by what the edit says: nothing is added up.
-* An offset that was set by hand has a higher version, and a task that was begun before does not move it any more.
+* ``NEXT`` has all transitions: an edit that has none in the job's state does nothing, live and in replay.
+* At most one task is open. The edit that ends it has the new offset and statistics, so a replay never adds twice.
+* Setting the offset by hand raises the version; a task that began before does not change the offset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logformat.catalog.jobs import EndedTask, JobState, JobStatus, OpenTask
 from logformat.ids import JobId, Txid
 
 HISTORY_MAX = 20
-"""Tasks of a job that are remembered, the last."""
+"""Number of ended tasks that a job keeps, the latest."""
 
 Jobs: TypeAlias = Mapping[JobId, JobStatus]
 """Jobs of one table."""
@@ -54,12 +54,12 @@ NO_JOBS: Jobs = {}
 
 
 def writer_of(job: JobId) -> str:
-    """The name under which a job writes, its tasks as epochs; nobody else has it."""
+    """Name of the writer of a job, reserved for it; each task is one of its epochs."""
     return f"job {job}"
 
 
 def jobs_after(jobs: Jobs, edit: CreateJob | AboutJob, txid: Txid, time_ms: int) -> Jobs:
-    """Jobs of a table with one more edit, made at a time (ms); one that is about a job that is gone does nothing."""
+    """Jobs of a table after one more edit of this time (ms); an edit of a dropped job does nothing."""
     if isinstance(edit, CreateJob):
         created = JobStatus(
             name=edit.name, source=edit.source, format=edit.format, options=edit.options, offset=edit.offset
@@ -73,7 +73,7 @@ def jobs_after(jobs: Jobs, edit: CreateJob | AboutJob, txid: Txid, time_ms: int)
 
 
 def job_after(job: JobStatus, edit: AboutJob, time_ms: int) -> JobStatus:
-    """A job with one more edit; one that has no place in its state does nothing."""
+    """A job after one more edit; an edit without a transition from its state does nothing."""
     state = NEXT.get((job.state, type(edit)))
     if state is None:
         return job
@@ -115,7 +115,7 @@ def _of_task(
     history = [*job.history, ended][-HISTORY_MAX:]
     after = replace(job, state=state, statistics=edit.statistics, task=None, history=history)
     if isinstance(edit, FailTask):
-        # Whoever asked for a pause meanwhile resumes it.
+        # A job that a user paused meanwhile does not resume by itself.
         resume_ms = edit.resume_ms if job.state == "running" else None
         return replace(after, reason=edit.reason, resume_ms=resume_ms, failures=job.failures + 1)
     return replace(after, failures=0, offset=edit.offset if edit.version >= job.version else job.offset)

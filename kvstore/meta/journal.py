@@ -1,13 +1,13 @@
-"""The catalog's edits, in LMDB: any process adds one, in one order all agree on.
+"""The catalog's edits, in LMDB: all processes add them, in one order for all.
 
 * An edit is durable when :meth:`Journal.append` returns, unless it ``may_wait``; LMDB's own writer lock serialises
   processes.
-* Whoever adds an edit has replayed all before it, in the same transaction.
-* Of edits whose loss does no harm a power cut may undo the last, or those that wait in memory; see ``journal_sync`` in
-  :class:`kvstore.options.StoreOptions`.
-* Edits live in named databases, each named by its first txid, so that old ones are dropped as a whole.
-* What was dropped is in an image: whoever has not seen it loads that. Only what images stand for is ever dropped.
-* A handle is used for a name that the same transaction lists, and for no other: another process may have dropped it.
+* A process adds an edit in a transaction in which it has replayed all edits before it.
+* A power cut may undo the last edits that ``may_wait``, or those in memory, because their loss does no harm; see
+  ``journal_sync`` in :class:`kvstore.options.StoreOptions`.
+* Segments are named databases with the first txid as the name, so that old edits are dropped a segment at a time.
+* Only edits that two images have are dropped; a process that has not seen them loads an image.
+* A database handle is used only for a name that the same transaction lists: another process may have dropped it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from logformat.ids import Epoch, Txid
 MAP_BYTES = 64 << 30
 
 _EDITS_PER_READ = 1_000
-"""Edits replayed in one read transaction: while one is open, pages that edits free are not used again."""
+"""Edits replayed in one read transaction: while one is open, LMDB can't reuse the pages that new edits free."""
 
 _log = logging.getLogger(__name__)
 _KEY = struct.Struct(">q")
@@ -59,10 +59,10 @@ _NAME_DIGITS = 20
 
 
 def create_journal(directory: Path, files: Files, edit: Edit) -> None:
-    """Make a journal that begins with an edit, and make it durable but for its name.
+    """Create a journal that begins with an edit, and make it durable, but not its name.
 
     Raises:
-        StoreFull: No space. What is there is no journal.
+        StoreFull: The disk is full. The directory holds no valid journal.
     """
     environment = open_environment(directory, files, map_bytes=MAP_BYTES, create=True)
     try:
@@ -86,21 +86,21 @@ class JournalListener(Protocol):
 
 
 class Journal:
-    """The catalog of one store, as this process knows it.
+    """The journal of one store and the state of its catalog, open in this process.
 
     Args:
         store: Directory of the store.
-        store_id: Of the store, which its images repeat.
-        leadership: Asked before an edit is added, but for those that replay a leader's.
+        store_id: Id of the store, which its images repeat.
+        leadership: Asked before an edit is added; not when edits of a leader are replayed.
         create: Create an empty journal if there is none.
-        read_only: Add no edits, and never wait for whoever does.
-        edits_per_segment: A new database is begun after so many edits.
-        sync: When an edit is durable that may wait,
-        wait_ms: and for how long one waits in memory.
+        read_only: Add no edits, and never wait for a process that adds one.
+        edits_per_segment: Number of edits after which a new segment begins.
+        sync: When edits that may wait become durable.
+        wait_ms: How long such an edit stays in memory, in milliseconds.
 
     Attributes:
-        images: Those of the store.
-        base: Txid of the image that was loaded last; None if there was none to load.
+        images: Images of the store.
+        base: Txid of the last loaded image; None if none was loaded.
         store_id: Id of the store.
     """
 
@@ -153,10 +153,10 @@ class Journal:
         self._listeners.append(listener)
 
     def state(self) -> CatalogState:
-        """The catalog as of now, edits of other processes included.
+        """The current catalog, including edits of other processes.
 
         Raises:
-            CorruptImage: An edit is damaged or missing, and no image that is right has it.
+            CorruptImage: An edit is damaged or missing, and no valid image has it.
             UnsupportedVersion: A newer version wrote an edit or an image.
         """
         with self._mutex:
@@ -165,9 +165,9 @@ class Journal:
             return self._with_waiting()
 
     def show_last_commit(self) -> None:
-        """Have :meth:`state` know the last edit also if its writer was killed before it could say so.
+        """Make the last committed edit visible even if its writer was killed before publishing it.
 
-        For whoever decides by the state what to remove or to write; it waits for whoever adds an edit.
+        Needed before a decision by the state to remove or write something. It waits for a process that adds an edit.
         """
         self.state()
         if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
@@ -178,17 +178,17 @@ class Journal:
         """Add an edit.
 
         Args:
-            decide: From the state with every edit before this one, what the edit does; raises to add none.
-            may_wait: Whether it need not be durable yet: if it is lost, nobody does anything wrong.
+            decide: Returns the edit, given the state with all edits before it; raises to add none.
+            may_wait: Whether the edit may become durable later, because its loss does no harm.
 
         Returns:
             The state with the edit.
 
         Raises:
-            StoreFull: No space. Nothing was added.
-            WriterFenced: The catalog was recovered by another process, or another leader has taken this one's place.
-                Nothing was added.
-            LogFailed: The disk refused: whether the edit is durable is not known.
+            StoreFull: The disk is full. Nothing was added.
+            WriterFenced: Another process recovered the catalog, or another leader has replaced this one. Nothing was
+                added.
+            LogFailed: The disk failed; it is unknown whether the edit is durable.
         """
         self._check_writable()
         self.check_leads()
@@ -204,11 +204,11 @@ class Journal:
         return state
 
     def check_leads(self) -> None:
-        """See whether anything may be written now.
+        """Verify that the store may be written.
 
         Raises:
-            WriterFenced: Another leader has taken this one's place, or the catalog was recovered by another process.
-            StoreReplaced: The store's path leads elsewhere.
+            WriterFenced: Another leader has replaced this one, or another process recovered the catalog.
+            StoreReplaced: The store's path leads to another directory.
         """
         if (looks := self._files.check()) != self._looks:
             self._looks = looks
@@ -217,7 +217,7 @@ class Journal:
 
     @uninterrupted
     def lose_lead(self, by: Epoch) -> CatalogState:
-        """Add the edit after which there are none: another leader has taken this one's place. What waits is left out.
+        """Add the last edit of this leader: another one has replaced it. Edits that wait in memory are dropped.
 
         Raises:
             StoreFull, WriterFenced, LogFailed: See :meth:`append`.
@@ -230,11 +230,11 @@ class Journal:
         return state
 
     @uninterrupted
-    def replay(self, edits_behind: Iterable[Edit], *, durable: bool = True) -> CatalogState:
-        """Add edits of a leader as they are; those that are there already are left out.
+    def replay(self, later: Iterable[Edit], *, durable: bool = True) -> CatalogState:
+        """Add edits of a leader unchanged; edits that the journal already has are skipped.
 
         Raises:
-            CorruptImage: One does not follow those before it. Nothing was added.
+            CorruptImage: An edit does not follow the one before it. Nothing was added.
             StoreFull, WriterFenced, LogFailed: See :meth:`append`.
         """
         self._check_writable()
@@ -242,7 +242,7 @@ class Journal:
         with self._mutex:
             with self._adding() as transaction:
                 state = self._replayed(transaction, self._state)
-                for edit in edits_behind:
+                for edit in later:
                     if edit.txid > state.txid:
                         state = self._put(transaction, state, edit)
             self._state = state
@@ -256,11 +256,11 @@ class Journal:
         """Return once every edit, of any process, is durable.
 
         Raises:
-            StoreFull, WriterFenced, LogFailed: See :meth:`append`; what waits goes on to.
+            StoreFull, WriterFenced, LogFailed: See :meth:`append`; edits in memory stay there.
         """
         if self._environment.is_read_only:
             return
-        self._ask_for_what_waits()
+        self._check_waiting()
         with self._mutex:
             if self._waiting:
                 self._add(None)
@@ -268,17 +268,17 @@ class Journal:
 
     @contextmanager
     def still(self) -> Iterator[CatalogState]:
-        """The catalog as of now, all of it durable, and nobody in any process adds an edit meanwhile: they wait.
+        """The current catalog, all of it durable; while the context is open, every process waits to add an edit.
 
         Raises:
             CorruptImage: An edit is damaged or missing.
-            UnsupportedOperation: The files may only be read.
-            WriterFenced: The catalog was recovered by another process.
+            UnsupportedOperation: The store is read-only.
+            WriterFenced: Another process recovered the catalog.
         """
         self._check_writable()
         self.flush()
         state = self._confirmed()
-        # Without the mutex: who appends holds it, and waits for LMDB's lock, which this here has.
+        # Without the mutex: an appending thread holds it while it waits for LMDB's lock, which this thread has.
         with self._environment.reading():
             transaction = self._environment.begin_write()
         try:
@@ -291,10 +291,10 @@ class Journal:
             transaction.abort()
 
     def state_at(self, txid: Txid) -> CatalogState:
-        """The catalog as of an edit; as of a later one if that was known already, or is in the newest image.
+        """The catalog as of an edit, or as of a later one that was already loaded or is in the newest image.
 
         Raises:
-            CorruptImage: There is no such edit; or see :meth:`state`.
+            CorruptImage: The edit does not exist; or see :meth:`state`.
         """
         with self._mutex:
             if not self._loaded or self._state.txid < txid:
@@ -303,8 +303,8 @@ class Journal:
                 raise CorruptImage("The catalog has lost edits; run `kvstore check`.", has=self._state.txid, had=txid)
             return self._state
 
-    def behind(self, txid: Txid) -> list[bytes] | None:
-        """Edits behind one, as they are stored; None if the next one was dropped."""
+    def edits_after(self, txid: Txid) -> list[bytes] | None:
+        """Stored bytes of the edits after one; None if the next edit was dropped."""
         names = self._listed()
         if not names or int(names[0]) > txid + 1:
             return None
@@ -323,20 +323,20 @@ class Journal:
         return found
 
     def segments(self) -> list[Txid]:
-        """First edits of the segments there are, in order."""
+        """Txids of the first edits of all segments, in order."""
         return [Txid(int(name)) for name in self._listed()]
 
     @uninterrupted
     def drop_before(self, txid: Txid) -> int:
-        """Drop the segments all of whose edits are at or before one; the last segment never goes.
+        """Drop the segments whose last edit is at or before one; the last segment is never dropped.
 
-        The caller has found right two images: one of that edit or a later one, and a newer one than that.
+        The caller has verified two images: one of that edit or a later one, and a newer one.
 
         Returns:
-            How many edits went.
+            Number of dropped edits.
 
         Raises:
-            StoreFull: No space. Nothing was dropped.
+            StoreFull: The disk is full. Nothing was dropped.
         """
         self._check_writable()
         with self._mutex, self._environment.reading():
@@ -357,23 +357,23 @@ class Journal:
         return int(names[len(old)]) - int(names[0]) if old else 0
 
     def verify(self) -> None:
-        """Verify the pages of what is committed; see :meth:`Environment.verify`."""
+        """Verify the committed pages; see :meth:`Environment.verify`."""
         self._environment.verify()
 
     @uninterrupted
     def close(self) -> None:
-        """Give the environment up.
+        """Add the edits that wait in memory, and close the environment.
 
         Raises:
             StoreFull, WriterFenced: Edits that waited could not be added, and are lost.
         """
-        self._ask_for_what_waits()
-        with self._mutex:  # who asks for the state in another thread is not in the middle of it
+        self._check_waiting()
+        with self._mutex:  # no other thread is reading the state now
             try:
                 if self._timer is not None:
                     self._timer.cancel()
                 if self._waiting:
-                    with suppress(StoreReplaced):  # they are those whose loss does no harm
+                    with suppress(StoreReplaced):  # the loss of these edits does no harm
                         self._add(None)
             finally:
                 self._waiting.clear()
@@ -384,7 +384,7 @@ class Journal:
             listener.appended(txid)
 
     def _add(self, decide: Callable[[CatalogState], Payload] | None) -> CatalogState:
-        """Add what waits, and one more; how durable it is follows from how LMDB was opened."""
+        """Add the edits in memory, and one more; LMDB's mode decides whether they are durable."""
         with self._adding() as transaction:
             state = self._replayed(transaction, self._state)
             for payload in self._waiting:
@@ -400,7 +400,7 @@ class Journal:
 
     @contextmanager
     def _adding(self) -> Iterator[Transaction]:
-        """A write transaction, committed at the end."""
+        """A write transaction that commits at the end."""
         transaction = self._environment.begin_write()
         try:
             self._check_current()
@@ -411,9 +411,9 @@ class Journal:
             raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
         except OSError as error:
             transaction.abort()
-            raise StoreFull("The disk refuses; free some space.", reason=str(error)) from error
+            raise StoreFull("The disk failed; free some space.", reason=str(error)) from error
         except BaseException:
-            # Whoever keeps the traceback would keep the transaction, and every process would wait for it.
+            # A traceback that is kept would keep the transaction open, and every process would wait for it.
             transaction.abort()
             raise
 
@@ -435,7 +435,7 @@ class Journal:
             self._environment.sync()
 
     def _with_waiting(self) -> CatalogState:
-        """What this process knows: with edits that wait, which have no txid yet."""
+        """The state including edits in memory, which have no txid yet."""
         if not self._waiting:
             return self._state
         base, done, state = self._shown or (None, 0, self._state)
@@ -459,7 +459,7 @@ class Journal:
             self._timer.start()
 
     def _wake(self) -> None:
-        self._ask_for_what_waits()
+        self._check_waiting()
         try:
             with self._mutex:
                 self._timer = None
@@ -473,11 +473,11 @@ class Journal:
                 self._make_durable()
             self._notify(state.txid)
         except StoreError as error:
-            # Who adds the next edit, or closes the store, is told so.
-            _log.warning("edits of the catalog could not be added and wait on: %s", error)
+            # The next append, or the close, raises it.
+            _log.warning("edits of the catalog could not be added, and stay in memory: %s", error)
 
-    def _ask_for_what_waits(self) -> None:
-        """Have it known whether it may be added; what waits is left out of a catalog that may not be written."""
+    def _check_waiting(self) -> None:
+        """Ask whether edits in memory may be added: adding skips them once the leadership is lost."""
         if self._waiting:
             with suppress(StoreError):
                 self.check_leads()
@@ -487,17 +487,17 @@ class Journal:
             raise UnsupportedOperation("The files of this store may only be read.", path=self._environment.directory)
 
     def _check_current(self) -> None:
-        """See whether edits still belong here; surely so in a write transaction."""
+        """Verify that this is still the store's journal; only in a write transaction does it stay so."""
         self._files.verify()
         if self._environment.is_stale():
             raise WriterFenced(
-                "The catalog was recovered by another process, which goes on with it; open the store again.",
+                "The catalog was recovered by another process; open the store again.",
                 path=self._environment.directory,
             )
 
     def _catch_up(self, last: Txid = TXID_MAX) -> None:
         if not self._loaded and (newest := self.images.newest()) is not None:
-            # Before the journal is looked at, which then is not older.
+            # Before the journal is read, which then is not older.
             self.base, self._state = newest.head.txid, newest.state
         self._loaded = True
         while self._state.txid < last:
@@ -508,7 +508,7 @@ class Journal:
                 except CorruptData:
                     if name in self._listed():
                         raise
-                    # Dropped meanwhile: an image has it.
+                    # Dropped meanwhile: an image has its edits.
             with self._environment.read() as transaction:
                 self._state = self._replayed(transaction, self._state, until)
                 if self._state.txid < until:
@@ -520,7 +520,7 @@ class Journal:
             return _segments(transaction)
 
     def _replayed(self, transaction: Transaction, state: CatalogState, last: Txid = TXID_MAX) -> CatalogState:
-        """The state with the edits behind it, up to one."""
+        """The state after the edits that follow it, up to one."""
         names = _segments(transaction)
         if names and int(names[0]) > state.txid + 1:
             with transaction.cursor(db=self._environment.database_within(transaction, names[0])) as cursor:
@@ -548,7 +548,7 @@ class Journal:
         return state
 
     def _image_before(self, first: Txid) -> Image:
-        """The newest image that is right, if the journal goes on behind it."""
+        """The newest valid image, provided that the journal has the next edit."""
         image = self.images.newest()
         if image is None or image.head.txid + 1 < first:
             reached = 0 if image is None else image.head.txid
@@ -571,7 +571,7 @@ class Journal:
 
 
 def _is_late(state: CatalogState, payload: Payload) -> bool:
-    """Whether an edit that waited is not to be added any more: another process has had another say meanwhile."""
+    """Whether an edit that waited is obsolete, because another process has changed the same thing meanwhile."""
     if state.lacks(payload) is not None:
         return True
     if not isinstance(payload, SetConsumer):
@@ -595,7 +595,7 @@ def _check_name(cursor: lmdb.Cursor[bytes], name: str) -> None:
 
 
 def _needed(names: list[str], state: CatalogState) -> list[str]:
-    """Segments that may have edits which are not in a state; the last one always."""
+    """Segments that may have edits which a state lacks; the last segment always."""
     return [
         name for name, following in zip_longest(names, names[1:]) if not following or int(following) > state.txid + 1
     ]

@@ -1,7 +1,7 @@
-"""What the catalog knows of replicas. Pure, like the state.
+"""Replicas in the catalog. Pure, like the state.
 
-* What is known of a track is replaced as a whole, so to replay an edit twice changes nothing.
-* Findings are those of the last check: only a check clears them.
+* An edit replaces the whole status of a stream, so replaying it twice changes nothing.
+* Findings are those of the last check: only another check clears them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AboutReplica = AddReplica | DropReplica | ReportReplica | TellReplica | FindRepl
 
 
 def replicas_after(known: Replicas, edit: AboutReplica, tables: Container[TableId]) -> dict[str, ReplicaStatus]:
-    """They with one more edit; what is about a replica or a table that is gone does nothing."""
+    """Replicas after one more edit; parts of it about a dropped replica or table do nothing."""
     now = dict(known)
     if isinstance(edit, AddReplica):
         now[edit.name] = ReplicaStatus(url=edit.url)
@@ -31,11 +31,11 @@ def replicas_after(known: Replicas, edit: AboutReplica, tables: Container[TableI
         found = [each for each in edit.findings if _is_there(each.stream, tables)]
         now[edit.name] = msgspec.structs.replace(now[edit.name], findings=found, checked_ms=edit.checked_ms)
     else:
-        told = {
+        reported = {
             each.stream: each for each in (*now[edit.name].shipped, *edit.shipped) if _is_there(each.stream, tables)
         }
         as_of_ms = edit.as_of_ms if isinstance(edit, TellReplica) else now[edit.name].as_of_ms
-        shipped = [told[stream] for stream in sorted(told)]
+        shipped = [reported[stream] for stream in sorted(reported)]
         now[edit.name] = msgspec.structs.replace(now[edit.name], shipped=shipped, as_of_ms=as_of_ms)
     return now
 
@@ -45,7 +45,7 @@ def _is_there(stream: Stream, tables: Container[TableId]) -> bool:
 
 
 def without_table(known: Replicas, table_id: TableId) -> dict[str, ReplicaStatus]:
-    """They, without what is known of a table's buckets."""
+    """Replicas without the streams and findings of a table."""
     return {
         name: msgspec.structs.replace(
             replica,

@@ -1,7 +1,7 @@
-"""What can still be had of a catalog whose images or journal are damaged. Nothing is written.
+"""The catalog that can be read from damaged images or a damaged journal. Nothing is written.
 
-* Nothing is believed without its checksum; what is missing is left out, and said.
-* What a newer version wrote is not left out: that would lose tables which an upgrade brings back.
+* Only bytes whose checksum is right are used; what is missing is left out and reported.
+* A record of a newer version is an error: leaving it out would lose tables which an upgrade could read.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from logformat.ids import Epoch, Txid
 
 @dataclass
 class Salvaged:
-    """What is left of a catalog.
+    """The readable part of a catalog.
 
     Attributes:
-        state: The newest image that is right, and all edits behind it that are there.
+        state: The newest valid image, with all readable edits after it.
         image: Txid of this image; None if there is none.
-        last: The highest txid anything has.
-        knows_last: Whether there can have been none behind it.
-        leader_epoch: The highest epoch anything has.
-        damaged: What is wrong, a sentence each; it need not mean that something is gone.
-        gone: Edits that are neither in the image nor behind it, a sentence for each row of them.
+        last: The highest txid in images and edits.
+        knows_last: Whether it is certain that no later edit existed.
+        leader_epoch: The highest leader epoch in images and edits.
+        damaged: One sentence for each damage; damage need not mean that edits are lost.
+        gone: One sentence for each range of edits that neither the image nor the journal has.
     """
 
     state: CatalogState = field(default_factory=CatalogState)
@@ -50,12 +50,12 @@ class Salvaged:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What another place has of the same catalog.
+    """The same catalog in another place, such as a replica.
 
     Attributes:
-        state: As of an image,
-        edits: and those behind it.
-        also: What is to be in the catalog besides, as if it came last.
+        state: State of an image there.
+        edits: Edits after that image.
+        also: Further changes that the recovered catalog gets, as its last edits.
     """
 
     state: CatalogState
@@ -64,10 +64,10 @@ class Elsewhere:
 
 
 def salvage(store: Path, store_id: UUID, files: Files, elsewhere: Elsewhere | None = None) -> Salvaged:
-    """See what is left of the catalog of a store that nobody writes.
+    """Read what is readable of the catalog of a store; no process may write it meanwhile.
 
     Args:
-        elsewhere: What another place has, beside what is left here.
+        elsewhere: The same catalog in another place, used together with this one.
 
     Raises:
         UnsupportedVersion: A newer version wrote an image or an edit.
@@ -97,19 +97,19 @@ def salvage(store: Path, store_id: UUID, files: Files, elsewhere: Elsewhere | No
             found.state = replace(found.state, txid=Txid(txid - 1)).after(edit)
     _miss(found, found.last)
     if not found.knows_last:
-        found.gone.append(f"edits behind {found.last}, if there were any")
+        found.gone.append(f"edits after {found.last}, if there were any")
     return found
 
 
 def _miss(found: Salvaged, until: Txid) -> None:
-    """Say that edits behind the state are not there."""
+    """Report edits after the state that are missing."""
     first = found.state.txid + 1
     if first <= until:
         found.gone.append(f"edit {first}" if first == until else f"edits {first} to {until}")
 
 
 def _edits(store: Path, files: Files, found: Salvaged) -> dict[Txid, Edit]:
-    """Edits that are right."""
+    """Readable edits."""
     data = store / paths.JOURNAL / LMDB_FILES[0]
     kept: dict[Txid, Edit] = {}
     try:

@@ -1,8 +1,8 @@
-"""State of the catalog, and what an edit does to it. Pure: no file, no clock.
+"""State of the catalog, and the effect of each edit on it. Pure: no file, no clock.
 
-* ``state.after(edit)`` is the only way it changes, live and in replay, so both come to the same.
-* An edit that is in the state already changes nothing, so a replay may begin anywhere before its end.
-* Ids grow and are never used again.
+* ``state.after(edit)`` is the only way the state changes, live and in replay, so both give the same state.
+* An edit that the state already has changes nothing, so a replay may begin at any earlier edit.
+* Ids increase and are never reused.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from logformat.ids import GIVEN_WRITERS, Epoch, SchemaId, TableId, Txid, WriterI
 from logformat.rows import schema as schemas
 
 TABLES_SKIPPED, WRITERS_SKIPPED, WRITER_EPOCHS_SKIPPED = 2**20, 2**32, 2**16
-"""What a new leader gives out is so far behind what is known: more than lost edits can have given out."""
+"""Ids and epochs that a new leader skips: more than the edits that it lacks can have allocated."""
 
 Known = TypeVar("Known")
 
 
 @dataclass(frozen=True, eq=False)  # one object for each state of a table, so that codecs can be kept with it
 class TableDefinition:
-    """What a table is.
+    """Definition of a table.
 
     Attributes:
-        schemas: Columns by schema id; the last is the current one.
+        schemas: Columns by schema id; the highest id is the current schema.
         primary_key: Key columns in key order; None for a log table.
-        bucket_key: Columns whose values say which bucket a row goes to; None for a log table whose rows go anywhere.
+        bucket_key: Columns that determine the bucket of a row; None for a log table whose rows go to any bucket.
     """
 
     id: TableId
@@ -86,7 +86,7 @@ class TableDefinition:
 
     @cached_property
     def schema_id(self) -> SchemaId:
-        """The current schema."""
+        """Id of the current schema."""
         return max(self.schemas)
 
     @cached_property
@@ -102,7 +102,7 @@ class TableDefinition:
         """Columns of a schema.
 
         Raises:
-            UnknownSchema: The table has none of that id.
+            UnknownSchema: The table has no schema of that id.
         """
         if schema_id not in self.schemas:
             raise UnknownSchema(
@@ -116,10 +116,10 @@ class TableDefinition:
 
 @dataclass(frozen=True)
 class CatalogState:
-    """Everything the catalog knows after the edit ``txid``, which ``leader_epoch`` made.
+    """The catalog after the edit ``txid``, which the leader of ``leader_epoch`` made.
 
     Attributes:
-        lost_to: Epoch of the leader that has taken this one's place; 0 if none has.
+        lost_to: Epoch of the leader that has replaced this one; 0 if none has.
     """
 
     txid: Txid = Txid(0)
@@ -139,18 +139,18 @@ class CatalogState:
         return self.writers.get(table_id, NO_WRITERS)
 
     def consumers_of(self, table_id: TableId) -> TableConsumers:
-        """Who reads a table and said so."""
+        """Consumers of a table."""
         return self.consumers.get(table_id, NO_CONSUMERS)
 
     def table(self, name: str) -> TableDefinition | None:
-        """The table of that name."""
+        """The table of a name; None if there is none."""
         return next((table for table in self.tables.values() if table.name == name), None)
 
     def check_leads(self) -> None:
-        """See whether anything may still be written.
+        """Verify that the store may still be written.
 
         Raises:
-            WriterFenced: Another leader has taken this one's place.
+            WriterFenced: Another leader has replaced this one.
         """
         if self.lost_to:
             raise WriterFenced(
@@ -161,16 +161,16 @@ class CatalogState:
             )
 
     def after(self, edit: Edit) -> CatalogState:
-        """The state with one more edit; one that is in it already changes nothing, nor does one about something gone.
+        """The state after one more edit; one that it already has, or about something dropped, changes nothing.
 
         Raises:
-            CorruptImage: An edit before it is missing; or it is of a leader that was replaced.
+            CorruptImage: An edit before it is missing, or a replaced leader made it.
         """
         if edit.txid <= self.txid:
             return self
         if edit.epoch < self.leader_epoch:
             raise CorruptImage(
-                "An edit of the catalog is of a leader that was replaced before; run `kvstore check`.",
+                "A leader made an edit of the catalog after it was replaced; run `kvstore check`.",
                 txid=edit.txid,
                 epoch=edit.epoch,
                 leader_epoch=self.leader_epoch,
@@ -235,7 +235,7 @@ class CatalogState:
         raise AssertionError(edit.payload)
 
     def lacks(self, payload: Payload) -> str | None:
-        """The table or replica that an edit is about, if it is gone: then the edit does nothing."""
+        """The table or replica that an edit names, if it was dropped: then the edit does nothing."""
         if isinstance(payload, CreateTable | AllocateWriter | BeginEpoch | LoseLead | AddReplica):
             return None
         if isinstance(payload, AboutReplica):
@@ -244,7 +244,7 @@ class CatalogState:
         return None if table_id in self.tables else f"table {table_id}"
 
     def is_same(self, other: CatalogState) -> bool:
-        """Whether two states are equal in every field, tables by what they are."""
+        """Whether two states are equal in every field, also those of the tables' definitions."""
         tables, others = self.tables, other.tables
         return (
             replace(self, tables={}) == replace(other, tables={})
@@ -263,6 +263,6 @@ class CatalogState:
 
 
 def _with(known: Mapping[TableId, Known], table_id: TableId, now: Known, nothing: Known) -> dict[TableId, Known]:
-    """What is known of tables, with one more; nothing to know is no entry, so that equal states are equal."""
+    """The mapping with one more entry; an empty value is no entry, so that equal states compare as equal."""
     others = {id: each for id, each in known.items() if id != table_id}
     return others if now == nothing else {**others, table_id: now}

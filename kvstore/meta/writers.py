@@ -1,8 +1,8 @@
-"""What the catalog knows of a table's writers: names, who is fenced, and commits on their way. Pure, like the state.
+"""Named writers and open commits of a table in the catalog. Pure, like the state.
 
-* A name keeps its writer id while its sequences go on; a new run of epochs gets a new one.
-* An id that had a name once never writes again without it.
-* A commit is open from its intent until every bucket has its batch.
+* A name keeps its writer id while its sequences continue; a new run of epochs gets a new id.
+* An id that once had a name never writes again without it.
+* A commit is open from its first edit until every bucket has its batch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from logformat.ids import Epoch, Sequence, WriterId
 
 @dataclass(frozen=True, slots=True)
 class NamedWriter:
-    """A writer with a name, as it was opened last.
+    """A writer with a name, as it was last opened.
 
     Attributes:
-        epoch: Its incarnation; lower ones are fenced.
+        epoch: Its current incarnation; lower ones are fenced.
         kind: ``batches`` or ``epochs``.
-        run: Of epochs: who counts them; None if nobody said.
-        first_epoch: Of epochs: the one with sequence 0.
+        run: For epochs: the run that numbers them, such as a streaming query; None if the writer named none.
+        first_epoch: For epochs: the epoch that has sequence 0.
     """
 
     writer_id: WriterId
@@ -35,7 +35,7 @@ class NamedWriter:
 
 @dataclass(frozen=True, slots=True)
 class OpenCommit:
-    """A commit that some bucket may lack; its batches are staged under ``commit_id``."""
+    """A commit that some buckets may not have yet; its batches are staged under ``commit_id``."""
 
     commit_id: str
     writer_id: WriterId
@@ -48,9 +48,9 @@ class TableWriters:
     """Writers of one table.
 
     Attributes:
-        named: By name.
-        former: Ids that had a name once.
-        commits: Those that are open, in the order they began.
+        named: Writers by name.
+        former: Ids that once had a name.
+        commits: Open commits, in the order in which they began.
     """
 
     named: Mapping[str, NamedWriter] = field(default_factory=dict)
@@ -58,33 +58,35 @@ class TableWriters:
     commits: tuple[OpenCommit, ...] = ()
 
     def is_named(self, writer_id: WriterId) -> bool:
-        """Whether a writer has or had a name, and so never expires."""
+        """Whether a writer has or had a name, so that it never expires."""
         return writer_id in self.former or any(writer.writer_id == writer_id for writer in self.named.values())
 
     def check(self, writer_id: WriterId, epoch: Epoch) -> None:
-        """Refuse who lost its name, or has a newer incarnation.
+        """Refuse a writer that lost its name or has a newer incarnation.
 
         Raises:
-            WriterFenced: It must not write any more.
+            WriterFenced: The writer must not write any more.
         """
         if writer_id in self.former:
-            raise WriterFenced("This writer's name was dropped or taken over; it is over.", writer_id=writer_id)
+            raise WriterFenced(
+                "This writer's name was dropped, or another writer has it; open a new writer.", writer_id=writer_id
+            )
         for name, writer in self.named.items():
             if writer.writer_id == writer_id and epoch < writer.epoch:
                 raise WriterFenced(
-                    "This writer was opened again, elsewhere or later; only the newest incarnation may write.",
+                    "This writer was opened again later; only its newest incarnation may write.",
                     writer=name,
                     epoch=epoch,
                     current_epoch=writer.epoch,
                 )
 
     def in_later_epochs(self, skipped: int) -> TableWriters:
-        """They, each with a name in an incarnation so much later: those before are fenced."""
+        """The writers with all epochs raised by this number, which fences earlier incarnations."""
         named = {name: replace(each, epoch=Epoch(each.epoch + skipped)) for name, each in self.named.items()}
         return replace(self, named=named)
 
     def after(self, edit: OpenWriter | DropWriter | BeginCommit | EndCommit) -> TableWriters:
-        """They with one more edit; one that is about something gone does nothing."""
+        """The writers after one more edit; an edit about something dropped does nothing."""
         match edit:
             case OpenWriter():
                 opened = NamedWriter(edit.writer_id, edit.writer_epoch, edit.kind, edit.run, edit.first_epoch or 0)

@@ -79,7 +79,7 @@ def lag_warnings(runtime: StoreRuntime) -> Iterator[str]:
     now_ms = runtime.clock.now_ms()
     for name, status in sorted(runtime.catalog().replicas.items()):
         shipped, edits = edits_pushed(runtime.journal, status)
-        lacking = runtime.journal.behind(Txid(shipped)) if shipped < edits else None
+        lacking = runtime.journal.edits_after(Txid(shipped)) if shipped < edits else None
         if lacking and now_ms - decode(lacking[0]).time_ms > 1000 * LAG_SECONDS:
             yield (
                 f"Replica {shown_url(name)} lacks {edits - shipped} edits of the catalog, the first is more than"

@@ -80,8 +80,8 @@ class Table(_Record, frozen=True, kw_only=True):
 
     table_id: TableId
     name: str
-    primary_key: list[str] | None
-    bucket_key: list[str] | None
+    primary_key: tuple[str, ...] | None
+    bucket_key: tuple[str, ...] | None
     buckets: int
     options: TableOptions
 
@@ -128,7 +128,7 @@ class Consumer(_Record, frozen=True, kw_only=True):
 
     table_id: TableId
     name: str
-    offsets: list[Offset]
+    offsets: tuple[Offset, ...]
     until_ms: int | None
 
 

@@ -163,7 +163,7 @@ def test_edits_of_a_journal_that_lmdb_must_not_read_are_found_by_their_checksums
     found = recover(catalog)
     gone = {txid for line in found.gone if line.startswith("edit ") for txid in numbers(line)}
     gone |= {txid for line in found.gone if " to " in line for txid in numbers(line)}
-    assert f"edits behind {found.txid - 1}, if there were any" in found.gone
+    assert f"edits after {found.txid - 1}, if there were any" in found.gone
     assert len(gone) <= 7, "more than the edits of one page"
     kept = [edit for edit in catalog.edits if edit.txid not in gone and edit.txid < found.txid]
     assert len(kept) + len(gone) >= 53

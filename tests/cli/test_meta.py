@@ -193,7 +193,7 @@ def test_recover(path: Path) -> None:
     assert run("tables", path).code == 1
     done = run("meta", "recover", path)
     assert done.code == 1
-    assert "gone: edits behind 12, if there were any" in done.out
+    assert "gone: edits after 12, if there were any" in done.out
     assert "Nothing was written" in done.out
     assert run("tables", path).code == 1
     (told,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines

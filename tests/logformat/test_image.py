@@ -28,7 +28,7 @@ from logformat.ids import Epoch, SchemaId, TableId, Txid, WriterId
 
 COLUMNS = [{"name": "k", "type": "int64", "nullable": False}]
 ITEMS: list[Item] = [
-    Table(table_id=TableId(1), name="t", primary_key=["k"], bucket_key=None, buckets=1, options=TableOptions()),
+    Table(table_id=TableId(1), name="t", primary_key=("k",), bucket_key=None, buckets=1, options=TableOptions()),
     Schema(table_id=TableId(1), schema_id=SchemaId(1), columns=COLUMNS),
     Former(table_id=TableId(1), writer_id=WriterId(5)),
     Former(table_id=TableId(1), writer_id=WriterId(6)),

@@ -65,7 +65,7 @@ def _common_edits(copy: Copy, source: Source) -> int:
     if first is None or first.start >= common:
         return common
     begin = first.start
-    ours = copy.journal.behind(Txid(begin))
+    ours = copy.journal.edits_after(Txid(begin))
     if ours is None:
         return begin  # they are in an image, and can't be compared
     theirs = source.edits(source.path_from(CATALOG, begin, common))

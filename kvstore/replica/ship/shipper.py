@@ -93,7 +93,7 @@ def stored_name(runtime: StoreRuntime, name: str) -> str:
 def edits_pushed(journal: Journal, status: ReplicaStatus) -> tuple[int, int]:
     """Number of edits of the catalog that were shipped, and that are worth shipping: trailing reports don't count."""
     shipped = catalog.end if (catalog := status.of(CATALOG)) is not None else 0
-    edits_left = journal.behind(Txid(shipped))
+    edits_left = journal.edits_after(Txid(shipped))
     if edits_left is None:
         return shipped, journal.state().txid
     worth = (count for count in range(len(edits_left), 0, -1) if not is_report(edits_left[count - 1]))
@@ -171,7 +171,7 @@ class Shipper:
         reported = {each.stream: each.end for each in status.shipped}
         if any(end > reported.get(stream, -1) for stream, end in ends.items()):
             return True
-        edits_left = self._runtime.journal.behind(Txid(reported.get(CATALOG, 0)))
+        edits_left = self._runtime.journal.edits_after(Txid(reported.get(CATALOG, 0)))
         return edits_left is None or not all(map(is_report, edits_left))
 
     def report(self, shipped: list[Shipped]) -> None:
@@ -200,7 +200,7 @@ class Shipper:
             CorruptData: The range starts or ends within a batch.
         """
         if name.stream == CATALOG:
-            edits_left = self._runtime.journal.behind(Txid(name.start))
+            edits_left = self._runtime.journal.edits_after(Txid(name.start))
             return None if edits_left is None else list(edits_left[: name.end - name.start])
         handle = self._handle(name.stream)
         try:
@@ -260,13 +260,13 @@ class Shipper:
         journal = self._runtime.journal
         journal.flush()
         start = before.end if before is not None else 0
-        edits_left = journal.behind(Txid(start))
+        edits_left = journal.edits_after(Txid(start))
         snapshots = list(before.snapshots) if before is not None else []
         if edits_left is None:
             start = self.ship_snapshot(CATALOG)
             snapshots = [start]
             before = None
-            edits_left = journal.behind(Txid(start)) or []
+            edits_left = journal.edits_after(Txid(start)) or []
         # Otherwise each round would cause another report to ship.
         if before is not None and not _is_bare(before) and all(map(is_report, edits_left)):
             return None
@@ -300,7 +300,7 @@ class Shipper:
     def _pieces(self, stream: Stream, start: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
         """Batches or edits, each with the offset after it."""
         if stream == CATALOG:
-            edits_left = self._runtime.journal.behind(Txid(start))
+            edits_left = self._runtime.journal.edits_after(Txid(start))
             if edits_left is None:
                 raise ReplicaBehind("The catalog's journal does not have these edits any more.", start=start)
             yield from ((edit, start + count) for count, edit in enumerate(edits_left[: end - start], 1))
