@@ -1,4 +1,4 @@
-"""Time comes in as an argument: the only place that asks the system for it."""
+"""Clocks, passed as arguments; only this module reads the system's time."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import time
 from typing import Protocol
 
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""It goes on while the machine sleeps; elsewhere than on Linux the other one does."""
+"""The clock that continues while the machine sleeps; ``CLOCK_MONOTONIC`` does so on other systems than Linux."""
 
 
 class Clock(Protocol):
-    """What the store asks of time."""
+    """Source of time for the store."""
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Seconds since a fixed moment; never goes back."""
 
 
 class SteadyClock:
-    """A clock whose time moves no faster than the monotonic one.
-
-    A wall clock that is set ahead after it was made is not followed.
+    """A clock that moves no faster than the monotonic one: it ignores a wall clock that is set ahead later.
 
     Args:
-        clock: The clock it follows; where that goes back, it does too.
+        clock: The clock that it follows, also back.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""All errors, under the name users import them by. The tree and what each means: ``logformat/errors.py``."""
+"""All errors, under the names that users import. ``logformat/errors.py`` has their tree and meanings."""
 
 from logformat.errors import (
     AggregateOverflow,
@@ -72,6 +72,6 @@ __all__ = [
     "WriterRejected",
 ]
 
-# Tracebacks show where to import them from.
+# Tracebacks show this module, because users import from it.
 for _name in __all__:
     globals()[_name].__module__ = __name__

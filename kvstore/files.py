@@ -1,8 +1,8 @@
-"""The disk comes in as an argument: the only place that writes, syncs, renames or removes files.
+"""The disk, passed as an argument: only this module writes, syncs, renames or removes files.
 
-LMDB is the exception, it writes for itself (``kvstore/environment.py``); and what is gone with whoever made it needs
-none of this. Everything is created for its owner alone, and no symbolic link to a file is followed. Files of a store
-that is open are looked up in its directory, not by its path; see ``kvstore/place.py``.
+Exceptions are LMDB, which writes by itself (``kvstore/environment.py``), and temporary files that end with their
+process. All files are created for their owner alone, and no symbolic link to a file is followed. Files of an open store
+are looked up in its directory, not by its path; see ``kvstore/place.py``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NO_PLAIN_FILE = (
     " name elsewhere (a hard link, perhaps of a backup)."
 )
 _NO_DIRECTORY = (
-    "In the place of a directory of a store, or of one it is in, is something else; move that away, and put a copy of"
-    " the directory there."
+    "In the place of a store's directory, or of a directory above it, is something else; move that away and restore the"
+    " directory from a copy."
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
@@ -41,51 +41,51 @@ class Files:
     """The real disk. Errors are OSErrors.
 
     Attributes:
-        place: The store that is open; None if there is none, and then every file is opened by its path.
+        place: Directory of the open store; None if no store is open: then files are opened by their paths.
     """
 
     place: StoreDirectory | None = None
 
     def hold(self, directory: Path) -> None:
-        """Hold a directory of the store, whose files are to be written; see :meth:`StoreDirectory.hold`."""
+        """Hold a directory of the store, to write its files; see :meth:`StoreDirectory.hold`."""
         if self.place is not None:
             self.place.hold(directory)
 
     def note(self, directory: Path) -> None:
-        """Note which directory of the store has a path now; see :meth:`StoreDirectory.note`."""
+        """Remember which directory has a path now; see :meth:`StoreDirectory.note`."""
         if self.place is not None:
             self.place.note(directory)
 
     def let_go(self, directory: Path) -> None:
-        """Hold it no more; see :meth:`StoreDirectory.let_go`."""
+        """Undo one :meth:`hold`; see :meth:`StoreDirectory.let_go`."""
         if self.place is not None:
             self.place.let_go(directory)
 
     def check(self) -> int:
-        """See now and then whether the store's path still leads to it, and how often; see :meth:`StoreDirectory.check`.
+        """Verify the store's path from time to time; returns the number of checks. See :meth:`StoreDirectory.check`.
 
         Raises:
-            StoreReplaced: It does not.
+            StoreReplaced: The path leads to another directory.
         """
         return 0 if self.place is None else self.place.check()
 
     def verify(self) -> None:
-        """See whether the store's path still leads to it.
+        """Verify that the store's path still leads to it.
 
         Raises:
-            StoreReplaced: It does not.
+            StoreReplaced: The path leads to another directory.
         """
         if self.place is not None:
             self.place.verify()
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Descriptor of a regular file with one name, for reading and writing; with ``create``, of a new one."""
+        """Open a regular file with one name, or with ``create`` a new one, for reading and writing."""
         if create:
             return self.open_name(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return open_regular(path, os.O_RDWR, self)
 
     def open_name(self, path: Path, flags: int) -> int:
-        """Descriptor of whatever has a name; what is created is for its owner alone."""
+        """Open a file of any kind by its name; a new file is readable and writable by its owner only."""
         at = self._at(path)
         return os.open(at.name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=at.descriptor)
 
@@ -95,7 +95,7 @@ class Files:
             return file.read(size_of(file.fileno(), path, bytes_max=bytes_max))
 
     def names_in(self, directory: Path) -> list[str]:
-        """What a directory of a store lists; see :func:`names_in`."""
+        """Names in a directory of a store; see :func:`names_in`."""
         at = self._at(directory)
         if at.descriptor is None:
             return names_in(directory)
@@ -113,7 +113,7 @@ class Files:
             os.close(descriptor)
 
     def exists(self, path: Path) -> bool:
-        """Whether something has a name, be it a link that leads nowhere."""
+        """Whether a name exists, also as a broken link."""
         at = self._at(path)
         try:
             os.stat(at.name, dir_fd=at.descriptor, follow_symlinks=False)
@@ -126,10 +126,10 @@ class Files:
         os.close(descriptor)
 
     def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
-        """Write all the pieces, one behind the other, from ``position`` on.
+        """Write all the pieces, one after the other, from ``position`` on.
 
         Raises:
-            OSError: The disk took only a part of them, or nothing.
+            OSError: The disk failed; a part of the pieces may be written.
         """
         if len(pieces) > _PIECES_MAX:
             pieces = [memoryview(b"".join(pieces))]
@@ -143,15 +143,15 @@ class Files:
                 rest[0] = rest[0][written:]
 
     def sync(self, descriptor: int) -> None:
-        """Return once everything written through any descriptor of the file is durable."""
+        """Return when everything written through any descriptor of the file is durable."""
         os.fsync(descriptor)
 
     def truncate(self, descriptor: int, length: int) -> None:
-        """Cut the file off at ``length``."""
+        """Truncate the file to ``length`` bytes."""
         os.ftruncate(descriptor, length)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file or directory another name, in place of what had it."""
+        """Rename a file or directory; an existing file of the new name is replaced."""
         source, target = self._at(old), self._at(new)
         os.rename(source.name, target.name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
 
@@ -161,20 +161,20 @@ class Files:
         os.remove(at.name, dir_fd=at.descriptor)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with all it holds, if it is there."""
+        """Remove a directory and its contents, if it exists."""
         at = self._at(path)
         shutil.rmtree(at.name, onerror=_ignore_missing, dir_fd=at.descriptor)
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory if it is not there, and make its name durable."""
+        """Create a directory if it does not exist, and make its name durable."""
         at = self._at(path)
         with suppress(FileExistsError):
             os.mkdir(at.name, 0o700, dir_fd=at.descriptor)
-        # Also if it is there: whoever made it may have died, or been refused, before its name was durable.
+        # Also if it exists: the process that created it may have died, or its sync failed, before the name was durable.
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
-        """Return once the names in the directory are durable."""
+        """Return when the names in the directory are durable."""
         at = self._at(path)
         descriptor = os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
         try:
@@ -183,9 +183,9 @@ class Files:
             os.close(descriptor)
 
     def create(self, path: Path, data: bytes) -> int:
-        """Write a whole file and return its descriptor: after any crash it is there with all of ``data`` or not at all.
+        """Write a whole file and return its descriptor; an existing file is replaced.
 
-        What had the path before is replaced.
+        After a crash the path has the old file, or the new one with all of ``data``.
         """
         temporary = path.with_name(path.name + TEMPORARY)
         if self.exists(temporary):
@@ -202,17 +202,17 @@ class Files:
         return descriptor
 
     def publish(self, path: Path, data: bytes) -> None:
-        """Like :meth:`create`, for a file that is not written any further."""
+        """Write a whole file like :meth:`create`, and close it."""
         self.close(self.create(path, data))
 
     def _at(self, path: Path) -> Below | _ByPath:
-        """How calls of the system get at a path."""
+        """A path as arguments of system calls."""
         below = self.place.below(path) if self.place is not None else None
         return _ByPath(path) if below is None else below
 
 
 class _ByPath(NamedTuple):
-    """A path outside of the store that is open."""
+    """A path outside the open store."""
 
     name: Path
     descriptor: None = None
@@ -222,7 +222,7 @@ _DISK = Files()
 
 
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
-    """What a disk that refused means to those who use a log."""
+    """The error of the store for an error of the disk."""
     if error.errno in _FULL:
         return StoreFull("No space on the disk; free some and try again.", path=path)
     if error.errno in _TOO_MANY_OPEN:
@@ -230,12 +230,12 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
             "Too many files are open; raise the limit (`ulimit -n`) and reopen the store. Each bucket has some.",
             path=path,
         )
-    return LogFailed("The disk refuses; mend it and reopen the store.", path=path, reason=error.strerror)
+    return LogFailed("The disk failed; repair it and reopen the store.", path=path, reason=error.strerror)
 
 
 @contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Whatever the disk refuses, as :func:`refusal` calls it."""
+    """Turn errors of the disk into those of :func:`refusal`."""
     try:
         yield
     except OSError as error:
@@ -243,19 +243,19 @@ def refusals(path: Path) -> Iterator[None]:
 
 
 def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
-    if not isinstance(failure[1], FileNotFoundError):  # another process may be removing it too
+    if not isinstance(failure[1], FileNotFoundError):  # another process may be removing it, too
         raise failure[1]
 
 
 def open_regular(path: Path, access: int = os.O_RDONLY, files: Files | None = None) -> int:
-    """Descriptor of a regular file; to be written to, it has no second name either: that would be written to as well.
+    """Open a regular file; for writing it must have only one name, or the other name would be written, too.
 
     Args:
-        files: Of the store that it belongs to, if that is open.
+        files: Disk of the open store that the file belongs to, if any.
 
     Raises:
-        FileNotFoundError: It is not there.
-        OSError: It can't be opened, or is something else. Nobody waits for the other end of a pipe.
+        FileNotFoundError: The file does not exist.
+        OSError: It can't be opened, or is not such a file. A pipe is refused without waiting for its other end.
     """
     descriptor = (files or _DISK).open_name(path, access | os.O_NONBLOCK)
     status = os.fstat(descriptor)
@@ -276,8 +276,8 @@ def open_file(path: Path, files: Files | None = None) -> BinaryIO:
         files: Of the store that it belongs to, if that is open.
 
     Raises:
-        FileNotFoundError: It is not there.
-        OSError: It is a symbolic link or something else, or can't be read.
+        FileNotFoundError: The file does not exist.
+        OSError: It is not a regular file, or can't be read.
     """
     at = (files or _DISK)._at(path)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -300,29 +300,29 @@ def open_file(path: Path, files: Files | None = None) -> BinaryIO:
 
 
 def read_file(path: Path, *, bytes_max: int) -> bytes:
-    """All of a regular file.
+    """Read a whole regular file.
 
     Args:
         bytes_max: The largest size that a file of this kind can have.
 
     Raises:
-        FileNotFoundError: It is not there.
-        OSError: It is a symbolic link or something else, or can't be read.
+        FileNotFoundError: The file does not exist.
+        OSError: It is not a regular file, or can't be read.
         CorruptData: It is larger than ``bytes_max``. Nothing was read.
     """
     return _DISK.read(path, bytes_max=bytes_max)
 
 
 def size_of(descriptor: int, path: Path, *, bytes_max: int, error: type[CorruptData] = CorruptData) -> int:
-    """Bytes of an open file.
+    """Size of an open file in bytes.
 
     Raises:
-        CorruptData: They are more than a file of this kind can have; or as ``error`` calls it.
+        CorruptData: The file is larger than a file of its kind can be; raised as ``error``.
     """
     size = os.fstat(descriptor).st_size
     if size > bytes_max:
         raise error(
-            "A file is larger than any of its kind can be; run `kvstore repair`, or put it back from a copy.",
+            "A file is larger than any of its kind can be; run `kvstore repair`, or restore it from a copy.",
             path=path,
             bytes=size,
             bytes_max=bytes_max,
@@ -331,7 +331,7 @@ def size_of(descriptor: int, path: Path, *, bytes_max: int, error: type[CorruptD
 
 
 def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of a file between two positions that the disk stores; all others are holes, which read as zeros."""
+    """Ranges of a file between two positions that have data; the rest are holes, which read as zeros."""
     while start < end:
         try:
             begin = os.lseek(descriptor, start, os.SEEK_DATA)
@@ -348,15 +348,15 @@ _NO_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
 
 
 def no_file(error: OSError, path: Path) -> NotAStore | None:
-    """What to say of a path that could not be opened for what it is; None if that is not why."""
+    """The error for a path that is not a plain file; None if opening it failed for another reason."""
     return NotAStore(_NO_PLAIN_FILE, path=path) if error.errno in _NO_FILE else None
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse a file that libraries would follow out of the store.
+    """Refuse a file that is a link, because libraries would follow it out of the store.
 
     Raises:
-        NotAStore: The path is a symbolic link, no regular file, or has a second name.
+        NotAStore: The path is a symbolic link, not a regular file, or has a second name.
     """
     try:
         status = os.lstat(path)
@@ -367,10 +367,10 @@ def refuse_links(path: Path) -> None:
 
 
 def refuse_no_directory(path: Path) -> None:
-    """Refuse what is in the place of a directory, if something is.
+    """Refuse a path that exists and is not a directory.
 
     Raises:
-        NotAStore: The path is something else, leads through something else, or goes round in symbolic links.
+        NotAStore: The path, or a part of it, is not a directory, or its symbolic links form a loop.
     """
     try:
         is_directory = stat.S_ISDIR(os.stat(path).st_mode)
@@ -385,7 +385,7 @@ def refuse_no_directory(path: Path) -> None:
 
 
 def names_in(directory: Path) -> list[str]:
-    """What a directory of a store lists, in no order; nothing if it is not there.
+    """Names in a directory of a store, in no order; none if it does not exist.
 
     Raises:
         NotAStore: See :func:`refuse_no_directory`.
@@ -397,17 +397,17 @@ def names_in(directory: Path) -> list[str]:
 
 
 def refuse_network(path: Path) -> None:
-    """Refuse a directory on a file system where memory maps and locks are not what they seem.
+    """Refuse a directory on a network file system, where memory maps and locks are unreliable.
 
     Raises:
-        UnsupportedOperation: It is on a network file system.
+        UnsupportedOperation: The directory is on such a file system.
     """
     best, kind = "", ""
     absolute = os.path.realpath(path)
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
-        return  # not Linux: nothing is known of its mounts
+        return  # not Linux: its mounts are unknown
     for mount in mounts:
         _, target, mounted_kind, *_ = mount.split(" ")
         target = target.replace("\\040", " ")
@@ -415,6 +415,4 @@ def refuse_network(path: Path) -> None:
         if inside and len(target) >= len(best):
             best, kind = target, mounted_kind
     if kind in _NETWORK_FILE_SYSTEMS:
-        raise UnsupportedOperation(
-            "A store can't live on a network file system; use a local disk.", path=path, kind=kind
-        )
+        raise UnsupportedOperation("A store can't be on a network file system; use a local disk.", path=path, kind=kind)

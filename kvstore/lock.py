@@ -1,9 +1,9 @@
-"""Who may write: one process at a time holds the lock of a bucket, and a dead process holds none.
+"""Locks between processes: one process at a time holds the lock of a bucket, and a process that ended holds none.
 
 * The lock is ``flock`` on a file that is never removed, so it ends with the process, however that ends.
-* A forked child would keep its dead parent's lock alive: it closes every lock descriptor it inherited.
-* What stands in the file (pid, host) is for people and messages; it decides nothing.
-* Who holds the lock of a directory of the store holds the directory: another one in its place is found out.
+* A forked child would keep its parent's lock after the parent's end, so it closes every inherited lock descriptor.
+* The content of the file (pid, host) only serves messages.
+* The holder of the lock of a store's directory also holds the directory, so a replaced directory is detected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProcessLock:
     """The lock of one file, held from :meth:`acquire` to :meth:`release`.
 
     Args:
-        files: Of the store that it belongs to, if that is open.
+        files: Disk of the open store that the lock belongs to, if any.
     """
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
@@ -48,13 +48,13 @@ class ProcessLock:
         return self._descriptor >= 0
 
     def acquire(self) -> None:
-        """Take the lock, at once or not at all.
+        """Take the lock without waiting.
 
         Raises:
-            StoreLocked: Another process holds it; the message says which.
-            CorruptData: The directory is not there.
-            NotAStore: The file is a link, or a directory.
-            StoreFull, LogFailed: The disk refuses the file.
+            StoreLocked: Another process holds it; the error names the process.
+            CorruptData: The directory is missing.
+            NotAStore: The file is a link or a directory.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         if not self.try_acquire():
             self.refuse()
@@ -62,7 +62,7 @@ class ProcessLock:
     def refuse(
         self, message: str = "Another process writes here; wait until it is done, or write through it."
     ) -> NoReturn:
-        """Say who holds it.
+        """Raise the error that names the holder.
 
         Raises:
             StoreLocked: Always.
@@ -74,9 +74,9 @@ class ProcessLock:
         """Take the lock unless another process holds it.
 
         Raises:
-            CorruptData: The directory is not there.
-            StoreFull, LogFailed: The disk refuses the file. It is not held.
-            StoreReplaced: The directory is not there because the store's was moved, removed or replaced.
+            CorruptData: The directory is missing.
+            StoreFull, LogFailed: The disk is full or failed. The lock is not held.
+            StoreReplaced: The directory is missing because the store's was moved, removed or replaced.
         """
         if self.held:
             return True
@@ -106,7 +106,7 @@ class ProcessLock:
             os.close(descriptor)
             return False
         self._descriptor = descriptor
-        with suppress(OSError):  # a full disk; it is only for people
+        with suppress(OSError):  # a full disk; the content only serves messages
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         return True
@@ -115,26 +115,26 @@ class ProcessLock:
         if isinstance(error, FileNotFoundError):
             return _missing(self._path.parent)
         if error.errno in (errno.ELOOP, errno.EISDIR):
-            return NotAStore("What should be a lock is a link or a directory; remove it.", path=self._path)
+            return NotAStore("In the place of a lock is a link or a directory; remove it.", path=self._path)
         return refusal(error, self._path)
 
     def release(self) -> None:
-        """Give the lock up, if it is held."""
+        """Release the lock, if it is held."""
         if self.held:
-            self._files.let_go(self._path.parent)  # first: who has the lock next may remove the directory
+            self._files.let_go(self._path.parent)  # first: the next holder may remove the directory
             # A child between fork and exec has the descriptor too: closing alone would leave the lock with it.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
 
     def forget(self) -> None:
-        """In a forked child: leave the lock to the parent."""
+        """Close the descriptor in a forked child, which leaves the lock to the parent."""
         if self.held:
             descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
             os.close(descriptor)
 
 
 class Presence:
-    """That this process is one of those that hold a file's lock together, and whether there are others."""
+    """A lock that any number of processes share: it shows that this process is present, and detects others."""
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self._path = path
@@ -144,11 +144,11 @@ class Presence:
         _locks.add(self)
 
     def show(self) -> None:
-        """Be there, from now until :meth:`release`.
+        """Take the shared lock until :meth:`release`.
 
         Raises:
-            CorruptData: The directory is not there.
-            StoreReplaced: It is not there because the store's was moved, removed or replaced.
+            CorruptData: The directory is missing.
+            StoreReplaced: The directory is missing because the store's was moved, removed or replaced.
         """
         if self._descriptor < 0:
             self._show()
@@ -166,7 +166,7 @@ class Presence:
                 self._descriptor = descriptor
 
     def others(self) -> bool:
-        """Whether other processes are there."""
+        """Whether other processes are present."""
         with self._mutex:
             if self._descriptor < 0:
                 return _refuses(self._path, fcntl.LOCK_EX, self._files)
@@ -175,28 +175,27 @@ class Presence:
             except BlockingIOError:
                 return True
             finally:
-                fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # who fails to get the other one has lost this one
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # a failed upgrade loses the shared lock
             return False
 
     def release(self) -> None:
-        """Be there no more."""
-        with self._mutex:  # another thread may be asking for others at this moment, or leaving, too
+        """Release the shared lock."""
+        with self._mutex:  # another thread may be in `others` or `release`
             if self._descriptor >= 0:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
                 self.forget()
 
     def forget(self) -> None:
-        """In a forked child: leave it to the parent to be there."""
+        """Close the descriptor in a forked child, which leaves the lock to the parent."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
             os.close(descriptor)
 
 
 def is_locked(path: Path, files: Files | None = None) -> bool:
-    """Whether someone holds the :class:`ProcessLock` of a file; who holds it here asks otherwise."""
-    return _refuses(
-        path, fcntl.LOCK_SH, files or Files()
-    )  # shared, so that two who look do not take each other for a holder
+    """Whether another process holds the :class:`ProcessLock` of a file; not for a lock of this process."""
+    # A shared lock, so that two processes that test do not take each other for a holder.
+    return _refuses(path, fcntl.LOCK_SH, files or Files())
 
 
 def _refuses(path: Path, kind: int, files: Files) -> bool:

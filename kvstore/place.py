@@ -1,10 +1,10 @@
-"""The directory of an open store: held by a descriptor, so that it stays the same one whatever happens to its path.
+"""The directory of an open store, held by a descriptor: it stays the same directory whatever happens to its path.
 
-* Files of the store are opened by names below a directory that is held, never by the store's path: no byte goes into
-  another directory that was put there, as a restored copy is.
-* A directory that is held keeps its inode: device and inode tell it from any other that has its path.
-* Between two looks at the path pass ``LOOK_SECONDS`` at most, as long as something is done with the store. Once another
-  directory was found there, the store is over for this process: it has to be opened again.
+* Files of the store are opened by names below a held directory, never by the store's path: no byte goes into another
+  directory that replaced it, such as a restored copy.
+* A held directory keeps its inode: device and inode distinguish it from any other directory at its path.
+* While the store is in use, its path is checked at least every ``LOOK_SECONDS``. After another directory was found
+  there, this process must open the store again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvstore.clock import Clock
 from kvstore.errors import StoreReplaced
 
 LOOK_SECONDS = 0.25
-"""How long nobody looks at the path: what is acknowledged meanwhile may be in a directory that was moved away."""
+"""Time between two checks of the path: writes acknowledged meanwhile may be in a directory that was moved away."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -30,7 +30,7 @@ Identity = tuple[int, int]
 
 
 class _Held:
-    """A directory, open until nobody refers to it any more: who looks a name up in it does."""
+    """A directory, open as long as it is referenced; a lookup of a name below it is a reference."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -42,25 +42,25 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A name, and the directory it is to be looked up in; to be referred to as long as that takes."""
+    """A name below a held directory; keep the reference until the name was looked up."""
 
     name: str
     _held: _Held
 
     @property
     def descriptor(self) -> int:
-        """Of the directory."""
+        """Descriptor of the directory."""
         return self._held.descriptor
 
 
 class StoreDirectory:
-    """The directory of one store, and directories in it that are written to; from any thread.
+    """The directory of one store and the directories in it that are being written; thread-safe.
 
     Args:
-        path: Absolute, without links.
+        path: Absolute path without links.
 
     Raises:
-        OSError: It can't be opened.
+        OSError: The directory can't be opened.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -74,7 +74,7 @@ class StoreDirectory:
         self._failure: StoreReplaced | None = None
 
     def below(self, path: Path) -> Below | None:
-        """A path as a name below the nearest directory that is held; None if it is not in the store."""
+        """A path as a name below the nearest held directory; None if it is not in the store."""
         held = self._held.get(self.path)
         if path == self.path and held is not None:
             return Below(".", held)
@@ -85,10 +85,10 @@ class StoreDirectory:
         return None
 
     def hold(self, directory: Path) -> None:
-        """Hold a directory of the store until :meth:`let_go`, as often as it is held: its files are to be written.
+        """Hold a directory of the store, to write its files; each call needs its own :meth:`let_go`.
 
         Raises:
-            StoreReplaced: It is another one than was noted, or held before.
+            StoreReplaced: It is another directory than was noted or held before.
             OSError: It can't be opened.
         """
         with self._mutex:
@@ -103,12 +103,12 @@ class StoreDirectory:
                 self._held[directory] = held
 
     def note(self, directory: Path) -> None:
-        """Note which directory of the store has a path now; it may be held later. Nothing, if there is none."""
+        """Remember which directory has a path now, for a later :meth:`hold`; does nothing if there is none."""
         with suppress(OSError):
             self._noted.setdefault(directory, _identity(os.stat(directory)))
 
     def let_go(self, directory: Path) -> None:
-        """Hold a directory once less; nobody watches it any more after the last time."""
+        """Undo one :meth:`hold` of a directory; after the last one it is no longer verified."""
         with self._mutex:
             held = self._held.get(directory)
             if held is not None:
@@ -118,7 +118,7 @@ class StoreDirectory:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the path leads elsewhere by now, or did when somebody looked."""
+        """Whether the path leads to another directory now, or did at an earlier check."""
         try:
             self.verify()
         except StoreReplaced:
@@ -126,7 +126,7 @@ class StoreDirectory:
         return False
 
     def check(self) -> int:
-        """Like :meth:`verify`, if that was ``LOOK_SECONDS`` ago; returns how often it was done by now."""
+        """Call :meth:`verify` if the last check is ``LOOK_SECONDS`` old; returns the number of checks so far."""
         now = self._clock.monotonic()
         if now >= self._look_next or self._failure is not None:
             self._look_next = now + LOOK_SECONDS
@@ -135,25 +135,25 @@ class StoreDirectory:
         return self._looks
 
     def expect(self, identity: Identity) -> None:
-        """See whether it is the directory that another process means.
+        """Verify that this is the directory that another process has.
 
         Raises:
-            StoreReplaced: It is not.
+            StoreReplaced: It is another one.
         """
         if self.identity != identity:
             raise _replaced(self.path, "was replaced: its path leads to another one")
 
     def verify(self) -> None:
-        """See whether the paths of all directories that are held lead to them.
+        """Verify that the paths of all held directories lead to them.
 
         Raises:
-            StoreReplaced: One does not, or did not before.
+            StoreReplaced: One leads elsewhere, or did at an earlier check.
         """
         if self._failure is None:
             for path, held in self._held.copy().items():
                 found = _what_happened(path, held)
                 with self._mutex:
-                    # What was let go meanwhile may be removed, by other processes, too.
+                    # A directory that was let go meanwhile may be removed, also by other processes.
                     if found is not None and self._held.get(path) is held:
                         self._failure = found
                         break
@@ -161,7 +161,7 @@ class StoreDirectory:
             raise StoreReplaced(self._failure.message, **self._failure.where)
 
     def close(self) -> None:
-        """Hold nothing any more; nobody uses the store."""
+        """Close all directories; no thread may use the store any more."""
         with self._mutex:
             held, self._held = self._held, {}
             for each in held.values():
@@ -173,7 +173,7 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _what_happened(path: Path, held: _Held) -> StoreReplaced | None:
-    """What became of the path of a directory; None if it leads there still."""
+    """The error of a directory's path; None if it still leads to the directory."""
     try:
         if _identity(os.stat(path)) == held.identity:
             return None

@@ -1,1 +1,1 @@
-"""Checkpoints of the catalog: who decides on one, and the process that makes the image."""
+"""Checkpoints of the catalog: the controller that starts them, and the worker process that writes the image."""

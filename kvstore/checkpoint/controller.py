@@ -1,9 +1,9 @@
-"""Decides when the catalog gets an image, has a worker make it, and lets go what is not needed any more.
+"""Decides when the catalog gets an image, starts a worker that writes it, and removes old segments and images.
 
-* In the process that writes there is a thread that waits, and nothing else: the work is done elsewhere.
-* Segments go only at or before an image that was found right, with a newer one behind it that was read back: should
-  one be damaged, the other and the journal are enough.
-* What an answer of another epoch says does not count. What fails is said, and tried again later.
+* In the writing process only a thread waits: the work is done in another process.
+* Segments are dropped only up to a verified image, and only if a newer image was read back: if one of the two is
+  damaged, the other and the journal are enough.
+* An answer of another epoch is ignored. A failure is reported, and the checkpoint is tried again later.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from logformat.ids import Epoch, Txid
 
 WORKER_SECONDS = 600
 REST_SECONDS = 60.0
-"""Between a checkpoint that failed and the next that is tried of its own accord."""
+"""Time between a failed checkpoint and the next automatic one."""
 CLOSE_SECONDS = 10.0
-"""Who closes the store waits so long for a checkpoint under way; then its worker is ended."""
+"""How long a close waits for a running checkpoint before it ends the worker."""
 
 
 class Follower(Protocol):
-    """Somebody elsewhere who takes edits from the journal."""
+    """A replica that reads edits from the journal."""
 
     def replayed(self) -> Txid:
-        """The last edit it has; those behind it must stay."""
+        """The last edit that it has; the edits after it must stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint did.
+    """Result of a checkpoint.
 
     Attributes:
         txid: The last edit in the newest image.
-        previous: The last edit in the image before it; None if there is none that is right.
+        previous: The last edit in the image before it; None if no earlier image is valid.
         bytes: Size of the newest image.
-        written: Whether it was made now; else nothing had changed since it was.
-        dropped_edits: Edits that went from the journal.
-        seconds: How long it took.
+        written: Whether this checkpoint wrote it; False if the catalog had not changed since.
+        dropped_edits: Number of edits dropped from the journal.
+        seconds: Duration of the checkpoint.
     """
 
     txid: Txid
@@ -69,16 +69,17 @@ class Controller:
     """Checkpoints of one store, in a process that has it open.
 
     Args:
-        writes: Whether this process writes; one that only reads begins none of its own accord.
-        edits_per_image: One is due after so many edits: as many as a segment of the journal has, which can only go once
-            an image has them all.
-        followers: Who else needs the journal, asked before something of it goes.
+        writes: Whether this process writes; one that only reads begins no automatic checkpoints.
+        edits_per_image: Number of edits after which one is due: as many as a segment of the journal has, which can be
+            dropped only when an image has all of them.
+        followers: Replicas that need the journal, asked before segments are dropped.
         start: Starts a worker.
-        elsewhere: Starts one on another machine, where there is too little memory here; None if there is none.
+        elsewhere: Starts a worker on another machine when this one has too little memory; returns None if there is no
+            such machine.
 
     Attributes:
-        elsewhere: As it was given.
-        failure: Why the last one that was begun of its own accord came to no end; None if it did.
+        elsewhere: The function given as ``elsewhere``.
+        failure: Why the last automatic checkpoint failed; None if it succeeded.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Controller:
         self.failure: StoreError | None = None
 
     def appended(self, txid: Txid) -> None:
-        """An edit was added here: begin a checkpoint in a thread of its own if one is due. It never waits."""
+        """Note that this process added an edit, and begin a checkpoint in its own thread if one is due; never waits."""
         if txid - self._newest < self._edits_per_image or self._at_work:
             return
         with self._mutex:
@@ -129,17 +130,17 @@ class Controller:
                     thread.start()
                     self._thread, self._at_work = thread, True
             except (OSError, RuntimeError) as error:
-                # No directory can be read, or no thread begun: the edit is there all the same.
-                self._fail(Unavailable("A checkpoint of the catalog can't be begun.", reason=str(error)))
+                # The directory can't be read or no thread begins: the edit was added nevertheless.
+                self._fail(Unavailable("A checkpoint of the catalog can't begin.", reason=str(error)))
 
     @uninterrupted
     def checkpoint(self) -> Checkpoint:
-        """Make an image of the catalog as it is now, and let go what two images make superfluous.
+        """Write an image of the current catalog, and remove what the two newest images make unnecessary.
 
         Raises:
-            StoreLocked: Another process is about to.
-            Unavailable: There is too little memory; or the worker ended without an answer.
-            StoreFull, LogFailed: The disk refuses.
+            StoreLocked: Another process is writing an image.
+            Unavailable: There is too little memory, or the worker ended without an answer.
+            StoreFull, LogFailed: The disk is full or failed.
             CorruptImage, UnsupportedVersion: The catalog can't be loaded.
             StoreClosed: The store was closed.
         """
@@ -155,7 +156,7 @@ class Controller:
             if isinstance(reason, StoreFull):
                 raise reason
             done = self._done(reason)
-            self._files.verify()  # the image is this store's
+            self._files.verify()  # the image belongs to this store
             dropped = 0
             if done.previous is not None:
                 limit = min([done.previous, *(follower.replayed() for follower in self._followers())])
@@ -166,7 +167,7 @@ class Controller:
             return Checkpoint(done.txid, done.previous, done.bytes, done.written, dropped, took)
 
     def close(self) -> None:
-        """Wait for what is under way, for a while; then end it. Nothing is begun any more."""
+        """Wait up to ``CLOSE_SECONDS`` for a running checkpoint, then end its worker; no new one begins."""
         with self._mutex:
             self._closing = True
         thread = self._thread
@@ -179,7 +180,7 @@ class Controller:
         if thread is not None:
             thread.join()
         with self._working:
-            pass  # whoever asked for one knows how it ended
+            pass  # a call of `checkpoint` in another thread has ended
 
     def _run(self) -> None:
         try:
@@ -197,7 +198,7 @@ class Controller:
         self._rested = self._clock.monotonic() + REST_SECONDS
 
     def _done(self, reason: StoreError | None) -> Done:
-        """Have an image made: elsewhere, if there is a reason why it can't be here."""
+        """Have a worker write an image: on another machine if there is a reason against this one."""
         self._journal.flush()  # an image has no edit that a power cut could undo
         epoch = Epoch(worker.highest_epoch(self._images) + 1)
         task = Task(
@@ -220,7 +221,7 @@ class Controller:
         if answer.epoch != epoch:
             raise Unavailable("The worker of another checkpoint answered; try again.", epoch=answer.epoch)
         if isinstance(answer, Refused):
-            self._files.verify()  # it may be why
+            self._files.verify()  # a replaced directory may be the reason
             raise error_of(answer)
         return answer
 
@@ -236,9 +237,9 @@ class Controller:
         return StoreClosed("The store was closed; open it again.", path=self._store)
 
     def _remove_old(self, newest: Txid, previous: Txid) -> None:
-        """Remove images that came before the newest, but for the one that stands in for it."""
+        """Remove the images before the newest one, but not the previous one, which replaces it if it is damaged."""
         for txid in image.txids(self._images):
-            # Newer ones are of another controller, which was faster.
+            # Another controller may already have made newer ones.
             if txid < newest and txid != previous:
                 with suppress(FileNotFoundError):
                     self._files.remove(paths.image_file(self._images, txid))

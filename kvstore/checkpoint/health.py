@@ -1,4 +1,4 @@
-"""How the catalog stands: its images, its journal, and what somebody should see to."""
+"""Health of the catalog: its images, its journal, and warnings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from logformat import paths
 from logformat.ids import Txid
 
 LATE_JOURNALS = 2
-"""With as many edits behind it as fill these, the newest image is too old, whether or not there is a reason."""
+"""Number of journal segments after which the newest image is too old, whether or not there is a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """An image that was read to its end and found right.
+    """A verified image.
 
     Attributes:
         txid: The last edit in it.
         bytes: Its size.
-        created_ms: When it was made.
+        created_ms: Time of writing, in milliseconds since the Unix epoch.
     """
 
     txid: Txid
@@ -34,13 +34,13 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class Health:
-    """How the catalog stands; true if there is nothing to be seen to.
+    """Health of the catalog; true if there are no warnings.
 
     Attributes:
         txid: Its last edit.
-        images: Those that are right, the newest first.
+        images: Valid images, the newest first.
         segments: First edits of the journal's segments, in order.
-        warnings: What somebody should see to, one sentence each.
+        warnings: Problems that need attention, one sentence each.
     """
 
     txid: Txid
@@ -50,12 +50,12 @@ class Health:
 
     @property
     def edits_behind_image(self) -> int:
-        """Edits that who opens the store has to replay."""
+        """Number of edits after the newest image, which opening the store replays."""
         return self.txid - (self.images[0].txid if self.images else 0)
 
     @property
     def ok(self) -> bool:
-        """Whether there is nothing to be seen to."""
+        """Whether there are no warnings."""
         return not self.warnings
 
     def __bool__(self) -> bool:
@@ -63,11 +63,11 @@ class Health:
 
 
 def health(store: Path, journal: Journal, failure: StoreError | None, edits_per_image: int) -> Health:
-    """See how the catalog stands; every image is read.
+    """Inspect the catalog; this reads every image.
 
     Args:
-        failure: Why the last checkpoint of this process came to no end.
-        edits_per_image: One is due after so many.
+        failure: Why the last checkpoint of this process failed.
+        edits_per_image: Number of edits after which a checkpoint is due.
 
     Raises:
         CorruptImage, UnsupportedVersion: The catalog can't be loaded.
@@ -81,15 +81,15 @@ def health(store: Path, journal: Journal, failure: StoreError | None, edits_per_
                 head = image.verify(path, journal.images.store_id)
                 found.append(ImageFacts(txid, path.stat().st_size, head.created_ms))
             except FileNotFoundError:
-                continue  # newer ones have taken its place
+                continue  # a checkpoint removed it meanwhile
             except CorruptImage as error:
                 warnings.append(str(error))
-    told = Health(journal.state().txid, found, journal.segments(), warnings)
-    if told.edits_behind_image >= edits_per_image:
+    result = Health(journal.state().txid, found, journal.segments(), warnings)
+    if result.edits_behind_image >= edits_per_image:
         reason = failure or obstacle(store)
-        if reason is not None or told.edits_behind_image >= LATE_JOURNALS * edits_per_image:
+        if reason is not None or result.edits_behind_image >= LATE_JOURNALS * edits_per_image:
             warnings.append(
-                f"The newest image of the catalog is {told.edits_behind_image} edits old, one is due every"
+                f"The newest image of the catalog is {result.edits_behind_image} edits old, one is due every"
                 f" {edits_per_image}; " + (f"the reason: {reason}" if reason else "run `kvstore meta checkpoint`.")
             )
-    return told
+    return result

@@ -1,4 +1,4 @@
-"""What controller and worker tell each other: a task on the worker's command line, one answer on its output."""
+"""Messages of controller and worker: a task on the worker's command line, one answer on its standard output."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from logformat.ids import Epoch, Txid
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Make an image.
+    """The task to write an image.
 
     Attributes:
-        epoch: Of the checkpoint; a worker refuses one that is not higher than those of the images.
+        epoch: Epoch of the checkpoint; a worker refuses one that is not higher than the epochs of the images.
         store: Directory of the store.
         txid: The last edit in the image, unless there is an image of a later one.
-        seconds: The worker ends itself after so many: its controller may be gone by then.
-        directory: Device and inode of the store's directory, if its controller holds it: another may have its path.
+        seconds: The worker ends itself after this time: its controller may have ended.
+        directory: Device and inode of the store's directory, if the controller holds it: its path may lead elsewhere.
     """
 
     epoch: Epoch
@@ -36,13 +36,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="done"):
-    """There is an image, and its name is durable.
+    """The answer that the image exists and its name is durable.
 
     Attributes:
         txid: The last edit in it.
-        previous: Of the newest image before it that was found right just now; None if there is none.
+        previous: Txid of the newest image before it that the worker has verified; None if there is none.
         bytes: Its size.
-        written: Whether it was made now; else there was one of this edit.
+        written: Whether the worker wrote it; False if there was an image of this edit.
     """
 
     epoch: Epoch
@@ -53,7 +53,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="refused"):
-    """There is no new image; why not: the name of an error, its message and facts."""
+    """The answer that there is no new image, with the class name, message and facts of the error."""
 
     epoch: Epoch
     error: str
@@ -65,17 +65,17 @@ Answer = Done | Refused
 
 
 def encode(message: Task | Answer) -> bytes:
-    """A message as one line."""
+    """Encode a message as one line."""
     return msgspec.json.encode(message)
 
 
 def decode_task(line: str) -> Task:
-    """What :func:`encode` wrote; raises msgspec.DecodeError if it is something else."""
+    """Decode what :func:`encode` wrote; raises msgspec.DecodeError for anything else."""
     return _decode(line, Task)
 
 
 def decode_answer(line: bytes) -> Answer:
-    """What :func:`encode` wrote; raises msgspec.DecodeError if it is something else."""
+    """Decode what :func:`encode` wrote; raises msgspec.DecodeError for anything else."""
     answer: Answer = _decode(line, Answer)
     return answer
 
@@ -83,5 +83,5 @@ def decode_answer(line: bytes) -> Answer:
 def _decode(line: str | bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (UnicodeDecodeError, RecursionError) as error:  # it comes from elsewhere, maybe
+    except (UnicodeDecodeError, RecursionError) as error:  # it may come from another machine
         raise msgspec.DecodeError(str(error)) from error

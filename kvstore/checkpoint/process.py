@@ -1,4 +1,4 @@
-"""The worker's process: spawned, for LMDB does not survive a fork."""
+"""The worker's process: spawned, because LMDB does not survive a fork."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _MODULE = "kvstore.checkpoint.worker"
 _REASON_LETTERS = 500
 _LOOK_SECONDS = 0.25
 _NICENESS = 10
-"""The worker takes what time the others leave."""
+"""Lower priority of the worker: it uses the time that other processes leave."""
 
 
 class Running(Protocol):
-    """A worker at work."""
+    """A running worker."""
 
     def answer(self, seconds: float) -> Answer:
-        """What it has to say; waits for it.
+        """Wait for the worker's answer.
 
         Raises:
-            Unavailable: It ended without an answer, or took longer and was ended.
+            Unavailable: The worker ended without an answer, or took longer and was ended.
         """
 
     def kill(self) -> None:
-        """End it."""
+        """End the worker."""
 
 
 class WorkerProcess:
-    """A worker, started.
+    """A worker in its own process, which the constructor starts.
 
     Raises:
-        Unavailable: The system starts no process.
+        Unavailable: The system can't start the process.
     """
 
     def __init__(self, task: Task) -> None:
@@ -50,13 +50,13 @@ class WorkerProcess:
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         try:
             self._process = subprocess.Popen(
-                # -P: nothing in whatever directory this is takes the place of a module.
+                # -P: no file in the current directory replaces a module.
                 [sys.executable, "-P", "-m", _MODULE, encode(task).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the controller
+                start_new_session=True,  # Ctrl-C ends only the controller
             )
         except OSError as error:
             raise Unavailable("The worker of a checkpoint can't be started.", reason=error.strerror) from error
@@ -64,13 +64,9 @@ class WorkerProcess:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def answer(self, seconds: float) -> Answer:
-        """What it has to say; waits for it.
-
-        Raises:
-            Unavailable: It ended without an answer, or took longer and was ended.
-        """
+        """Wait for the worker's answer; see :meth:`Running.answer`."""
         try:
-            out, complaint = self._communicate(seconds)
+            out, errors_out = self._communicate(seconds)
         except BaseException as error:
             self.kill()
             self._process.communicate()
@@ -83,7 +79,7 @@ class WorkerProcess:
             raise Unavailable(
                 "The worker of a checkpoint ended without an answer; try again.",
                 status=self._process.returncode,
-                reason=complaint.decode(errors="replace").strip()[-_REASON_LETTERS:],
+                reason=errors_out.decode(errors="replace").strip()[-_REASON_LETTERS:],
             ) from error
 
     def _communicate(self, seconds: float) -> tuple[bytes, bytes]:
@@ -98,13 +94,13 @@ class WorkerProcess:
                 check_caller()
 
     def kill(self) -> None:
-        """End it."""
+        """End the worker."""
         self._process.kill()
 
 
 def error_of(refused: Refused) -> StoreError:
-    """The error that a worker met, as one of this process."""
-    # It may be another machine's, and is believed in nothing; one about rows holds more than facts.
+    """The error of a worker, as an exception of this process."""
+    # The answer may come from another machine, so the name is untrusted; RowsRefused holds more than facts.
     known = refused.error in errors.__all__ and refused.error != errors.RowsRefused.__name__
     kind = getattr(errors, refused.error) if known else StoreError
     return kind(refused.message, **refused.where)

@@ -1,8 +1,8 @@
-"""The catalog goes on from what is left of it in this directory, under a new leader (docs/format.md).
+"""Recovery of the catalog from its readable parts in this directory, under a new leader (docs/format.md).
 
-* Nothing is removed: what the catalog lacks from then on is put aside.
-* Whoever has the journal from before adds no edit to it any more.
-* It may end at any step, and is then done again.
+* Nothing is removed: what the recovered catalog lacks is moved to quarantine.
+* A process that has the old journal open can't add edits to it any more.
+* A recovery may end at any step and is then repeated.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from logformat.replica import manifest as replica_told
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a recovery finds, and does.
+    """Result of a recovery.
 
     Attributes:
-        image: Txid of the image it begins with; None if there is none that is right.
-        txid: The edit with which the catalog goes on.
-        leader_epoch: The epoch in which it does; others are fenced.
-        tables: Names of the tables there are then.
-        damaged: What is wrong, a sentence each.
-        gone: What is gone, a sentence each.
-        put_aside: What the catalog lacks from then on, from the store's directory on; it is moved to ``aside``.
-        aside: The directory for that, and for the journal from before.
-        written: Whether it was done; else nothing was written.
+        image: Txid of the image that it begins with; None if no image is valid.
+        txid: The edit with which the catalog continues.
+        leader_epoch: The new leader epoch; earlier ones are fenced.
+        tables: Names of the recovered tables.
+        damaged: One sentence for each damage.
+        gone: One sentence for each loss.
+        move_to_quarantine: Paths in the store that the recovered catalog lacks; they are moved to ``quarantine``.
+        quarantine: The directory for these, and for the old journal.
+        written: Whether the recovery was carried out; False if nothing was written.
     """
 
     image: Txid | None
@@ -68,20 +68,20 @@ class _Plan:
 def recover(
     store: Path, store_id: UUID, files: Files, clock: Clock, *, write: bool, elsewhere: Elsewhere | None = None
 ) -> Recovery:
-    """See what is left of a catalog; with ``write``, go on from there.
+    """Find the readable part of a catalog; with ``write``, continue the catalog from there.
 
     Args:
-        elsewhere: What a replica has of it.
+        elsewhere: The same catalog in a replica.
 
     Raises:
-        NotAStore: It is a replica.
-        StoreLocked: Another process writes the store, or makes an image.
+        NotAStore: The directory is a replica.
+        StoreLocked: Another process writes the store or an image.
         UnsupportedVersion: A newer version wrote an image or an edit. Nothing was written.
-        StoreFull, LogFailed: The disk refuses; do it again once it does not.
+        StoreFull, LogFailed: The disk is full or failed; repair it and recover again.
     """
     if (store / replica_told.NAME).exists():
         raise NotAStore("This is a replica; use `kvstore replica restore`.", path=store)
-    with refusals(store), _nobody_else(store, files) if write else ExitStack():
+    with refusals(store), _exclusive(store, files) if write else ExitStack():
         before = _last_commit(store, files)
         left = salvage(store, store_id, files, elsewhere)
         plan = _plan(store, left, clock, () if elsewhere is None else elsewhere.also)
@@ -105,13 +105,13 @@ def _plan(store: Path, left: Salvaged, clock: Clock, also: Sequence[Payload]) ->
     state, gone = left.state, list(left.gone)
     for table in list(state.tables.values()):
         if not (store / paths.TABLES / str(table.id)).is_dir():
-            gone.append(f"table {table.name}: its directory is not there")
+            gone.append(f"table {table.name}: its directory is missing")
             state = _after(state, DropTable(table_id=table.id))
     for id, writers in state.writers.items():
         for commit in writers.commits:
             if not paths.staged_file(store, commit.commit_id).exists():
                 left.damaged.append(
-                    f"staged rows of commit {commit.commit_id} are not there: no bucket gets them any more"
+                    f"staged rows of commit {commit.commit_id} are missing: no further bucket gets them"
                 )
                 state = _after(state, EndCommit(table_id=id, commit_id=commit.commit_id))
     for payload in also:
@@ -131,7 +131,7 @@ def _after(state: CatalogState, payload: Payload) -> CatalogState:
 
 
 def _unknown(store: Path, state: CatalogState) -> Iterator[Path]:
-    """What the catalog lacks, and may have had in an edit that is gone: it would be removed in time."""
+    """Paths that the catalog lacks but may have had in a lost edit; the store would remove them."""
     for directory in sorted((store / paths.TABLES).glob("*")):
         if directory.name.isdecimal() and int(directory.name) not in state.tables and _has_changes(directory):
             yield directory.relative_to(store)
@@ -151,7 +151,7 @@ def _has_changes(table: Path) -> bool:
 def _carry_out(
     store: Path, store_id: UUID, plan: _Plan, quarantine: Path, files: Files, clock: Clock, before: int | None
 ) -> None:
-    # First: once there is the image, the catalog lacks nothing that it knows of.
+    # First: once the image is there, a repeated recovery no longer finds these paths.
     files.make_directory(store / paths.LOST)
     files.make_directory(quarantine)
     for path in plan.move_to_quarantine:
@@ -168,7 +168,7 @@ def _carry_out(
     files.remove_tree(made)
     create_journal(made, files, plan.edit)
     journal = store / paths.JOURNAL
-    with _edits_wait(journal, files):
+    with _block_edits(journal, files):
         if _last_commit(store, files) != before:
             raise StoreLocked("Another process uses the store; end it first.", path=journal)
         if journal.exists():
@@ -176,16 +176,16 @@ def _carry_out(
             files.sync_directory(quarantine)
         files.rename(made, journal)
         files.sync_directory(journal.parent)
-    if (store / paths.FOLLOWING).exists():  # it follows no more: who recovers a copy has nothing better left
+    if (store / paths.FOLLOWING).exists():  # a recovered copy no longer follows its leader
         files.remove(store / paths.FOLLOWING)
         files.sync_directory((store / paths.FOLLOWING).parent)
     for txid in image.txids(images):
-        if txid < plan.edit.txid:  # the new journal does not go on behind it
+        if txid < plan.edit.txid:  # the new journal lacks the edits after it
             _move_to_quarantine(paths.image_file(paths.IMAGES, txid), store, quarantine, files)
 
 
 def _move_to_quarantine(path: Path, store: Path, quarantine: Path, files: Files) -> None:
-    """Move something from the store's directory to another, under the name it had there."""
+    """Move a file or directory of the store to quarantine, under the same relative path."""
     for directory in reversed(path.parents[:-1]):
         files.make_directory(quarantine / directory)
     files.rename(store / path, quarantine / path)
@@ -194,8 +194,8 @@ def _move_to_quarantine(path: Path, store: Path, quarantine: Path, files: Files)
 
 
 @contextmanager
-def _nobody_else(store: Path, files: Files) -> Iterator[None]:
-    """Hold the lock of the images and of every bucket."""
+def _exclusive(store: Path, files: Files) -> Iterator[None]:
+    """Hold the lock of the images and the locks of all buckets."""
     files.make_directory(store / paths.IMAGES.parent)
     files.make_directory(store / paths.IMAGES)
     places = [store / paths.IMAGES]
@@ -213,7 +213,7 @@ def _nobody_else(store: Path, files: Files) -> Iterator[None]:
 
 
 def _last_commit(store: Path, files: Files) -> int | None:
-    """Number of the journal's last transaction; None if LMDB must not be let at it."""
+    """Number of the journal's last transaction; None if the file is too damaged for LMDB."""
     try:
         environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
     except (FileNotFoundError, CorruptData):
@@ -225,8 +225,8 @@ def _last_commit(store: Path, files: Files) -> int | None:
 
 
 @contextmanager
-def _edits_wait(journal: Path, files: Files) -> Iterator[None]:
-    """Nobody adds an edit to the journal as it was, unless it is so damaged that nobody can."""
+def _block_edits(journal: Path, files: Files) -> Iterator[None]:
+    """Make processes wait that add edits to the old journal, unless it is too damaged for edits."""
     try:
         environment = open_environment(journal, files, map_bytes=MAP_BYTES)
     except (FileNotFoundError, CorruptData):

@@ -1,4 +1,4 @@
-"""Is there memory and disk enough for a checkpoint? Better not begun than ended in the middle by the system."""
+"""Checks for enough memory and disk before a checkpoint, so that the system does not end it midway."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvstore.meta import image
 from logformat import paths
 
 PROCESS_BYTES = 128 << 20
-"""Memory of a worker that has loaded nothing yet; measured 90 MiB."""
+"""Memory of a worker before it loads the catalog; measured: 90 MiB."""
 _STATE_PER_BYTE = 12
-"""Memory for each byte of an image: what it says as objects, twice, for it is read back; measured 4 to 10."""
+"""Memory for each byte of an image: its objects, twice, because it is read back; measured: 4 to 10."""
 _SPARE_BYTES = 16 << 20
 
 _MEMORY = Path("/proc/meminfo")
@@ -22,11 +22,11 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def obstacle(store: Path) -> StoreError | None:
-    """Why there can be no checkpoint now: too little memory or disk; None if there is enough, or nobody knows."""
+    """The error of a checkpoint without enough memory or disk; None if there is enough, or the system does not say."""
     directory = store / paths.IMAGES
     listed = image.txids(directory)
     before = _size(paths.image_file(directory, listed[0])) if listed else 0
-    # What is in the journal and not in the image may be in the next one.
+    # The next image may have everything that the journal has and this image lacks.
     journal = _size(store / paths.JOURNAL / LMDB_FILES[0])
     needed = PROCESS_BYTES + _STATE_PER_BYTE * before + 2 * journal
     available = available_memory()
@@ -49,7 +49,7 @@ def obstacle(store: Path) -> StoreError | None:
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that a new process may have; None where the system does not say."""
+    """Bytes of memory available to a new process; None where the system does not say."""
     found = [bytes for bytes in (_of_machine(), _of_group()) if bytes is not None]
     return min(found, default=None)
 
@@ -64,11 +64,11 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """What is left to a container."""
-    with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+    """Memory left in the container's limit."""
+    with suppress(OSError, ValueError):  # no container, or no limit ("max")
         limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         pages = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        return limit - used + int(pages.get("inactive_file", 0))  # these go when they are in the way
+        return limit - used + int(pages.get("inactive_file", 0))  # the system frees these when needed
     return None
 
 

@@ -1,8 +1,8 @@
-"""Makes an image of the catalog, in a process of its own: what that costs, no writer pays.
+"""Writes an image of the catalog in its own process, so that no writer waits for it.
 
-* One at a time makes an image of a store: it holds the lock in ``meta/image/``.
-* An image gets its name once it was read back, is the same state, and is durable (docs/format.md, Checkpoint).
-* It may end at any step: what it leaves is an image, or ``image.ckpt``, which means nothing.
+* One worker at a time writes an image of a store: it holds the lock in ``meta/image/``.
+* An image gets its name after it was read back, has the same state, and is durable (docs/format.md, Checkpoint).
+* A worker may end at any step: it leaves an image, or ``image.ckpt``, which readers ignore.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from logformat.ids import Epoch
 
 
 def run(task: Task, files: Files, clock: Clock) -> Done:
-    """Make an image of the catalog as of the task's edit, unless there is one of that or a later one.
+    """Write an image of the catalog as of the task's edit, unless there is an image of that or a later edit.
 
     Raises:
-        StoreLocked: Another process makes one.
-        Unavailable: The task is an old one.
-        StoreFull, LogFailed: The disk refuses. There is no new image.
+        StoreLocked: Another process is writing one.
+        Unavailable: The task is outdated.
+        StoreFull, LogFailed: The disk is full or failed. There is no new image.
         CorruptImage, UnsupportedVersion: The catalog can't be loaded, or the image can't be read back.
-        StoreReplaced: The store's path leads elsewhere.
+        StoreReplaced: The store's path leads to another directory.
     """
     directory = task.path / paths.IMAGES
     with refusals(directory), _held(task, files, clock):
         files.make_directory(directory)
         with image_lock(directory, files):
             if highest_epoch(directory) >= task.epoch:
-                raise Unavailable("This checkpoint came too late: another was made since.", epoch=task.epoch)
+                raise Unavailable("A newer checkpoint has already written an image; try again.", epoch=task.epoch)
             unfinished = directory / paths.UNFINISHED_IMAGE
             with suppress(FileNotFoundError):
                 files.remove(unfinished)
@@ -58,7 +58,7 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
                 made = image.image_of(state, task.store_id, epoch=task.epoch, now_ms=clock.now_ms())
                 image.save(unfinished, made, files)
                 files.rename(unfinished, path)
-            # Also if there was one: who made it may have died before its name was durable.
+            # Also for an existing image: its worker may have died before the name was durable.
             files.sync_directory(directory)
             previous = base if written else next((each.head.txid for each in images.usable(before=state.txid)), None)
             return Done(
@@ -68,10 +68,10 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
 
 @contextmanager
 def _held(task: Task, files: Files, clock: Clock) -> Iterator[None]:
-    """Hold the store's directory, unless the controller does so in this process.
+    """Hold the store's directory, unless the controller in this process holds it.
 
     Raises:
-        StoreReplaced: It is another one than the controller's.
+        StoreReplaced: The path leads to another directory than the controller's.
     """
     if files.place is not None:
         files.verify()
@@ -89,28 +89,28 @@ def _held(task: Task, files: Files, clock: Clock) -> Iterator[None]:
 
 
 def highest_epoch(directory: Path) -> Epoch:
-    """The highest epoch in the heads of the images that are there; 0 if there is none.
+    """The highest epoch in the heads of all images; 0 if there is none.
 
     Raises:
-        UnsupportedVersion: A newer version wrote one.
+        UnsupportedVersion: A newer version wrote an image.
     """
     highest = Epoch(0)
     for txid in image.txids(directory):
-        with suppress(FileNotFoundError, CorruptImage):  # a damaged one is replaced, or removed
+        with suppress(FileNotFoundError, CorruptImage):  # a damaged image will be replaced or removed
             highest = max(highest, image.head_of(paths.image_file(directory, txid)).epoch)
     return highest
 
 
 @contextmanager
 def image_lock(directory: Path, files: Files) -> Iterator[None]:
-    """Be the only one who writes an image there.
+    """Hold the lock under which one process at a time writes an image in a directory.
 
     Raises:
-        StoreLocked: Another process is.
+        StoreLocked: Another process holds it.
     """
     lock = ProcessLock(directory / paths.LOCK_FILE, files)
     if not lock.try_acquire():
-        raise StoreLocked("Another process makes an image of the catalog; wait until it is done.", path=directory)
+        raise StoreLocked("Another process is writing an image of the catalog; wait until it ends.", path=directory)
     try:
         yield
     finally:
@@ -118,7 +118,7 @@ def image_lock(directory: Path, files: Files) -> Iterator[None]:
 
 
 def main() -> None:
-    """Carry out the task on the command line, and answer on standard output."""
+    """Carry out the task on the command line, and write the answer to standard output."""
     task = decode_task(sys.argv[1])
     signal.alarm(task.seconds)
     answer: Done | Refused
@@ -127,7 +127,7 @@ def main() -> None:
     except StoreError as error:
         where = {name: str(fact) for name, fact in error.where.items()}
         answer = Refused(epoch=task.epoch, error=type(error).__name__, message=error.message, where=where)
-    with suppress(BrokenPipeError):  # the controller is gone
+    with suppress(BrokenPipeError):  # the controller has ended
         os.write(sys.stdout.fileno(), encode(answer) + b"\n")
 
 

@@ -150,7 +150,7 @@ def test_one_at_a_time(catalog: Catalog) -> None:
 def test_a_task_that_comes_late_is_refused(catalog: Catalog) -> None:
     task = Task(epoch=Epoch(1), store=str(catalog.path), store_id=STORE, txid=Txid(40), seconds=60)
     catalog.controller().checkpoint()
-    with pytest.raises(Unavailable, match="came too late"):
+    with pytest.raises(Unavailable, match="newer checkpoint"):
         worker.run(task, Files(), SetClock())
 
 
