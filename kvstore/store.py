@@ -53,16 +53,17 @@ def open_store(
 
     Args:
         path: Directory of the store, on a local disk.
-        read_only: Write nothing but LMDB's lock files, in which readers register. What a crashed writer left to be
-            recovered is not seen until someone writes.
+        read_only: Write nothing but LMDB's lock files, in which readers register. Writes that need recovery after a
+            crash are invisible until the store is opened for writing.
         durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
         settings: Other fields of :class:`kvstore.options.StoreOptions`.
 
     Raises:
-        NotAStore: The directory is no store and not empty, or does not exist and ``read_only``. Nothing was written.
-        UnsupportedVersion: A newer kvstore wrote it.
-        CorruptImage: Its catalog is damaged.
-        InvalidRequest: It is open in this process with other settings, or an argument is not possible.
+        NotAStore: The directory is neither a store nor empty; with ``read_only``: it does not exist. Nothing was
+            written.
+        UnsupportedVersion: A newer version of kvstore wrote the store.
+        CorruptImage: The catalog of the store is damaged.
+        InvalidRequest: The store is open in this process with other settings, or an argument is invalid.
     """
     return Store(path_of(path), options_of_call(durability, settings), read_only=read_only)
 
@@ -406,25 +407,25 @@ class Store:
         max_bytes: int = DEFAULTS.max_bytes,
         max_filter_ratio: float = DEFAULTS.max_filter_ratio,
     ) -> Job:
-        """Create an ingestion job: :meth:`Job.run` loads every file that comes to ``source`` into a table, once.
+        """Create an ingestion job: :meth:`Job.run` loads every file of ``source`` into a table, once.
 
-        Files are taken in the order of their paths. Names that begin with ``.`` or ``_`` are left alone: a file is
-        written under such a name and then renamed.
+        Files are loaded in the order of their paths. Names that begin with ``.`` or ``_`` are ignored: write a file
+        under such a name, then rename it.
 
         Args:
             name: Up to 255 bytes of printable text.
-            source: A directory, with all below it that has a suffix of the format; a pattern such as ``in/*.csv``,
-                where ``**`` goes over directories; or a URL of either, such as ``s3://bucket/in``.
-            format: ``parquet``, ``arrow``, ``csv``, or ``json``: an object a line.
+            source: A directory, which means all files below it with a suffix of the format; a pattern such as
+                ``in/*.csv``, where ``**`` spans directories; or a URL of either, such as ``s3://bucket/in``.
+            format: ``parquet``, ``arrow``, ``csv``, or ``json`` with one object per line.
             table: Name of the table. Rows are upserted, or appended to a log table; a column ``_change_type`` may say
                 ``delete``.
-            offset: Only files behind this path, which is relative to the source's directory.
-            max_files, max_bytes: A task, which is one commit, takes as many files; one at least, however large.
-            max_filter_ratio: Share of a task's rows, from 0 to 1, that may be left out because they do not fit.
+            offset: Load only files after this path, which is relative to the source's directory.
+            max_files, max_bytes: Limits of a task, which is one commit; a task takes at least one file of any size.
+            max_filter_ratio: Fraction of a task's rows, from 0 to 1, that may be left out because they do not fit.
 
         Raises:
-            NoSuchTable: There is none of that name.
-            InvalidRequest: There is a job of that name, or an argument is not possible. Nothing was written.
+            NoSuchTable: The store has no table of that name.
+            InvalidRequest: A job has that name, or an argument is invalid. Nothing was written.
         """
         self._session.check_writable()
         options = {"max_files": max_files, "max_bytes": max_bytes, "max_filter_ratio": max_filter_ratio}

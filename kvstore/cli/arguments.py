@@ -1,4 +1,4 @@
-"""What the arguments of commands mean; the same one means the same everywhere."""
+"""Arguments that several commands share, with one meaning in all of them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def examples(*lines: str) -> str:
 
 
 def opened(path: Path, *, write: bool = False) -> kvstore.Store:
-    """The store in a directory; one that is none never becomes one.
+    """Open the store in a directory; never creates one.
 
     Raises:
-        NotAStore: There is none.
+        NotAStore: The directory is not a store.
     """
     reading = kvstore.open(path, read_only=True)
     if not write:
@@ -59,19 +59,19 @@ def opened(path: Path, *, write: bool = False) -> kvstore.Store:
 
 
 def store_id_of(path: Path) -> UUID:
-    """The store in a directory, whose catalog need not be right.
+    """Id of the store in a directory, also if its catalog is damaged.
 
     Raises:
-        NotAStore: There is none.
+        NotAStore: The directory is not a store.
     """
     try:
         return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)).store_id
     except OSError as error:
-        raise NotAStore("There is no store here; see whether the path is right.", path=path) from error
+        raise NotAStore("There is no store here; check the path.", path=path) from error
 
 
 def names_of(given: str | None) -> list[str] | None:
-    """Names between commas."""
+    """Names separated by commas."""
     return None if given is None else next(csv.reader([given], skipinitialspace=True), [])
 
 
@@ -80,7 +80,7 @@ def key_of(cells: Sequence[str], table: kvstore.Table) -> pa.Table:
 
     Raises:
         UnsupportedOperation: The table has no key.
-        SchemaMismatch: They are too few or too many, or one does not fit its column.
+        SchemaMismatch: The number of values is wrong, or one does not fit its column.
     """
     names = table.primary_key
     if names is None:
@@ -100,28 +100,28 @@ def key_of(cells: Sequence[str], table: kvstore.Table) -> pa.Table:
 
 
 def start_of(given: str) -> Start:
-    """Where a changelog starts.
+    """Start of a changelog.
 
     Raises:
-        InvalidRequest: It is no such place.
+        InvalidRequest: The text is not a valid start.
     """
     return given if given in ("full", "earliest", "latest") else _place("start", given)  # type: ignore[return-value]
 
 
 def end_of(given: str) -> End:
-    """What a changelog ends before.
+    """Exclusive end of a changelog.
 
     Raises:
-        InvalidRequest: It is no such place.
+        InvalidRequest: The text is not a valid end.
     """
     return "latest" if given == "latest" else _place("end", given)
 
 
 def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
-    """What rows are read as of.
+    """Offset or time of the rows that are read; None for the current rows.
 
     Raises:
-        InvalidRequest: It is no such place.
+        InvalidRequest: The text is neither.
     """
     return None if given is None else _place("as-of", given)
 

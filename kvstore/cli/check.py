@@ -1,4 +1,4 @@
-"""``kvstore check``: verify a store; with ``--repair``, repair it."""
+"""``kvstore check`` verifies a store; with ``--repair`` it also repairs damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvstore.errors import InvalidRequest, StoreError
 def check(
     path: Directory,
     repairs: Annotated[
-        bool, typer.Option("--repair", help="Repair what is damaged; what is replaced is kept in lost/ of the store.")
+        bool, typer.Option("--repair", help="Repair damage; replaced files are kept in lost/ of the store.")
     ] = False,
     replica: Annotated[
         str | None,
@@ -31,7 +31,7 @@ def check(
     ] = None,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Continue without lost changes; otherwise they are only listed."),
+        typer.Option("--accept-loss", help="Continue without lost changes; by default they are only reported."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -40,7 +40,7 @@ def check(
     Exit code 1 if something is wrong; with --repair, if something is still wrong.
     """
     if not repairs and (replica is not None or accept_loss):
-        raise InvalidRequest("--from and --accept-loss belong to a repair; give --repair, too.")
+        raise InvalidRequest("--from and --accept-loss say how to repair a store; give --repair, too.")
     if repairs:
         _repair(path, replica, accept_loss=accept_loss, as_json=as_json)
         return
@@ -71,13 +71,8 @@ def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool
         progress = show if errors.is_terminal else lambda _: None
         report = kvstore.repair(path, replica, accept_loss=accept_loss, progress=progress)
     if as_json:
-        print_json(
-            {
-                "ok": bool(report),
-                **asdict(report),
-                "quarantine": None if report.quarantine is None else str(report.quarantine),
-            }
-        )
+        quarantine = None if report.quarantine is None else str(report.quarantine)
+        print_json({"ok": bool(report), **asdict(report), "quarantine": quarantine})
     else:
         console = Console()
         _print_buckets(console, report.buckets)
@@ -85,7 +80,7 @@ def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool
             for line in lines:
                 print_line(f"{word}: {line}")
         if report.quarantine is not None:
-            print_line(f"What was replaced is in {report.quarantine}.")
+            print_line(f"Replaced files are in {report.quarantine}.")
         print_findings(console, report.left)
     if not report:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What is wrong, for the eye. Names and paths are the user's: no markup and no emoji is looked for in them."""
+"""Printing of findings. Names and paths come from users, so markup and emoji in them are printed as plain text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from kvstore.cli.printing import plain
 
 
 def print_findings(console: Console, findings: Iterable[str]) -> None:
-    """Print each on a line, with a word of warning before it."""
+    """Print each finding on a line that begins with ``wrong:``."""
     for finding in findings:
         console.print(Text.assemble(("wrong:", "red"), f" {plain(finding)}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Entry of the command ``kvstore``. Exit codes: 0 fine, 1 something is wrong, 2 a bad call; 130 interrupted."""
+"""Entry of the command ``kvstore``. Exit codes: 0 success, 1 something is wrong, 2 invalid call, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvstore.errors import InvalidRequest, StoreError
 
 
 class _Commands(TyperGroup):
-    """Commands that end in silence if nobody reads on what they print."""
+    """Commands that end without an error message when the reader of their output has ended."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -33,7 +33,7 @@ class _Commands(TyperGroup):
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # What is still buffered goes nowhere, so that the interpreter does not complain on its way out.
+            # The rest of the output is discarded, so that the interpreter prints no error when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
 
@@ -44,7 +44,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="An embedded table that writes its own changelog.",
-    epilog="Exit codes: 0 fine, 1 something is wrong or not there, 2 a bad call. docs/cli.md tells more.",
+    epilog="Exit codes: 0 success, 1 something is wrong or missing, 2 invalid call. See docs/cli.md for more.",
 )
 
 
@@ -63,11 +63,13 @@ def _options(
     """Options of the command itself, before the name of a subcommand."""
 
 
-log_commands = typer.Typer(no_args_is_help=True, help="Show what stands in a table's log.")
-meta_commands = typer.Typer(no_args_is_help=True, help="Show and keep the catalog: which tables there are, and so on.")
-replica_commands = typer.Typer(no_args_is_help=True, help="Copies of a store elsewhere.")
-image_commands = typer.Typer(no_args_is_help=True, help="Look at an image of a catalog.")
-job_commands = typer.Typer(no_args_is_help=True, help="Load every file that comes to a place into a table, once.")
+log_commands = typer.Typer(no_args_is_help=True, help="Show the log of a table.")
+meta_commands = typer.Typer(
+    no_args_is_help=True, help="Show and maintain the catalog: tables, writers, jobs and so on."
+)
+replica_commands = typer.Typer(no_args_is_help=True, help="Manage replicas: copies of a store in other places.")
+image_commands = typer.Typer(no_args_is_help=True, help="Verify an image of a catalog.")
+job_commands = typer.Typer(no_args_is_help=True, help="Load every file of a source into a table, once.")
 
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     tables.init: ("init /data/store",),

@@ -1,4 +1,4 @@
-"""What commands print: aligned columns for people, JSON for programs; neither ever sends a control character."""
+"""Output of commands: aligned columns for people, JSON for programs; neither ever has a control character."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from logformat.urls import shown_text
 Row = Sequence[Any]
 
 WIDTH_MAX = 60
-"""Cells of a table are cut off here on a terminal; what is piped on is whole."""
+"""Maximum width of a cell on a terminal; output to a pipe or file is not shortened."""
 
 _CHUNK_ROWS = 1000
-"""So many rows decide how wide columns are."""
+"""Number of rows that determine the widths of columns."""
 
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""What JSON leaves as it is, and a terminal may not."""
+"""Characters that JSON does not escape but a terminal may interpret."""
 
 
 def plain(text: str) -> str:
-    """Text with everything escaped that would not print as itself: it is one line, and moves no cursor."""
+    """Text in one line, with every unprintable character escaped."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
@@ -39,7 +39,7 @@ def _escaped(letter: str) -> str:
 
 
 def print_json(*documents: Any) -> None:
-    """Each on a line."""
+    """Print each document on a line."""
     lines = [msgspec.json.encode(document).decode() for document in documents]
     _write("".join(f"{_UNSAFE.sub(_json_escaped, line)}\n" for line in lines))
 
@@ -54,7 +54,7 @@ def print_line(text: str) -> None:
 
 
 def without_credentials(fact: Any) -> Any:
-    """What a catalog says, in its JSON form, with every URL as it may be shown."""
+    """A fact of the catalog in its JSON form, with the credentials removed from every URL."""
     if isinstance(fact, str):
         return shown_text(fact)
     if isinstance(fact, dict):
@@ -68,7 +68,7 @@ def rows_of(batch: pa.RecordBatch) -> list[list[Any]]:
 
 
 def print_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, as_json: bool) -> None:
-    """Print rows as they come: as aligned columns, or one JSON object a line."""
+    """Print rows as they come: as aligned columns, or as one JSON object per line."""
     if as_json:
         for batch in batches:
             print_json(*(dict(zip(schema.names, row, strict=True)) for row in rows_of(batch)))
@@ -90,13 +90,13 @@ def print_table(names: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print names and values, one pair a line."""
+    """Print names and values, one pair per line."""
     width = max(map(cell_len, map(plain, facts)), default=0)
     _write("".join(f"{set_cell_size(plain(name), width)}  {cell(value)}\n" for name, value in facts.items()))
 
 
 def cell(value: Any) -> str:
-    """A value in its JSON form as people read it: text without quotes, and nothing for null but the word."""
+    """A value in its JSON form for people: text without quotes, and ``null`` for a null."""
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -105,11 +105,11 @@ def cell(value: Any) -> str:
 
 
 class AlignedRows:
-    """A table printed some rows at a time; the first decide on its columns' widths.
+    """A table printed some rows at a time; the first rows determine the widths of its columns.
 
     Args:
-        names: Of the columns.
-        right: Which of them are aligned to the right.
+        names: Names of the columns.
+        right: For each column, whether it is aligned to the right.
     """
 
     def __init__(self, names: Sequence[str], right: Sequence[bool] = ()) -> None:
@@ -146,6 +146,6 @@ class AlignedRows:
 
 
 def _write(text: str) -> None:
-    # UTF-8 whatever the locale says: JSON is nothing else.
+    # Always UTF-8, which JSON requires, also in other locales.
     sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""``kvstore replica`` and ``kvstore replicate``: copies of a store elsewhere."""
+"""``kvstore replica`` and ``kvstore replicate``: copies of a store in other places."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def add(
     path: Directory,
     url: Url,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Its name; the URL otherwise.", show_default=False)
+        str | None, typer.Option("--name", metavar="NAME", help="Its name; by default its URL.", show_default=False)
     ] = None,
 ) -> None:
-    """Have a copy of the store elsewhere; `kvstore replicate` ships to it."""
+    """Register a replica of the store; `kvstore replicate` ships to it."""
     with opened(path, write=True) as store:
         store.add_replica(url, name)
 
@@ -46,21 +46,21 @@ def ls(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List replicas, how far behind each is, and what was wrong when it was checked last.
+    """List replicas, the lag of each, and the findings of its last check.
 
-    Exit code 1 if something was.
+    Exit code 1 if there are findings.
     """
     with opened(path) as store:
         if of is not None:
             _print_followers(store.replica(of).followers(), store.health().txid, as_json=as_json)
             return
         found = store.replicas
-    told = [{"name": name, **_facts(report)} for name, report in found.items()]
+    listed = [{"name": name, **_facts(report)} for name, report in found.items()]
     if as_json:
-        print_json(told)
+        print_json(listed)
     else:
         names = ["name", "url", "behind", "edits_behind", "as_of", "checked", "findings"]
-        print_table(names, [[*(each[name] for name in names[:-1]), len(each["findings"])] for each in told])
+        print_table(names, [[*(each[name] for name in names[:-1]), len(each["findings"])] for each in listed])
         for name, report in found.items():
             _print_findings(name, report.findings)
     if not all(found.values()):
@@ -68,19 +68,19 @@ def ls(
 
 
 def check(path: Directory, name: ReplicaName, as_json: AsJson = False) -> None:
-    """Read every object of a replica, and hold it against what was shipped. Exit code 1 if something is wrong."""
+    """Read every object of a replica and compare it with what was shipped. Exit code 1 if something is wrong."""
     with opened(path, write=True) as store:
         _print_report(name, store.replica(name).check(), as_json=as_json)
 
 
 def repair(path: Directory, name: ReplicaName, as_json: AsJson = False) -> None:
-    """Check a replica, and send again what is bad or missing."""
+    """Check a replica, and ship damaged or missing objects again."""
     with opened(path, write=True) as store:
         _print_report(name, store.replica(name).repair(), as_json=as_json)
 
 
 def remove(path: Directory, name: ReplicaName) -> None:
-    """Ship to a replica no more; what it has stays."""
+    """Stop shipping to a replica; its objects stay."""
     with opened(path, write=True) as store:
         store.drop_replica(name)
 
@@ -94,13 +94,13 @@ def restore(
         str | None,
         typer.Option(
             metavar="PLACE",
-            help='A time such as 2026-01-31T12:00:00Z, or offsets: {"table": {"0": 17}}. Everything otherwise.',
+            help='A time such as 2026-01-31T12:00:00Z, or offsets: {"table": {"0": 17}}. By default the latest state.',
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store of a replica."""
+    """Restore a store from a replica."""
     done = kvstore.restore(url, path, None if to is None else _place(to))
     if as_json:
         print_json({"txid": done.txid, "ends": done.ends})
@@ -114,12 +114,12 @@ def restore(
 def follow(
     url: Url,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory, or the copy.")],
-    once: Annotated[bool, typer.Option("--once", help="Take what there is, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Fetch what the replica has now, and end.")] = False,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
     rollback_limit: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Give up so many edits and changes, at most, that a new leader does not have.", min=0
+            metavar="N", help="Maximum number of edits and changes to discard that a new leader lacks.", min=0
         ),
     ] = ROLLBACK_LIMIT,
     journal_sync: Annotated[
@@ -127,9 +127,9 @@ def follow(
     ] = "SYNC",
     as_json: AsJson = False,
 ) -> None:
-    """Keep a copy of a store current until interrupted; others read it meanwhile.
+    """Keep a copy of a store up to date until interrupted; the copy can be read meanwhile.
 
-    It stops by itself where somebody has to decide. Exit code 1 if there is something to be seen to at the end.
+    It stops when it needs a decision. Exit code 1 if there are warnings at the end.
     """
     waiting, warned = threading.Event(), list[str]()
     with _follower(url, path, rollback_limit, journal_sync, every, once=once) as follower:
@@ -161,7 +161,7 @@ def _follower(
     while True:
         try:
             return kvstore.follow(url, path, rollback_limit=rollback_limit, journal_sync=journal_sync)
-        except ReplicaBehind as error:  # nothing can be made of it yet
+        except ReplicaBehind as error:  # the replica is not complete yet
             if once:
                 raise
             print_line(str(error))
@@ -178,7 +178,7 @@ def _print_pulled(pulled: kvstore.Pulled, report: kvstore.FollowReport, *, as_js
 
 
 def promote(path: Directory, as_json: AsJson = False) -> None:
-    """Have a copy that follows take its leader's place, who writes no more then, if it reaches the replica."""
+    """Make a copy the new leader; the old one stops writing as soon as it reaches the replica."""
     done = kvstore.promote(path)
     if as_json:
         print_json(asdict(done))
@@ -190,7 +190,7 @@ def promote(path: Directory, as_json: AsJson = False) -> None:
         )
         for name, reason in done.unreached.items():
             print_line(
-                f"warning: replica {name} could not be reached, so a leader that reaches only it goes on: {reason}"
+                f"warning: replica {name} could not be reached; a leader that only reaches it continues: {reason}"
             )
 
 
@@ -199,10 +199,10 @@ def replicate(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Only to this replica.", show_default=False)
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Ship what there is, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Ship what the store has now, and end.")] = False,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
 ) -> None:
-    """Ship the store to its replicas until interrupted, beside whoever writes it."""
+    """Ship the store to its replicas until interrupted; another process may write it meanwhile."""
     with opened(path, write=True) as store:
         names = list(store.replicas) if name is None else [name]
         if not names:
@@ -215,7 +215,7 @@ def replicate(
                 except (WriterFenced, InvalidRequest) as error:
                     if once or len(replicas) == 1:
                         raise
-                    print_line(f"{each}: {error}")  # it is no replica of this store any more
+                    print_line(f"{each}: {error}")  # it is no longer a replica of this store
                     del replicas[each]
                     continue
                 except StoreError as error:

@@ -1,4 +1,4 @@
-"""``kvstore get``, ``scan`` and ``changelog``: rows and what became of them."""
+"""``kvstore get``, ``scan`` and ``changelog``: rows and their changes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scan(
     path: Directory,
     name: TableName,
     columns: Columns = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="The first so many rows.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N rows.", min=0)] = None,
     place: Annotated[
         str | None,
         typer.Option("--as-of", metavar="PLACE", help="Rows as they were before this offset or time."),
@@ -74,19 +74,17 @@ def changelog(
     path: Directory,
     name: TableName,
     start: Annotated[
-        str, typer.Option(metavar="PLACE", help="full (the rows of now first), earliest, latest, an offset or a time.")
+        str, typer.Option(metavar="PLACE", help="full (current rows first), earliest, latest, an offset or a time.")
     ] = "earliest",
     end: Annotated[
         str, typer.Option(metavar="PLACE", help="Up to here, exclusive: latest, an offset or a time.")
     ] = "latest",
     bucket: BucketNumber = None,
     columns: Columns = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for changes to come, until interrupted.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further changes until interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show changes in the order they were made.
+    """Show changes in the order of the log.
 
     With --json, one object a line.
     """

@@ -1,4 +1,4 @@
-"""``kvstore init``, ``create``, ``tables`` and ``describe``: what there is."""
+"""``kvstore init``, ``create``, ``tables`` and ``describe``: stores and their tables."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NOT_NULL = " not null"
 
 
 def init(path: Directory) -> None:
-    """Make a store.
+    """Create a store in a new or empty directory.
 
-    The directory is new or empty; a store that is there stays as it is.
+    An existing store is not changed.
     """
     with kvstore.open(path):
         pass
@@ -45,7 +45,7 @@ def create(
 ) -> None:
     """Create a table with a primary key, or a log table."""
     if bool(column) == bool(like):
-        raise InvalidRequest("Give the columns, each with --column, or a file that has them with --like.")
+        raise InvalidRequest("Give the columns, either each with --column, or by a file with --like.")
     columns = source_of(like).schema() if like else pa.schema([_field(each) for each in column or []])
     with opened(path, write=True) as store:
         create_table(store, name, columns, key, append_only=append_only)
@@ -54,10 +54,10 @@ def create(
 def create_table(
     store: kvstore.Store, name: str, columns: pa.Schema, key: list[str] | None, *, append_only: bool
 ) -> kvstore.Table:
-    """Create a table as the options say.
+    """Create a table as the options define it.
 
     Raises:
-        InvalidRequest: They say nothing of a key, or contradict themselves.
+        InvalidRequest: They give neither a key nor ``--append-only``, or both.
     """
     if bool(key) == append_only:
         raise InvalidRequest("Name the columns of the primary key with --key, or give --append-only for a log table.")
@@ -76,14 +76,14 @@ def tables(path: Directory, as_json: AsJson = False) -> None:
 
 
 def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
-    """Show a table: its key, columns, number of rows, offsets, and who reads its changes."""
+    """Show a table: its key, columns, number of rows, offsets, and consumers."""
     with opened(path) as store:
         table = store.table(name)
         summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
         bucket_key, consumers = table.bucket_key, _consumers(table)
     if as_json:
-        told = {"bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)}
-        print_json({**summary, **told, "consumers": consumers})
+        details = {"bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)}
+        print_json({**summary, **details, "consumers": consumers})
         return
     keys = {"primary_key": _key_text(summary["primary_key"])}
     if bucket_key is not None:
@@ -100,7 +100,7 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
 
 
 def _consumers(table: kvstore.Table) -> list[dict[str, Any]]:
-    consumers = table.consumers  # before the ends, which none of them is beyond
+    consumers = table.consumers  # before the ends, so that no position is beyond them
     ends = [end for _, end in table.offsets().values()]
     found = []
     for name, offsets in consumers.items():
@@ -127,7 +127,7 @@ def _rows(table: kvstore.Table) -> int | None:
     try:
         return table.count()
     except UnsupportedOperation:
-        return None  # it does not count them
+        return None  # the table does not count its rows
 
 
 def _key_text(key: tuple[str, ...] | None) -> str:
@@ -152,6 +152,6 @@ def _type(kind: str) -> pa.DataType:
         return pa.type_for_alias(kind)
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(
-            "There is no such type; `kvstore create --help` has examples, and --like FILE takes nested ones.",
+            "Unknown type; see the examples of `kvstore create --help`, or give nested types with --like FILE.",
             type=repr(kind),
         ) from error

@@ -42,7 +42,7 @@ def create(
     """
     name = printable("name", name, JOB_NAME_BYTES_MAX)
     if format not in _FORMATS:
-        raise InvalidRequest("`format` is one of these.", given=shown(format), formats=sorted(_FORMATS))
+        raise InvalidRequest("Unknown `format`; give one of these.", given=shown(format), formats=sorted(_FORMATS))
     place = _source(source, _FORMATS[format])
     offset = checked_offset(offset)
     chosen = checked_options(DEFAULTS, options)
@@ -51,7 +51,7 @@ def create(
         if definition.id not in state.tables:
             raise NoSuchTable("The table was dropped.", table=definition.name)
         if name in job_ids(state):
-            raise InvalidRequest("There is a job of that name; choose another, or drop it.", job=name)
+            raise InvalidRequest("A job has this name; choose another name, or drop the job.", job=name)
         _remove_orphans(home, state)
         return CreateJob(
             table_id=definition.id,
@@ -66,7 +66,7 @@ def create(
 
 
 def _remove_orphans(home: Home, state: CatalogState) -> None:
-    """Remove what is left of jobs that are gone."""
+    """Remove directories of dropped jobs."""
     there = {id for jobs in state.jobs.values() for id in jobs}
     for directory in (home.path / paths.JOBS).glob("*"):
         if directory.name.isdecimal() and JobId(int(directory.name)) not in there:
@@ -75,12 +75,12 @@ def _remove_orphans(home: Home, state: CatalogState) -> None:
 
 
 def _source(given: str | os.PathLike[str], format: Format) -> str:
-    """A source as the catalog has it: a local one with its whole path."""
+    """A source as the catalog stores it: a local one by its absolute path."""
     text = printable("source", os.fspath(given) if isinstance(given, os.PathLike) else given, SOURCE_BYTES_MAX)
     place = source_of(text, format).place
     if isinstance(place, LocalPlace):
         if not Path(place.directory).exists():
             raise InvalidRequest("There is no such directory; create it first.", path=place.directory)
         if not Path(place.directory).is_dir():
-            raise InvalidRequest("A source is a directory or a pattern, and this is a file.", path=place.directory)
+            raise InvalidRequest("This source is a file; give a directory or a pattern.", path=place.directory)
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))

@@ -1,4 +1,4 @@
-"""What reads the files of a task: here, several at a time. Another engine gives the same, in the same order."""
+"""Engines read the files of a task; all engines give the same rows in the same order."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Engine(Protocol):
     """Reads files."""
 
     def read(self, reader: FileReader, files: Sequence[SourceFile]) -> Iterator[FileRows]:
-        """What each file holds, in their order; raises what the reader raises."""
+        """Rows of each file, in the order of the files; raises what the reader raises."""
 
 
 class EmbeddedEngine:
-    """Reads them in threads of this process."""
+    """Reads several files at a time, in threads of this process."""
 
     def read(self, reader: FileReader, files: Sequence[SourceFile]) -> Iterator[FileRows]:
         """See :class:`Engine`."""
@@ -31,7 +31,7 @@ class EmbeddedEngine:
         with ThreadPoolExecutor(count, "kvstore-ingest") as threads:
             try:
                 for file in files:
-                    if len(reads) == 2 * count:  # whoever takes them may have enough, and then no more are in memory
+                    if len(reads) == 2 * count:  # limits memory: the caller may stop early
                         yield reads.popleft().result()
                     reads.append(threads.submit(reader, file))
                 while reads:

@@ -1,9 +1,9 @@
-"""Files as rows of a table: Parquet, Arrow, CSV and JSON lines, read a piece at a time.
+"""Reading of Parquet, Arrow, CSV and JSON lines files as rows of a table, in portions.
 
 * A file of any size takes bounded memory: some blocks of text, or a row group of Parquet, or a batch of Arrow.
-* What a value is stands in the file or in the table's schema; nothing is guessed but the columns of a table that is
-  created for a file of CSV or JSON lines.
-* Whatever does not fit is a SchemaMismatch that says where: rows count from 1, a CSV file's heading not among them.
+* The file or the table's schema defines the type of a value; types are inferred only for the columns of a table that is
+  created from a CSV or JSON lines file.
+* A row that does not fit raises a SchemaMismatch with its number: rows count from 1, without a CSV file's header.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from logformat.rows import intake
 from logformat.rows.json_form import from_json, from_text
 from logformat.rows.python_values import MISFITS
 
-PIECE_ROWS = 1 << 13
+PORTION_ROWS = 1 << 13
 INFERRED_BYTES = 1 << 20
-"""From so much of a file of text the columns of a new table are taken."""
+"""Bytes of a text file from which the columns of a new table are inferred."""
 CSV_BLOCK_BYTES = 1 << 24
-"""No line of a CSV file may be longer."""
+"""Maximum length of a line of a CSV file."""
 
 _NULLS = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
 _UNREADABLE = (OSError, EOFError, UnicodeDecodeError, pa.ArrowException)
 UNFIT = (StoreError, *MISFITS, RecursionError)
-"""What a piece raises if a row does not fit."""
+"""Errors of the conversion of a portion when a row does not fit."""
 
-Piece = tuple[int, Callable[[int, int], pa.RecordBatch]]
-"""A number of rows, and what makes those from one to another (exclusive) the table's."""
+Portion = tuple[int, Callable[[int, int], pa.RecordBatch]]
+"""A number of rows, and a function that converts rows ``[start, stop)`` of them to the table's columns."""
 Broken = Callable[[int, str], None]
-"""Told of a row that is none: its number, and what is wrong. Such rows are not in any piece."""
+"""Called with the number of a row that can't be parsed, and the reason. Such rows are in no portion."""
 
 
 class Format(StrEnum):
-    """How a file is written."""
+    """Format of a file."""
 
     PARQUET = "parquet"
     ARROW = "arrow"
@@ -62,16 +62,16 @@ SUFFIXES = {
 
 
 class Reader(Protocol):
-    """One format."""
+    """Reads files of one format."""
 
     def columns(self, file: BinaryIO) -> pa.Schema:
-        """Columns a table made for this file would have."""
+        """Columns of a table created from this file."""
 
     def names(self, file: BinaryIO) -> list[str]:
-        """Names of the file's columns; those of the first row where each has its own."""
+        """Names of the file's columns; those of the first row in a format where each row has its own."""
 
-    def pieces(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Piece]:
-        """All rows, in order; if nobody is told of those that are none, the file can't be read."""
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:
+        """All rows in order; without ``broken``, a row that can't be parsed makes the file unreadable."""
 
 
 class Source:
@@ -82,17 +82,17 @@ class Source:
         self._reader = reader
 
     def state(self) -> tuple[int, int]:
-        """Its size, and its time of change in nanoseconds: if one is another, so is the file.
+        """Size, and time of change in nanoseconds; they differ if the file has changed.
 
         Raises:
-            InvalidRequest: It is gone.
+            InvalidRequest: The file no longer exists.
         """
         with readable(self.path):
             now = self.path.stat()
             return now.st_size, now.st_mtime_ns
 
     def schema(self) -> pa.Schema:
-        """Columns a table made for this file would have.
+        """Columns of a table created from this file.
 
         Raises:
             InvalidRequest: The file can't be read.
@@ -101,10 +101,10 @@ class Source:
             return self._reader.columns(file)
 
     def batches(self, schema: pa.Schema, read: Callable[[int], object] = lambda _: None) -> Iterator[pa.RecordBatch]:
-        """All rows in order, as they are to be in a table of this schema.
+        """All rows in order, as a table of this schema stores them.
 
         Args:
-            read: Told how many bytes of the file were looked at, more or less.
+            read: Called with the approximate number of bytes read from the file.
 
         Raises:
             SchemaMismatch: A row does not fit.
@@ -112,7 +112,7 @@ class Source:
         """
         row = 1
         with readable(self.path), self.path.open("rb") as file:
-            for rows, fit in self._reader.pieces(file, schema):
+            for rows, fit in self._reader.portions(file, schema):
                 yield from _fitting(fit, rows, row)
                 row += rows
                 read(file.tell())
@@ -120,39 +120,39 @@ class Source:
 
 @contextmanager
 def readable(path: object) -> Iterator[None]:
-    """Whatever keeps a file from being read as an InvalidRequest that names it."""
+    """Turn errors of reading a file into an InvalidRequest that names the file."""
     try:
         yield
     except StoreError:
         raise
     except _UNREADABLE as error:
         raise InvalidRequest(
-            "This file can't be read; see the reason, and whether --format is what it is.",
+            "This file can't be read; check the reason, and whether --format is its format.",
             path=path,
             reason=str(error),
         ) from error
 
 
 def source_of(path: Path, format: Format | None = None) -> Source:
-    """A file, in the format that is given or that its name tells.
+    """A file in the given format, or in the one of its suffix.
 
     Raises:
-        InvalidRequest: There is no such file, or its name does not tell.
+        InvalidRequest: There is no such file, or its suffix is unknown.
     """
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         raise InvalidRequest("There is no file to read.", path=path, reason=error.strerror) from error
     if not is_file:
-        raise InvalidRequest("Only a file can be loaded, for what is read once can't be gone on with.", path=path)
+        raise InvalidRequest("Only a regular file can be loaded, because a load may have to be resumed.", path=path)
     found = format or SUFFIXES.get(path.suffix.lower())
     if found is None:
-        raise InvalidRequest(f"The file's name does not tell its format; give --format {', '.join(Format)}.", path=path)
+        raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(Format)}.", path=path)
     return Source(path, reader_of(found))
 
 
 def reader_of(format: Format) -> Reader:
-    """What reads a format."""
+    """The reader of a format."""
     return _READERS[format]()
 
 
@@ -163,10 +163,10 @@ class _Parquet:
     def names(self, file: BinaryIO) -> list[str]:
         return self.columns(file).names
 
-    def pieces(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Piece]:  # noqa: ARG002
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
         with parquet.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(PIECE_ROWS):
-                yield from _pieces_of(batch, schema)
+            for batch in opened.iter_batches(PORTION_ROWS):
+                yield from _portions_of(batch, schema)
 
 
 class _Arrow:
@@ -176,14 +176,14 @@ class _Arrow:
     def names(self, file: BinaryIO) -> list[str]:
         return self.columns(file).names
 
-    def pieces(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Piece]:  # noqa: ARG002
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
         opened = self._opened(file)
         if isinstance(opened, ipc.RecordBatchFileReader):
             batches = map(opened.get_batch, range(opened.num_record_batches))
         else:
             batches = iter(opened)
         for batch in batches:
-            yield from _pieces_of(batch, schema)
+            yield from _portions_of(batch, schema)
 
     @staticmethod
     def _opened(file: BinaryIO) -> ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader:
@@ -202,17 +202,17 @@ class _Csv:
         try:
             return next(cells(text), [])
         except (UnicodeDecodeError, NoCells):
-            return []  # whoever reads its rows is told
+            return []  # reading its rows raises the error
         finally:
             text.detach()
 
-    def pieces(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Piece]:
-        # As text, and made values of the table's types here: so that it is known which cell does not fit.
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:
+        # Read as text and converted to the table's types here, so that the cell that does not fit is known.
         as_text = csv.ConvertOptions(**_NULLS, column_types=dict.fromkeys(schema.names, pa.string()))
         with self._opened(file, CSV_BLOCK_BYTES, as_text, broken) as opened:
             for batch in opened:
-                for start in range(0, batch.num_rows, PIECE_ROWS):
-                    yield self._piece(batch.slice(start, PIECE_ROWS), schema)
+                for start in range(0, batch.num_rows, PORTION_ROWS):
+                    yield self._portion(batch.slice(start, PORTION_ROWS), schema)
 
     @staticmethod
     def _opened(
@@ -220,8 +220,8 @@ class _Csv:
     ) -> csv.CSVStreamingReader:
         def left_out(row: csv.InvalidRow) -> str:
             assert broken is not None
-            # The heading counts as one there.
-            broken(row.number - 1, f"it has {row.actual_columns} cells, and the heading {row.expected_columns}")
+            # The parser counts the header as a row.
+            broken(row.number - 1, f"it has {row.actual_columns} cells, and the header {row.expected_columns}")
             return "skip"
 
         return csv.open_csv(
@@ -234,7 +234,7 @@ class _Csv:
         )
 
     @staticmethod
-    def _piece(cells: pa.RecordBatch, schema: pa.Schema) -> Piece:
+    def _portion(cells: pa.RecordBatch, schema: pa.Schema) -> Portion:
         def fit(start: int, stop: int) -> pa.RecordBatch:
             part = cells.slice(start, stop - start)
             columns = []
@@ -253,7 +253,7 @@ class _JsonLines:
             raise InvalidRequest("An empty file has no columns; create the table first.")
         text = b"".join(lines)
         found = json.read_json(BytesIO(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
-        # What looks like a time is text: JSON has no times, and the next line may hold something else.
+        # A value that looks like a time is text: JSON has no times, and the next line may have other text.
         return pa.schema([pa.field(field.name, _without_times(field.type)) for field in found])
 
     def names(self, file: BinaryIO) -> list[str]:
@@ -261,14 +261,14 @@ class _JsonLines:
         try:
             return list(msgspec.json.decode(first, type=dict[str, Any]))
         except UNFIT:
-            return []  # whoever reads its rows is told
+            return []  # reading its rows raises the error
 
-    def pieces(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Piece]:  # noqa: ARG002
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
         while lines := file.readlines(INFERRED_BYTES):
-            yield self._piece([line for line in lines if not line.isspace()], schema)
+            yield self._portion([line for line in lines if not line.isspace()], schema)
 
     @staticmethod
-    def _piece(lines: list[bytes], schema: pa.Schema) -> Piece:
+    def _portion(lines: list[bytes], schema: pa.Schema) -> Portion:
         wanted = set(schema.names)
 
         def fit(start: int, stop: int) -> pa.RecordBatch:
@@ -293,22 +293,22 @@ _READERS: dict[Format, Callable[[], Reader]] = {
 }
 
 
-def _pieces_of(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[Piece]:
-    for start in range(0, batch.num_rows, PIECE_ROWS):
-        yield _piece_of(batch.slice(start, PIECE_ROWS), schema)
+def _portions_of(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[Portion]:
+    for start in range(0, batch.num_rows, PORTION_ROWS):
+        yield _portion_of(batch.slice(start, PORTION_ROWS), schema)
 
 
-def _piece_of(batch: pa.RecordBatch, schema: pa.Schema) -> Piece:
+def _portion_of(batch: pa.RecordBatch, schema: pa.Schema) -> Portion:
     return batch.num_rows, lambda start, stop: intake.conform(batch.slice(start, stop - start), schema)
 
 
 def _fitting(fit: Callable[[int, int], pa.RecordBatch], rows: int, first: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece, or those before the first that does not fit, and then why it does not."""
+    """The rows of a portion; or the rows before the first one that does not fit, and then its error."""
     try:
         yield fit(0, rows)
         return
     except UNFIT:
-        fit(0, 0)  # raises what is no row's fault
+        fit(0, 0)  # raises an error that concerns all rows
     fits, fails = 0, rows
     while fails - fits > 1:
         middle = (fits + fails) // 2

@@ -1,4 +1,4 @@
-"""A job as its users see it."""
+"""The public interface of an ingestion job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATH_BYTES_MAX = 4_096
 
 
 class Job:
-    """An ingestion job of a store that is open: every file that comes to its source into a table, once.
+    """An ingestion job of an open store: it loads every file of its source into a table, once.
 
     Made by :meth:`kvstore.Store.create_job` and :meth:`kvstore.Store.job`; it may be used from any thread.
     """
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def id(self) -> int:
-        """A number that no other job of the store has or will have."""
+        """Id of the job, never used again in this store."""
         return self._record.id
 
     @property
@@ -51,19 +51,19 @@ class Job:
 
     @property
     def table(self) -> str:
-        """Name of the table it loads into."""
+        """Name of the table that it loads into."""
         return self._home.journal.state().tables[self._record.status()[0]].name
 
     def show(self) -> JobStatus:
-        """The job as it stands now, in whatever process it runs: offset, statistics, open task, tasks of before.
+        """The job's current status, also if it runs in another process: offset, statistics, open task and history.
 
         Raises:
-            InvalidRequest: It was dropped, or its table was.
+            InvalidRequest: The job or its table was dropped.
         """
         return self._record.status()[1]
 
     def rejected(self, task: int) -> Path:
-        """Where it stands which rows a task left out: JSON lines of ``file``, ``row`` and ``reason``, if it did."""
+        """Path of the rows that a task left out, if any: JSON lines of ``file``, ``row`` and ``reason``."""
         return paths.rejected_file(self._directory, integer_within("task", task, 1, OFFSET_MAX))
 
     def run(
@@ -75,23 +75,24 @@ class Job:
         progress: Callable[[int, int], None] = lambda _read, _total: None,
         ended: Callable[[EndedTask], None] = lambda _: None,
     ) -> Run:
-        """Take the files that are there, task after task, and first what a run before this one left unfinished.
+        """Finish the task that an earlier run left open, then load the files of the source, task by task.
 
-        However a run ends, the next goes on where it was: each file is loaded once.
+        However a run ends, the next one continues where it ended: each file is loaded once.
 
         Args:
-            follow: Then go on with those that come, until ``stop`` is set. A task that fails is tried again, 1 s later,
-                then 2 s, and so on up to 5 minutes; while somebody else has paused the job it waits.
-            engine: What reads the files; by default, threads of this process.
-            progress: Told how many bytes of files were read, and how many there are to read.
-            ended: Told of each task that was applied.
+            follow: Continue with new files until ``stop`` is set. A failed task is tried again after 1 s, then 2 s, and
+                so on up to 5 minutes; while a user has paused the job, the run waits.
+            engine: Reads the files; by default, threads of this process.
+            progress: Called with the bytes of files read so far, and the bytes to read in total.
+            ended: Called with each applied task.
 
         Raises:
-            TaskFailed: A task failed, or one has and it is not time yet to try again. Nothing of it was applied, and
-                the job is paused; see to its files. Not with ``follow``.
-            InvalidRequest: The job is paused, or was dropped.
-            StoreLocked: Somebody else runs it, or another process writes the table and does not hand it over.
-            Unavailable: The files can't be listed, or there is no space. The next run goes on. Not with ``follow``.
+            TaskFailed: A task failed, now or before, and the time to try again has not come. Nothing of it was applied,
+                and the job is paused; check its files. Not with ``follow``.
+            InvalidRequest: The job is paused or was dropped.
+            StoreLocked: Another run of this job is active, or another process writes the table and does not hand it
+                over.
+            Unavailable: The files can't be listed, or the disk is full. The next run continues. Not with ``follow``.
             CorruptData, LogFailed: See :meth:`kvstore.Table.apply_epoch`.
         """
         self._home.check_writable()
@@ -100,16 +101,16 @@ class Job:
             return runner.follow(stop or Event()) if follow else runner.once()
 
     def pause(self, reason: str = "paused by hand") -> None:
-        """Have the job begin no more tasks; whoever runs it ends the one it is at.
+        """Pause the job: it begins no more tasks; an active run still ends the current one.
 
         Raises:
-            InvalidRequest: The job was dropped, or is about to pause.
+            InvalidRequest: The job was dropped, or is already pausing.
         """
         reason = printable("reason", reason, REASON_BYTES_MAX)
         self._record.edit(lambda table, _: PauseJob(table_id=table, job_id=self._record.id, reason=reason))
 
     def resume(self) -> None:
-        """Have the job go on; of itself it runs nowhere.
+        """Let the job continue; it does so in the next :meth:`run`, or in one that follows its source.
 
         Raises:
             InvalidRequest: The job was dropped, or is not paused.
@@ -117,38 +118,37 @@ class Job:
         self._record.edit(lambda table, _: ResumeJob(table_id=table, job_id=self._record.id))
 
     def alter(self, *, offset: str | EllipsisType | None = ..., **options: Any) -> None:
-        """Set the offset of a paused job, or its options.
+        """Set the offset or options of a paused job.
 
-        A task that was begun before this does not move the offset any more; if its rows are not applied yet, they are
-        not going to be.
+        A task that began before does not move the offset any more; if its rows were not applied yet, they never are.
 
         Args:
-            offset: Files behind this path, as :meth:`show` has it, are taken next, whether or not they were before;
-                None: all.
-            options: Those of :meth:`kvstore.Store.create_job` that are to be others.
+            offset: The next run loads the files after this path, as :meth:`show` has it, even if they were loaded
+                before; None for all files.
+            options: Options of :meth:`kvstore.Store.create_job` with new values.
 
         Raises:
-            InvalidRequest: The job was dropped, or is not paused; or an argument is not possible. Nothing was changed.
+            InvalidRequest: The job was dropped or is not paused, or an argument is invalid. Nothing was changed.
         """
 
         def altered(table: TableId, job: JobStatus) -> AlterJob:
-            behind = job.offset if isinstance(offset, EllipsisType) else checked_offset(offset)
+            new_offset = job.offset if isinstance(offset, EllipsisType) else checked_offset(offset)
             return AlterJob(
                 table_id=table,
                 job_id=self._record.id,
                 version=job.version + 1,
-                offset=behind,
+                offset=new_offset,
                 options=checked_options(job.options, options),
             )
 
         self._record.edit(altered)
 
     def drop(self) -> None:
-        """Forget the job, and remove what it left out; what it loaded stays in the table.
+        """Remove the job and the files of the rows that it left out; the rows that it loaded stay in the table.
 
         Raises:
-            InvalidRequest: The job was dropped.
-            StoreLocked: It runs; pause it, and stop who runs it.
+            InvalidRequest: The job was dropped before.
+            StoreLocked: The job runs; pause it, and stop its run.
         """
         self._home.check_writable()
         table = self._record.status()[0]
@@ -170,12 +170,12 @@ class Job:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only one who runs the job."""
+        """Hold the lock of the job, which allows one run at a time."""
         self._record.status()
         self._make_directory()
         lock = ProcessLock(self._directory / paths.LOCK_FILE, self._home.files)
         if not lock.try_acquire():
-            lock.refuse("Somebody else runs this job; wait until that run is over, or stop it.")
+            lock.refuse("Another run of this job is active; wait until it ends, or stop it.")
         try:
             yield
         finally:
@@ -183,10 +183,10 @@ class Job:
 
 
 def checked_offset(given: object) -> str | None:
-    """An offset as it was given.
+    """Validate an offset.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: It is not a path below the source's directory.
     """
     if given is None:
         return None
@@ -197,10 +197,10 @@ def checked_offset(given: object) -> str | None:
 
 
 def checked_options(before: JobOptions, given: dict[str, Any]) -> JobOptions:
-    """Options, with those that are given.
+    """Options with some new values.
 
     Raises:
-        InvalidRequest: One is not possible.
+        InvalidRequest: An option is unknown, or its value is invalid.
     """
     if unknown := sorted(given.keys() - set(JobOptions.__struct_fields__)):
         raise InvalidRequest("A job has no such option.", unknown=unknown, options=list(JobOptions.__struct_fields__))

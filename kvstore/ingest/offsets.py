@@ -1,8 +1,8 @@
-"""Which files a task takes, and which were not there, or were others, when their turn was.
+"""Choice of the files of a task, and detection of files that came late or changed.
 
-* A task takes files behind the job's offset, in order, up to a number and a size; one at least.
-* What was taken is remembered beside the catalog, in a file that is only appended to. It says what came late, and
-  decides nothing: without it, all that lies before the offset passes for taken.
+* A task takes files after the job's offset, in order, up to a number and a size, and at least one.
+* A file beside the catalog, which is only appended to, lists the taken files. It serves to report files that came late,
+  and decides nothing: without it, all files before the offset count as taken.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _log = logging.getLogger(__name__)
 
 TAKEN_BYTES_MAX = 1 << 32
 TAKEN_LINE_BYTES_MAX = EDIT_BYTES_MAX
-"""A line has what a BeginTask has."""
+"""A line lists the files of one BeginTask edit."""
 
 
 def files_of_task(listed: Sequence[SourceFile], job: JobStatus) -> list[SourceFile]:
-    """The files a task takes.
+    """The files of the next task.
 
     Args:
-        listed: In order.
+        listed: All files of the source, in order.
     """
     taken: list[SourceFile] = []
     size = 0
-    for place in range(_first_behind(listed, job.offset), len(listed)):
+    for place in range(_first_after(listed, job.offset), len(listed)):
         file = listed[place]
         size += file.size
         if len(taken) == job.options.max_files or (taken and size > job.options.max_bytes):
@@ -48,12 +48,12 @@ def files_of_task(listed: Sequence[SourceFile], job: JobStatus) -> list[SourceFi
     return taken
 
 
-def files_behind(listed: Sequence[SourceFile], offset: str | None) -> Sequence[SourceFile]:
-    """Files whose turn is still to come."""
-    return listed[_first_behind(listed, offset) :]
+def files_after(listed: Sequence[SourceFile], offset: str | None) -> Sequence[SourceFile]:
+    """Files after an offset."""
+    return listed[_first_after(listed, offset) :]
 
 
-def _first_behind(listed: Sequence[SourceFile], offset: str | None) -> int:
+def _first_after(listed: Sequence[SourceFile], offset: str | None) -> int:
     if offset is None:
         return 0
     return bisect_right(listed, order_of(offset), key=lambda file: order_of(file.path))
@@ -61,11 +61,11 @@ def _first_behind(listed: Sequence[SourceFile], offset: str | None) -> int:
 
 @dataclass(frozen=True)
 class Overlooked:
-    """Files before the offset that are not as they were taken.
+    """Files before the offset that are new or changed.
 
     Attributes:
-        late: Paths of those that came when their turn was over; they are not loaded.
-        changed: Paths of those that were changed since; they are not loaded again.
+        late: Paths of files that came after the offset had passed them; they are not loaded.
+        changed: Paths of files that changed after they were loaded; they are not loaded again.
     """
 
     late: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def _line(data: bytes) -> _Line | None:
-    """None if it is cut off or damaged."""
+    """Decode a line; None if it is incomplete or damaged."""
     try:
         return _decode(data) if data.endswith(b"\n") else None
     except msgspec.DecodeError:
@@ -92,10 +92,10 @@ def _line(data: bytes) -> _Line | None:
 
 
 class Taken:
-    """What a job has taken so far.
+    """The files that a job has taken so far, stored in a file.
 
     Args:
-        directory: Of the job.
+        directory: Directory of the job.
 
     Raises:
         CorruptData: The file is damaged.
@@ -120,27 +120,28 @@ class Taken:
             line = _line(data)
             if line is None and self._end + len(data) < size:
                 raise CorruptData(
-                    "What a job has taken is damaged; remove the file, and all before the offset passes for taken.",
+                    "The list of files that a job has taken is damaged; remove it: all files before the offset then"
+                    " count as taken.",
                     path=self._path,
                     position=self._end,
                 )
             if line is None:
-                self._is_cut = True  # as a crash leaves it, maybe; it is written over
+                self._is_cut = True  # probably by a crash; the next line overwrites it
             else:
                 self._end += len(data)
                 self._know(line)
 
     def overlooked(self, listed: Sequence[SourceFile], job: JobStatus) -> Overlooked:
-        """Which of the files before the offset came late, or are others now.
+        """Files before the offset that came late or have changed.
 
-        After the offset was set by hand, or when nothing is known, what there is before it passes for taken.
+        After the offset was set by hand, or without a list, all files before it count as taken.
         """
         if job.offset is None:
             return Overlooked()
-        before = listed[: _first_behind(listed, job.offset)]
+        before = listed[: _first_after(listed, job.offset)]
         is_lost = self._is_cut and job.offset not in self._known
         if is_lost:
-            _log.warning("what a job took last can't be read any more; all before its offset passes for taken")
+            _log.warning("the last files that a job took can't be read; all files before its offset count as taken")
         if is_lost or self._version < job.version:
             self.add([file for file in before if file.path not in self._known], job.version)
             return Overlooked()
@@ -151,13 +152,13 @@ class Taken:
 
     @uninterrupted
     def add(self, taken: list[SourceFile], version: int) -> None:
-        """Remember files; returns once that is durable.
+        """Add files to the list, durably.
 
         Args:
-            version: Of the offset behind which they were taken.
+            version: Version of the offset after which they were taken.
 
         Raises:
-            StoreFull, LogFailed: The disk refused.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         line = _Line(version, taken)
         data = msgspec.json.encode(line) + b"\n"

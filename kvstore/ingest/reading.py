@@ -1,9 +1,8 @@
-"""A file as rows of a table: those that fit, and of each that does not, where it stands and why.
+"""Reading of one file of a job: rows that fit the table, and number and reason of each row that does not.
 
-* A row is loaded or filtered; what is wrong with all rows of a file, such as a column that is missing, is the file's
-  fault and not a row's.
-* With a column ``_change_type`` in it, a file says of each row what it does: ``delete`` deletes, ``update_preimage`` is
-  skipped, the rest upsert. Without it every row is an upsert.
+* A row is loaded or left out; an error that concerns all rows, such as a missing column, is an error of the file.
+* A column ``_change_type`` says what each row does: ``delete`` deletes, ``update_preimage`` is skipped, all others
+  upsert. Without this column every row is an upsert.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.ingest.formats import UNFIT, Piece, reader_of
+from kvstore.ingest.formats import UNFIT, Portion, reader_of
 from kvstore.ingest.sources import Source
 from logformat.catalog.jobs import SourceFile, TaskCounts
 from logformat.log.change import ChangeType
@@ -35,9 +34,9 @@ class Misfit(msgspec.Struct, frozen=True):
     """A row that was left out.
 
     Attributes:
-        file: Its path below the source's directory.
-        row: Its number in the file, from 1; the heading of a CSV file is none.
-        reason: Why it does not fit.
+        file: Path of the file below the source's directory.
+        row: Number of the row in the file, from 1, without the header of a CSV file.
+        reason: Why the row does not fit.
     """
 
     file: str
@@ -47,23 +46,25 @@ class Misfit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Columns:
-    """What a table is given: its columns but the one it fills, and which of them are its key."""
+    """Columns that files must have: those of the table without the one that it fills itself, and its key."""
 
     schema: pa.Schema
     key: tuple[str, ...]
 
     def with_changes(self) -> pa.Schema:
-        """The same beside a column that says what rows do; what a delete has in the others does not matter."""
+        """The columns with ``_change_type``; the others, but the key, may be null because deletes ignore them."""
         fields = [each if each.name in self.key else each.with_nullable(True) for each in self.schema]
         return pa.schema([*fields, pa.field(CHANGE_TYPE, pa.string())])
 
 
 @dataclass
 class FileRows:
-    """What was read of a file.
+    """Rows read from a file.
 
     Attributes:
-        load_bytes: Of the changes, about.
+        changes: Rows that fit.
+        misfits: Rows that do not fit.
+        load_bytes: Approximate bytes of the changes.
     """
 
     changes: list[Changes] = field(default_factory=list)
@@ -72,17 +73,17 @@ class FileRows:
     load_bytes: int = 0
 
     def add(self, changes: Changes) -> None:
-        """Add some more."""
+        """Add rows that fit."""
         self.changes.append(changes)
         self.load_bytes += int(row_bytes(changes.rows).sum())
 
 
 @dataclass(frozen=True)
 class FileReader:
-    """Reads files of a job; it can be sent to other processes.
+    """Reads files of a job; it can be pickled for other processes.
 
     Attributes:
-        bytes_max: The rows of a file take no more, or it is not read to its end.
+        bytes_max: Limit of the bytes of a file's rows; reading stops with an error beyond it.
     """
 
     source: Source
@@ -90,11 +91,11 @@ class FileReader:
     bytes_max: int
 
     def __call__(self, file: SourceFile) -> FileRows:
-        """All of a file, as it was listed.
+        """Read a whole file, provided that it is unchanged since it was listed.
 
         Raises:
-            InvalidRequest: It is gone, changed, or can't be read; its rows take too much memory, or more than
-                ``MISFITS_MAX`` of them do not fit.
+            InvalidRequest: The file was removed or changed, or can't be read; its rows take too much memory, or more
+                than ``MISFITS_MAX`` of them do not fit.
             SchemaMismatch: Its columns are not those of the table.
         """
         try:
@@ -111,17 +112,17 @@ class FileReader:
             opened.seek(0)
             schema = self.columns.with_changes() if has_changes else self.columns.schema
             first = 1
-            for piece in reader.pieces(opened, schema, lambda row, reason: broken.append((row, reason))):
-                for start, part in _parts(piece, self._fitted):
+            for portion in reader.portions(opened, schema, lambda row, reason: broken.append((row, reason))):
+                for start, part in _parts(portion, self._fitted):
                     if isinstance(part, str):
                         found.misfits.append(Misfit(file.path, first + start, part))
                     else:
                         self._add(found, file, first + start, part)
                         check_bytes(found.load_bytes, self.bytes_max)
                     _check(found, broken)
-                first += piece[0]
+                first += portion[0]
         _check(found, broken)
-        _number_again(found, broken, file)
+        _renumber(found, broken, file)
         loaded = sum(map(len, found.changes))
         found.counts = TaskCounts(
             scanned_rows=loaded + len(found.misfits),
@@ -132,14 +133,14 @@ class FileReader:
         return found
 
     def _fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows.
+        """Return the rows unchanged if all their keys are short enough.
 
         Raises:
-            KeyTooLarge: One has a key that no table takes.
+            KeyTooLarge: A key is too long for any table.
         """
         key = [rows.column(name) for name in self.columns.key]
         strings = [column for column in key if _is_text(column.type)]
-        # Twice as many bytes is the most that a key takes; nearly always that is few.
+        # A key takes at most twice as many bytes; so the exact test is rarely needed.
         if sum(_longest(column) for column in strings) * 2 + 16 * len(key) > KEY_BYTES_MAX:
             KeyCodec([rows.schema.field(name) for name in self.columns.key]).encode(key)
         return rows
@@ -151,7 +152,7 @@ class FileReader:
         kinds = rows.column(CHANGE_TYPE)
         rows = rows.remove_column(rows.num_columns - 1)
         is_delete = pc.equal(kinds, ChangeType.DELETE.word).fill_null(False)
-        reasons = {"it does not say what it does": pc.invert(pc.is_in(kinds, pa.array(sorted(_WORDS))))}
+        reasons = {"its _change_type is unknown": pc.invert(pc.is_in(kinds, pa.array(sorted(_WORDS))))}
         for each in self.columns.schema:
             if not each.nullable and each.name not in self.columns.key:
                 reasons[f"{each.name} is null"] = pc.and_not(rows.column(each.name).is_null(), is_delete)
@@ -165,10 +166,10 @@ class FileReader:
 
 
 def check_bytes(size: int, bytes_max: int) -> None:
-    """See that rows are not too many for memory and for one commit.
+    """Verify that rows are not too large for memory and for one commit.
 
     Raises:
-        InvalidRequest: They are.
+        InvalidRequest: They are too large.
     """
     if size > bytes_max:
         raise InvalidRequest(
@@ -178,10 +179,10 @@ def check_bytes(size: int, bytes_max: int) -> None:
 
 
 def _parts(
-    piece: Piece, check: Callable[[pa.RecordBatch], pa.RecordBatch]
+    portion: Portion, check: Callable[[pa.RecordBatch], pa.RecordBatch]
 ) -> Iterator[tuple[int, pa.RecordBatch | str]]:
-    """Where parts of a piece begin: rows that fit, as many as stand together, or why one does not."""
-    rows, fit = piece
+    """First row of each part of a portion, with the part: consecutive rows that fit, or why one row does not."""
+    rows, fit = portion
     waiting = [(0, rows)]
     while waiting:
         start, stop = waiting.pop()
@@ -189,7 +190,7 @@ def _parts(
             found = check(fit(start, stop))
         except UNFIT as error:
             if stop - start == rows:
-                fit(0, 0)  # raises what is no row's fault
+                fit(0, 0)  # raises an error that concerns all rows
             if stop - start > 1:
                 middle = (start + stop) // 2
                 waiting += [(middle, stop), (start, middle)]
@@ -209,14 +210,14 @@ def _reason(error: Exception) -> str:
 def _check(found: FileRows, broken: list[tuple[int, str]]) -> None:
     if len(found.misfits) + len(broken) > MISFITS_MAX:
         raise InvalidRequest(
-            f"More than {MISFITS_MAX} rows of a file do not fit; see to the file.",
+            f"More than {MISFITS_MAX} rows of a file do not fit; check the file.",
             row=found.misfits[-1].row if found.misfits else broken[-1][0],
             reason=found.misfits[-1].reason if found.misfits else broken[-1][1],
         )
 
 
-def _number_again(found: FileRows, broken: list[tuple[int, str]], file: SourceFile) -> None:
-    """Count rows that were none too, as those behind them were not told of them."""
+def _renumber(found: FileRows, broken: list[tuple[int, str]], file: SourceFile) -> None:
+    """Count the rows that could not be parsed, too: they shift the numbers of all rows after them."""
     if broken:
         ahead = [row - place for place, (row, _) in enumerate(broken)]
         misfits = [Misfit(file.path, each.row + bisect_right(ahead, each.row), each.reason) for each in found.misfits]

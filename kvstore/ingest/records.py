@@ -1,4 +1,4 @@
-"""Jobs in the catalog: found by name, and edited as their states allow."""
+"""Jobs in the catalog: lookup by name, and edits that their states allow."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from logformat.catalog.jobs import JobStatus
 from logformat.ids import JobId, TableId
 
 _REFUSED = {
-    AlterJob: "A job is altered while it is paused; pause it first.",
-    PauseJob: "The job is about to pause already; it ends its task first.",
+    AlterJob: "Only a paused job can be altered; pause it first.",
+    PauseJob: "The job is already pausing; it ends its task first.",
     ResumeJob: "The job is not paused.",
 }
 
 
 @dataclass(frozen=True)
 class Home:
-    """What jobs need of the store they are in.
+    """The parts of a store that its jobs use.
 
     Attributes:
-        table: The table of an id.
-        check_open, check_writable: Raise if the store is not.
+        table: Returns the table of an id.
+        check_open, check_writable: Raise if the store is closed, or can't be written.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Home:
 
 
 class NotNow(Exception):
-    """What was decided does not hold any more; look again."""
+    """The job has changed since the decision; read it again."""
 
 
 class Record:
@@ -55,10 +55,10 @@ class Record:
         self.id = id
 
     def status(self) -> tuple[TableId, JobStatus]:
-        """The job as it stands now, and its table.
+        """Current status of the job, and its table.
 
         Raises:
-            InvalidRequest: It was dropped, or its table was.
+            InvalidRequest: The job or its table was dropped.
         """
         self.home.check_open()
         return self._found(self.home.journal.state())
@@ -67,15 +67,15 @@ class Record:
         """Add an edit and make it durable.
 
         Args:
-            make: The edit, from the job as it stands.
+            make: Returns the edit, given the job's table and current status.
 
         Returns:
-            The job after it; as it was, if it was dropped.
+            The job after the edit; as it was before, if the edit dropped it.
 
         Raises:
-            InvalidRequest: The job was dropped, or its state does not allow it. Nothing was written.
-            NotNow: It does not allow any more to begin a task; or whatever ``make`` raises.
-            StoreFull: No space. Nothing was written.
+            InvalidRequest: The job was dropped, or its state does not allow the edit. Nothing was written.
+            NotNow: The job's state no longer allows a new task; also anything that ``make`` raises.
+            StoreFull: The disk is full. Nothing was written.
         """
         self.home.check_writable()
         before: list[JobStatus] = []
@@ -97,19 +97,19 @@ class Record:
         for table, jobs in state.jobs.items():
             if self.id in jobs:
                 return table, jobs[self.id]
-        raise InvalidRequest("The job was dropped, or its table was.", job_id=self.id)
+        raise InvalidRequest("The job or its table was dropped.", job_id=self.id)
 
 
 def job_ids(state: CatalogState) -> dict[str, JobId]:
-    """Jobs by name, in order."""
+    """Ids of all jobs by name, sorted."""
     return dict(sorted((job.name, id) for jobs in state.jobs.values() for id, job in jobs.items()))
 
 
 def id_of(state: CatalogState, name: object) -> JobId:
-    """The job of a name.
+    """Id of the job of a name.
 
     Raises:
-        InvalidRequest: There is none.
+        InvalidRequest: There is no such job.
     """
     found = job_ids(state)
     if not isinstance(name, str) or name not in found:

@@ -1,13 +1,13 @@
-"""Runs a job: task after task, each from its intent to its end; whatever dies on the way, its rows are applied once.
+"""Runs a job, task by task; if a run is killed at any step, the rows of its task are still applied once.
 
-1. A task's files are journaled: whoever goes on takes these, and no others.
-2. They are read, and rows that do not fit go to a side file; how many there were is journaled.
+1. The journal gets the files of the task: a later run of the same task uses exactly these.
+2. The files are read; rows that do not fit go to a side file, and the journal gets the counts.
 3. The rows are applied as the epoch with the task's number, all or none.
-4. That it is over is journaled, with the job's offset and what it has done altogether.
+4. The journal gets the end of the task, with the job's new offset and statistics.
 
-Between 2 and 4 it is the table that knows whether they were applied. If they were, what was counted in 2 holds, and
-nothing is read again: the files may have gone meanwhile. If they were not, and the job was altered meanwhile, the task
-is void: so there is a way out of one that nobody can bring to its end.
+Between 2 and 4 the table decides whether the rows were applied. If they were, the counts of step 2 are valid, and
+nothing is read again: the files may have been removed meanwhile. If they were not, and the job was altered meanwhile,
+the task is void: this is the way out of a task that can't end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from threading import Event
 from kvstore.errors import CorruptImage, InvalidRequest, TaskFailed, Unavailable, UnsupportedOperation
 from kvstore.ingest.engine import Engine
 from kvstore.ingest.formats import Format
-from kvstore.ingest.offsets import Overlooked, Taken, files_behind, files_of_task
+from kvstore.ingest.offsets import Overlooked, Taken, files_after, files_of_task
 from kvstore.ingest.reading import FileReader
 from kvstore.ingest.records import NotNow, Record
 from kvstore.ingest.sources import Source, source_of
@@ -45,11 +45,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """What a run of a job did.
+    """Result of a run of a job.
 
     Attributes:
-        tasks: Those that were applied; the last of them if it followed its source.
-        overlooked: Files before the offset that are not as they were taken.
+        tasks: The applied tasks; only the latest of them if the run followed its source.
+        overlooked: Files before the offset that came late or changed.
     """
 
     tasks: list[EndedTask] = field(default_factory=list)
@@ -57,11 +57,11 @@ class Run:
 
 
 class Runner:
-    """Runs one job; nobody else does meanwhile.
+    """Runs one job, whose lock the caller holds.
 
     Args:
-        progress: Told how many bytes of files were read, and how many there are to read.
-        ended: Told of each task that was applied.
+        progress: Called with the bytes of files read so far, and the bytes to read in total.
+        ended: Called with each applied task.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Runner:
         self._has_said_empty = False
 
     def once(self) -> Run:
-        """Take all files that are there now.
+        """Load all files that the source has now.
 
         Raises:
-            TaskFailed: A task failed, or one has and it is not time yet to try again.
+            TaskFailed: A task failed, now or before, and the time to try again has not come.
             UnsupportedOperation: The job is paused.
             InvalidRequest: The job was dropped, or its files can't be listed.
         """
@@ -93,7 +93,7 @@ class Runner:
         if job.state == "paused":
             if job.resume_ms is not None:
                 raise TaskFailed(
-                    "A task failed before, and it is not time yet to try again; resume the job to do so now.",
+                    "A task failed, and the time to try it again has not come; resume the job to try now.",
                     job=job.name,
                     reason=job.reason,
                     wait_ms=job.resume_ms - self._home.clock.now_ms(),
@@ -103,7 +103,7 @@ class Runner:
         return self._run
 
     def follow(self, stop: Event) -> Run:
-        """Take files as they come, until it is told to stop; what fails is tried again, later and later.
+        """Load files as they come, until ``stop`` is set; failed tasks are tried again, with growing delays.
 
         Raises:
             InvalidRequest: The job was dropped.
@@ -118,7 +118,7 @@ class Runner:
                 failures = 0
             except TaskFailed as error:
                 _log.warning("%s", error)
-                continue  # the catalog knows when it may go on
+                continue  # the catalog has the time of the next attempt
             except Unavailable as error:
                 _log.warning("%s", error)
                 worked, wait_ms = False, backoff_ms(failures)
@@ -126,7 +126,7 @@ class Runner:
             idle_ms = LOOK_MS_MIN if worked else min(2 * idle_ms, LOOK_MS_MAX)
             if job.state == "paused":
                 wait_ms = LOOK_MS_MIN
-            del self._run.tasks[:-HISTORY_MAX]  # it may go on for ever
+            del self._run.tasks[:-HISTORY_MAX]  # a run may last for ever
             if not worked:
                 stop.wait(wait_ms / 1000)
         return self._run
@@ -135,7 +135,7 @@ class Runner:
         return self._record.status()[1]
 
     def _resumed(self, job: JobStatus) -> JobStatus:
-        """The job, resumed if it may go on by itself."""
+        """The job, resumed if the time to try its failed task again has come."""
         if job.state == "paused" and job.resume_ms is not None and job.resume_ms <= self._home.clock.now_ms():
             with suppress(NotNow):
                 return self._record.edit(lambda table, now: self._resumption(table, now, job))
@@ -148,20 +148,19 @@ class Runner:
         return ResumeJob(table_id=table, job_id=self._record.id)
 
     def _pass(self, stop: Event | None = None) -> bool:
-        """Take the files that are there now; whether there were any."""
+        """Load the files that the source has now; returns whether there were any."""
         job = self._status()
         source = source_of(job.source, Format(job.format))
         worked = job.task is not None
         if job.task is not None:
-            self._bring_to_end(job, source, read=0, total=sum(file.size for file in job.task.files))
+            self._finish(job, source, read=0, total=sum(file.size for file in job.task.files))
             self._resumed(self._status())
         listed = source.files()
         if not listed and job.offset is None and not self._has_said_empty:
-            _log.warning("there is no file at %s yet that is meant; see whether the source is right", job.source)
+            _log.warning("no file at %s matches the job's source yet; check whether the source is right", job.source)
             self._has_said_empty = True
         self._say_overlooked(self._taken.overlooked(listed, self._status()))
-        behind = files_behind(listed, self._status().offset)
-        read, total = 0, sum(file.size for file in behind)
+        read, total = 0, sum(file.size for file in files_after(listed, self._status().offset))
         self._progress(read, total)
         while not (stop is not None and stop.is_set()):
             job = self._status()
@@ -172,7 +171,7 @@ class Runner:
                 job = self._record.edit(lambda table, now: self._begin(table, now, job, files))  # noqa: B023
             except NotNow:
                 continue
-            self._bring_to_end(job, source, read=read, total=total)
+            self._finish(job, source, read=read, total=total)
             read += sum(file.size for file in files)
             worked = True
         return worked
@@ -183,8 +182,8 @@ class Runner:
         number = now.statistics.succeeded_tasks + 1
         return BeginTask(table_id=table, job_id=self._record.id, task=number, version=now.version, files=files)
 
-    def _bring_to_end(self, job: JobStatus, source: Source, *, read: int, total: int) -> None:
-        """Have the open task applied, or fail it."""
+    def _finish(self, job: JobStatus, source: Source, *, read: int, total: int) -> None:
+        """Apply the open task and end it, or fail it."""
         task = job.task
         assert task is not None
         try:
@@ -203,7 +202,7 @@ class Runner:
                 f"A task failed, and nothing of it was applied: {error.message}",
                 **{"job": job.name, "task": task.number, **error.where},
             ) from error
-        # Before the offset is behind them: whoever sees the offset knows that they were taken.
+        # Before the offset passes the files: a file before the offset that is not in the list came late.
         self._taken.add(task.files, task.version)
         after = self._record.edit(lambda table, now: self._end(table, now, task))
         self._run.tasks += after.history[-1:]
@@ -213,7 +212,7 @@ class Runner:
         return self._home.table(self._record.status()[0])
 
     def _is_applied(self, task: OpenTask) -> bool:
-        """Whether an earlier run came so far."""
+        """Whether an earlier run has already applied the task."""
         return task.counts is not None and self._table().is_applied(writer_of(self._record.id), task.number)
 
     def _apply(self, task: OpenTask, job: JobStatus, source: Source, *, read: int, total: int) -> None:
@@ -236,8 +235,8 @@ class Runner:
         result = table.apply_epoch(changes, writer=writer_of(self._record.id), epoch=task.number)
         if any(each.duplicated for each in result.by_bucket.values()):
             raise CorruptImage(
-                "The table has a task that the catalog knows nothing of: the catalog is older than the table; restore"
-                " the newest one, or drop the job and create it anew with the offset it had.",
+                "The table has a task that the catalog does not have: the catalog is older than the table; restore the"
+                " newest catalog, or drop the job and create it again with the offset it had.",
                 job=job.name,
                 task=task.number,
             )
@@ -266,12 +265,12 @@ class Runner:
 
     def _say_overlooked(self, found: Overlooked) -> None:
         for path in sorted({*found.late} - {*self._run.overlooked.late}):
-            _log.warning("file %r came when its turn was over, and is not loaded", path)
+            _log.warning("file %r came after the job's offset had passed it, and is not loaded", path)
         for path in sorted({*found.changed} - {*self._run.overlooked.changed}):
-            _log.warning("file %r was changed after it was loaded, and is not loaded again", path)
+            _log.warning("file %r changed after it was loaded, and is not loaded again", path)
         self._run.overlooked = found
 
 
 def backoff_ms(failures: int) -> int:
-    """How long after so many failures in a row, and one more, it is tried again."""
+    """Delay before the next attempt, in milliseconds, after this number of earlier failures in a row."""
     return min(RETRY_MS_MIN << min(failures, 30), RETRY_MS_MAX)

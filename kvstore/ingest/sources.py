@@ -1,9 +1,9 @@
-"""Where files come from: a directory or a pattern, here or in an object store.
+"""Sources of files: a directory or a pattern, on this machine or in an object store.
 
-* A file is named by its path below the source's directory, and files are in the order of these paths' bytes.
-* Names that begin with ``.`` or ``_`` are of files that are being written, and are not listed.
-* A file is read as it was listed, or not at all: a local one is looked at before and after, an object is read by one
-  request, which says what it has read.
+* The name of a file is its path below the source's directory; files are sorted by the bytes of these paths.
+* Names that begin with ``.`` or ``_`` belong to files that are being written, and are not listed.
+* A file that changed since it was listed is not loaded: a local file is compared before and after it is read, an object
+  is read by one request, whose answer identifies it.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ if TYPE_CHECKING:
 
 _WILD = re.compile(r"[*?\[]")
 _WILD_IN_URL = re.compile(r"[*\[]")
-"""In a URL a question mark begins its parameters."""
+"""In a URL a question mark begins the parameters."""
 _SECONDS_DIGITS = 10
-"""A tag of no more is of a time in seconds."""
+"""A tag with at most so many digits is a time in seconds."""
 _RETRIES: RetryConfig = {"retry_timeout": timedelta(seconds=15)}
-"""No longer, because who waits for a store that does not answer can't be interrupted; a job tries again by itself."""
+"""Short, because waiting for an object store can't be interrupted; a job tries again by itself."""
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
 Opened = tuple[BinaryIO, Callable[[], SourceFile | None]]
-"""The bytes of a file, and what the file is that they are of: the answer is another when it is changed meanwhile."""
+"""A file's bytes, and a function that returns the file's current facts, which differ if it has changed."""
 
 
 class Place(Protocol):
-    """A file system, below a directory."""
+    """A directory of a file system, with everything below it."""
 
     def files(self) -> Iterator[SourceFile]:
-        """All files, in any order, but for those that are being written.
+        """All files in any order, without those that are being written.
 
         Raises:
             Unavailable: The directory can't be listed.
         """
 
     def opened(self, path: str) -> AbstractContextManager[Opened]:
-        """A file, to be read.
+        """Open a file for reading.
 
         Raises:
-            FileNotFoundError: It is gone.
-            OSError: It can't be read.
+            FileNotFoundError: The file no longer exists.
+            OSError: The file can't be read.
         """
 
 
 @dataclass(frozen=True)
 class Source:
-    """A place, and which of its files are meant; it can be sent to other processes.
+    """A place and the choice of its files; it can be pickled for other processes.
 
     Attributes:
-        pattern: Regular expression of paths; None for all with a suffix of the format.
+        pattern: Regular expression of paths; None for all files with a suffix of the format.
     """
 
     place: Place
@@ -79,23 +79,23 @@ class Source:
     pattern: str | None = None
 
     def files(self) -> list[SourceFile]:
-        """All files there are now, in order.
+        """All files of the source now, in order.
 
         Raises:
-            Unavailable: The directory can't be listed, or a name is no text.
+            Unavailable: The directory can't be listed, or a name is not valid text.
         """
         found = [file for file in self.place.files() if self._is_meant(file)]
         try:
             return sorted(found, key=lambda file: order_of(file.path))
         except UnicodeEncodeError as error:
-            raise Unavailable("The name of a file is no text; rename it.", path=ascii(error.object)) from error
+            raise Unavailable("The name of a file is not valid text; rename it.", path=ascii(error.object)) from error
 
     @contextmanager
     def opened(self, file: SourceFile) -> Iterator[BinaryIO]:
-        """A file, as it was listed.
+        """Open a file, provided that it is unchanged since it was listed.
 
         Raises:
-            InvalidRequest: It is gone, is changed before or while it is read, or can't be read.
+            InvalidRequest: The file was removed, was changed before or while it is read, or can't be read.
         """
         with readable(file.path):
             try:
@@ -113,12 +113,12 @@ class Source:
 
 
 def source_of(given: str, format: Format) -> Source:
-    """What a directory, a pattern such as ``in/*.csv``, or a URL of one (``s3://bucket/in/*.csv``) means.
+    """The source of a directory, a pattern such as ``in/*.csv``, or a URL such as ``s3://bucket/in/*.csv``.
 
-    In a pattern ``*`` stands for any part of a name, ``**`` for any part of a path.
+    In a pattern ``*`` matches any part of a name, ``**`` any part of a path.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: The URL is not valid.
     """
     if "://" in given:
         url_without_credentials("source", given)
@@ -130,23 +130,23 @@ def source_of(given: str, format: Format) -> Source:
         _store_of(base + mark + parameters)
         return Source(RemotePlace(base + mark + parameters), format, pattern)
     path = os.path.abspath(os.path.expanduser(given))
-    # A directory that is there is meant, whatever is in its name.
+    # The name of an existing directory is never a pattern.
     base, pattern = (path, None) if os.path.isdir(path) else _split(path, _WILD)
     return Source(LocalPlace(base), format, pattern)
 
 
 def is_same(taken: SourceFile, now: SourceFile) -> bool:
-    """Whether a file is still as it was taken, as far as is told of it."""
+    """Whether a file is unchanged since it was taken, by its size and tag."""
     (then, was), (moment, etag) = (each.tag.partition(" ")[::2] for each in (taken, now))
     if taken.size != now.size:
         return False
     if was and etag:
-        return was == etag  # who puts the same bytes again changes nothing
+        return was == etag  # uploading the same bytes again changes nothing
     return then == (moment[: len(then)] if len(then) <= _SECONDS_DIGITS else moment)
 
 
 def order_of(path: str) -> bytes:
-    """What paths are ordered by."""
+    """Sort key of paths."""
     return path.encode()
 
 
@@ -161,10 +161,10 @@ def _split(given: str, wild: re.Pattern[str]) -> tuple[str, str | None]:
 
 def _expression(pattern: str) -> str:
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     return "".join(
-        parts.get(piece) or (piece.replace("[!", "[^") if place % 2 else re.escape(piece))
-        for place, piece in enumerate(pieces)
+        parts.get(token) or (token.replace("[!", "[^") if place % 2 else re.escape(token))
+        for place, token in enumerate(tokens)
     )
 
 
@@ -175,12 +175,12 @@ def _is_hidden(path: str) -> bool:
 def _check(file: SourceFile, now: SourceFile | None) -> None:
     if now is None:
         raise InvalidRequest(
-            "A file is gone that a task had taken; put it back, or resume the job to go on without it.",
+            "A file of a task no longer exists; restore it, or resume the job to continue without it.",
             path=file.path,
         )
     if not is_same(file, now):
         raise InvalidRequest(
-            "A file was changed after a task had taken it; resume the job to take it as it is now.",
+            "A file changed after a task had taken it; resume the job to load it as it is now.",
             path=file.path,
             taken=f"{file.size} bytes, {file.tag}",
             found=f"{now.size} bytes, {now.tag}",
@@ -207,7 +207,7 @@ class LocalPlace:
     @contextmanager
     def opened(self, path: str) -> Iterator[Opened]:
         """See :class:`Place`."""
-        if self._state(path) is None:  # what is no file any more is not opened: a pipe would wait for somebody
+        if self._state(path) is None:  # only a regular file is opened: a pipe would wait for its other end
             raise FileNotFoundError(path)
         with Path(self.directory, path).open("rb") as file:
             yield file, lambda: self._state(path)
@@ -226,22 +226,22 @@ class LocalPlace:
             entries = os.scandir(os.path.join(self.directory, prefix))
         except FileNotFoundError:
             if prefix:
-                return  # it has gone meanwhile
+                return  # removed meanwhile
             raise
         with entries:
             for entry in entries:
                 if _is_hidden(entry.name):
                     continue
                 path = prefix + entry.name
-                if entry.is_dir(follow_symlinks=False):  # a link may lead back
+                if entry.is_dir(follow_symlinks=False):  # links may form a loop
                     yield from self._below(f"{path}/")
-                elif (found := self._state(path)) is not None:  # it may have gone meanwhile
+                elif (found := self._state(path)) is not None:  # it may be removed meanwhile
                     yield found
 
 
 @dataclass(frozen=True)
 class RemotePlace:
-    """What begins with a URL in an object store, such as ``s3://bucket/in``.
+    """Objects of an object store below a URL, such as ``s3://bucket/in``.
 
     Credentials and endpoints come from the environment, as obstore documents.
     """
@@ -254,30 +254,30 @@ class RemotePlace:
             for page in obstore.list(_store_of(self.url)):
                 for found in page:
                     if not _is_hidden(found["path"]) and not _is_folder(found):
-                        yield _as_told(found["path"], found)
+                        yield _source_file(found["path"], found)
         except (BaseError, OSError) as error:
             raise Unavailable(
-                "The place of a job's files can't be listed; see whether its URL and the environment are right.",
+                "The files at a job's URL can't be listed; check the URL and the environment.",
                 url=self.url,
-                reason=_told(error),
+                reason=_reason(error),
             ) from error
 
     @contextmanager
     def opened(self, path: str) -> Iterator[Opened]:
-        """See :class:`Place`; all of it is read at once, for each read is a request."""
+        """See :class:`Place`; the whole object is read at once, because each read is a request."""
         try:
             found = obstore.get(_store_of(self.url), path)
-            state, data = _as_told(path, found.meta), found.bytes()
+            state, data = _source_file(path, found.meta), found.bytes()
         except BaseError as error:
-            raise OSError(_told(error)) from error
+            raise OSError(_reason(error)) from error
         yield BytesIO(data), lambda: state
 
 
 def _store_of(url: str) -> ObjectStore:
-    """A connection is made once in a process, as long as the environment says the same.
+    """The object store of a URL; a process connects once as long as the environment stays the same.
 
     Raises:
-        InvalidRequest: Nothing can be at such a URL.
+        InvalidRequest: The URL is not valid.
     """
     return _connected(url, tuple(each for each in os.environ.items() if each[0].startswith(_VARIABLES)))
 
@@ -287,33 +287,33 @@ def _connected(url: str, _environment: tuple[tuple[str, str], ...]) -> ObjectSto
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidRequest("A job's files can't be at this URL.", url=url, reason=_told(error)) from error
+        raise InvalidRequest("A job's files can't be at this URL.", url=url, reason=_reason(error)) from error
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     config = {"region": given["region"]} if "region" in given else {}
     if "endpoint_override" in given:
         config["endpoint"] = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
     client = {"allow_http": True} if given.get("scheme") == "http" else None
     if parts.scheme == "file":
-        raise InvalidRequest("A file of this machine is at a URL of three slashes: file:///directory", url=url)
+        raise InvalidRequest("The URL of a directory on this machine has three slashes: file:///directory", url=url)
     try:
         return from_url(  # type: ignore[call-overload]
             url.partition("?")[0], config=config, client_options=client, retry_config=_RETRIES
         )
     except (BaseError, OSError, ValueError) as error:
-        raise InvalidRequest("A job's files can't be at this URL.", url=url, reason=_told(error)) from error
+        raise InvalidRequest("A job's files can't be at this URL.", url=url, reason=_reason(error)) from error
 
 
 def _is_folder(found: ObjectMeta) -> bool:
-    """Whether it is what browsers of stores put for a folder, which is listed without the slash at its end."""
+    """Whether it is an empty object that stands for a folder; it is listed without the slash at its end."""
     return not found["size"] and "." not in found["path"].rpartition("/")[2]
 
 
-def _as_told(path: str, found: ObjectMeta) -> SourceFile:
-    # Some stores list milliseconds, and tell seconds when asked for one object; and quote its etag only then.
+def _source_file(path: str, found: ObjectMeta) -> SourceFile:
+    # Some stores list times in milliseconds, but answer seconds, and a quoted etag, for a single object.
     seconds = int(found["last_modified"].timestamp())
     etag = (found["e_tag"] or "").removeprefix("W/").strip('"')
     return SourceFile(path=path, size=found["size"], tag=f"{seconds} {etag}".rstrip())
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The rows of one task: read, counted, and brought together; what does not fit stands in a side file."""
+"""Rows of one task: collected from its files and counted; rows that do not fit are listed in a side file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from logformat.rows.changes import Changes
 from logformat.rows.intake import empty
 
 TASK_BYTES_MAX = 2**31 - 1
-"""Rows of a task take no more in memory: Arrow has no longer columns of text."""
+"""Limit of a task's rows in memory: Arrow has no longer columns of text."""
 
 
 @dataclass
 class TaskRows:
-    """What the files of a task hold, in their order.
+    """Contents of the files of a task, in the order of the files.
 
     Attributes:
-        counts: Over all files.
+        changes: Rows that fit.
+        misfits: Rows that do not fit.
+        counts: Sums over all files.
     """
 
     changes: list[Changes] = field(default_factory=list)
@@ -36,25 +38,25 @@ class TaskRows:
     counts: TaskCounts = field(default_factory=TaskCounts)
 
     def together(self, schema: pa.Schema) -> Changes:
-        """All of it as one: changes to a table of this schema."""
+        """All changes in one batch, for a table of this schema."""
         if not self.changes:
             return Changes.upserts(empty(schema))
-        # Where there are deletes, columns may hold nulls that take none otherwise.
+        # With deletes, columns that are not nullable may have nulls.
         shared = next((each.rows.schema for each in self.changes if each.rows.schema != schema), schema)
         rows = [pa.RecordBatch.from_arrays(each.rows.columns, schema=shared) for each in self.changes]
         return Changes(pa.concat_batches(rows), pa.concat_arrays([each.is_delete for each in self.changes]))
 
     def check(self, options: JobOptions, rejected: Path) -> None:
-        """See that no more rows are left out than may be.
+        """Verify that not too many rows are left out.
 
         Raises:
-            InvalidRequest: They are.
+            InvalidRequest: More rows are left out than the options allow.
         """
         counts = self.counts
         if counts.filtered_rows > options.max_filter_ratio * counts.scanned_rows:
             first = self.misfits[0]
             raise InvalidRequest(
-                "More rows do not fit than max_filter_ratio allows; see to the files, or alter the job.",
+                "More rows do not fit than max_filter_ratio allows; check the files, or alter the job.",
                 filtered_rows=counts.filtered_rows,
                 scanned_rows=counts.scanned_rows,
                 max_filter_ratio=options.max_filter_ratio,
@@ -64,27 +66,27 @@ class TaskRows:
 
 
 def columns_of(table: Table) -> Columns:
-    """What files give a table: all but the column it fills."""
+    """Columns that files must have: those of the table without the one that it fills itself."""
     fields = [each for each in table.schema if each.name != table.options.auto_increment]
     return Columns(pa.schema(fields), table.primary_key or ())
 
 
 def bytes_max_of(table: Table) -> int:
-    """How many bytes the rows of a task may take."""
+    """Limit of the bytes of a task's rows."""
     return min(table.buckets * ROWS_BYTES_MAX, TASK_BYTES_MAX)
 
 
 def gathered(
     reads: Iterable[FileRows], files: Sequence[SourceFile], bytes_max: int, read: Callable[[int], None]
 ) -> TaskRows:
-    """What was read of files, in their order.
+    """Collect the rows of files, in the order of the files.
 
     Args:
-        bytes_max: Rows of all of them may take so many.
-        read: Told the size of each file that was.
+        bytes_max: Limit of the bytes of all rows.
+        read: Called with the size of each file after it was read.
 
     Raises:
-        InvalidRequest: More than ``MISFITS_MAX`` rows do not fit, or the rows are too many; or see
+        InvalidRequest: More than ``MISFITS_MAX`` rows do not fit, or the rows have too many bytes; or see
             :class:`kvstore.ingest.reading.FileReader`.
     """
     found = TaskRows()
@@ -96,7 +98,7 @@ def gathered(
         if len(found.misfits) > MISFITS_MAX:
             last = found.misfits[-1]
             raise InvalidRequest(
-                f"More than {MISFITS_MAX} rows of a task do not fit; see to the files.",
+                f"More than {MISFITS_MAX} rows of a task do not fit; check the files.",
                 path=last.file,
                 row=last.row,
                 reason=last.reason,
@@ -107,10 +109,10 @@ def gathered(
 
 @uninterrupted
 def write_rejected(path: Path, misfits: Sequence[Misfit], files: Files) -> None:
-    """Have a side file say what was left out, a JSON object a line; without misfits there is none.
+    """Write the side file of the rows that were left out, one JSON object per line; without such rows, remove it.
 
     Raises:
-        StoreFull, LogFailed: The disk refused.
+        StoreFull, LogFailed: The disk is full or failed.
     """
     with refusals(path):
         if misfits:

@@ -59,7 +59,7 @@ def test_a_task_that_fails_ends_with_1_and_pauses_the_job(store: Path, tmp_path:
     assert "A task failed, and nothing of it was applied: More rows do not fit" in failed.err
     assert "a.csv, row 13" in failed.err
     again = run("job", "run", store, "j")
-    assert (again.code, "not time yet" in again.err) == (1, True)
+    assert (again.code, "the time to try it again" in again.err) == (1, True)
     fine("job", "pause", store, "j")
     fine("job", "alter", store, "j", "--max-filter-ratio", 0.5)
     refused = run("job", "run", store, "j")

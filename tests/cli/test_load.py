@@ -225,8 +225,8 @@ def test_bad_calls(store: Path, tmp_path: Path) -> None:
     for arguments, word in [
         (("nope", file), "tables=['t']"),
         (("t", tmp_path / "nothing.csv"), "no file"),
-        (("t", tmp_path), "Only a file"),
-        (("t", tmp_path / "fifo.csv"), "Only a file"),
+        (("t", tmp_path), "Only a regular file"),
+        (("t", tmp_path / "fifo.csv"), "Only a regular file"),
         (("t", file, "--key", "text"), "another key"),
         (("t", file, "--append-only"), "another key"),
         (("new", file, "--append-only", "--key", "k"), "--append-only"),
@@ -282,7 +282,7 @@ def test_pieces_of_a_large_file_are_all_there(store: Path, tmp_path: Path) -> No
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
     parquet.write_table(rows, tmp_path / "f.parquet", row_group_size=999)
     with (
-        mock.patch.object(formats, "PIECE_ROWS", 700),
+        mock.patch.object(formats, "PORTION_ROWS", 700),
         mock.patch.object(formats, "INFERRED_BYTES", 4000),
         mock.patch.object(formats, "CSV_BLOCK_BYTES", 4000),
     ):

@@ -186,7 +186,7 @@ def test_dump(path: Path, tmp_path: Path) -> None:
 def test_recover(path: Path) -> None:
     with kvstore.open(path) as store:
         store.table("t").upsert({"k": 1, "é": "ü", "v": 2})
-        store.create_table("u", SCHEMA, "k")
+        store.create_table("u", SCHEMA, "k").upsert({"k": 1, "é": "ü"})
     (said,) = fine("meta", "recover", path, "--json").lines
     assert (said["txid"], said["tables"], said["gone"], said["written"]) == (14, ["t", "u"], [], False)
     (path / paths.JOURNAL / "data.mdb").unlink()
@@ -197,6 +197,8 @@ def test_recover(path: Path) -> None:
     assert "Nothing was written" in done.out
     assert run("tables", path).code == 1
     (told,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines
+    assert told["move_to_quarantine"] == [f"{paths.TABLES}/2"]
+    assert (Path(told["quarantine"]) / paths.TABLES / "2").is_dir()
     assert (told["image"], told["txid"], told["leader_epoch"], told["tables"]) == (12, 13, 1, ["t"])
     assert [json.loads(line)["k"] for line in fine("scan", path, "t", "--json").out.splitlines()] == [1]
     fine("check", path)

@@ -1,7 +1,7 @@
 """``kvstore demo``: replay a git history into a table, read its changelog with Spark, and compare with git.
 
-Every commit is one batch with the writer's next sequence; every third is sent twice. Spark then folds the changelog, up
-to four offsets, into the files there were, and each must be what ``git ls-tree -r`` says.
+Every commit is one batch with the writer's next sequence; every third is sent twice. Spark then folds the changelog up
+to four offsets, and each time the files must be those of ``git ls-tree -r``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
     ]
 )
 RESENT = 3
-"""Every how many-th batch is sent twice."""
+"""Every third batch is sent twice."""
 LOGGING = """\
 rootLogger = error, console
 appender.console.type = Console
@@ -50,12 +50,12 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %p %c{1}: %m%n
 """
-"""How Spark logs: errors only."""
+"""Spark's logging configuration: errors only."""
 
 
 @dataclass
 class Replay:
-    """What replaying did, and after which offset each commit is."""
+    """Result of the replay, and the log's end offset after each commit."""
 
     ends: list[int] = field(default_factory=list)
     empty: int = 0
@@ -85,7 +85,7 @@ def demo(
 
 
 def batch_of(commit: Commit) -> kvstore.Changes:
-    """What a commit changed, as one batch: a delete for each path that is gone, an upsert for each file written."""
+    """Changes of a commit as one batch: a delete for each removed path, an upsert for each written file."""
     gone, written = len(commit.deleted), len(commit.written)
     rows = {
         "path": [*commit.deleted, *(file.path for file in commit.written)],
@@ -102,10 +102,10 @@ def batch_of(commit: Commit) -> kvstore.Changes:
 
 
 def _check_new(path: Path) -> None:
-    """Refuse what can't become the store, before anything that takes time."""
+    """Refuse a directory that can't become the store, before the slow steps."""
     if not path.absolute().parent.is_dir() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise InvalidRequest(
-            "The demo makes a new store; give --store a directory that is new or empty, in one that is there.",
+            "The demo creates a new store; give --store a new or empty directory below an existing one.",
             path=path,
         )
 
@@ -163,7 +163,7 @@ def _compare(
 
 
 def _fold(changes: DataFrame, end: int) -> dict[str, tuple[str, str]]:
-    """The files there were before an offset: the last change of each path, unless it is a delete."""
+    """The files before an offset: the last change of each path, unless it is a delete."""
     from pyspark.sql import functions as sql
 
     latest = (
@@ -194,7 +194,7 @@ def _spark_session(configuration: Path) -> SparkSession:
     except ModuleNotFoundError as error:
         raise UnsupportedOperation("The demo needs Spark; `pip install -e '.[spark]'` from a checkout.") from error
     (configuration / "log4j2.properties").write_text(LOGGING)
-    os.environ["SPARK_CONF_DIR"] = str(configuration)  # Spark talks before it can be asked not to
+    os.environ["SPARK_CONF_DIR"] = str(configuration)  # Spark logs before a session can configure it
     builder = configure(SparkSession.builder.master("local[2]").appName("kvstore demo"))
     quiet = {
         "spark.ui.enabled": "false",

@@ -1,4 +1,4 @@
-"""A git repository's history as changes of its files, one commit after the other."""
+"""The history of a git repository as changes of its files, commit by commit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvstore.errors import InvalidRequest, UnsupportedOperation
 from logformat.rows.keys import KEY_BYTES_MAX
 
 PATH_BYTES_MAX = KEY_BYTES_MAX - 2
-"""Of a path in a key, which has a byte before and one behind it, and takes two for each byte 01."""
+"""Limit of a path in a key, which has a byte before and after it, and two for each byte 01."""
 SHORTENED_BYTES = 200
-"""How much of a longer path is kept, before its hash."""
+"""Bytes of a longer path that are kept, before its hash."""
 SIZES_AT_ONCE = 500
-"""Blobs asked for before their sizes are read: both pipes hold more than that."""
+"""Blobs requested before their sizes are read: both pipes have room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class FileVersion:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit, and what it changed against the one before it in the sequence; possibly nothing."""
+    """A commit and its changes since the previous commit of the sequence; there may be none."""
 
     id: str
     time: int
@@ -47,23 +47,23 @@ class Repository:
     """A git repository that can be replayed.
 
     Raises:
-        InvalidRequest: The directory is no repository that git takes, or has no commits, or not its whole history.
-        UnsupportedOperation: There is no git.
+        InvalidRequest: The directory is not a readable git repository, has no commits, or is a shallow clone.
+        UnsupportedOperation: git is not installed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         if shutil.which("git") is None:
-            raise UnsupportedOperation("The demo needs git, and there is none on the PATH; install it.")
+            raise UnsupportedOperation("The demo needs git, which is not on the PATH; install it.")
         found = self._run("rev-parse", "--git-dir")
         if found.returncode:
             raise InvalidRequest(
-                "This is no git repository, or none that git reads; name another with --repo.",
+                "This is not a git repository that git can read; give another one with --repo.",
                 path=path,
                 reason=_reason(found),
             )
         if self._run("rev-parse", "--verify", "--quiet", "HEAD").returncode:
-            raise InvalidRequest("This repository has no commits yet; commit something, or name another.", path=path)
+            raise InvalidRequest("This repository has no commits yet; commit something, or give another.", path=path)
         if self._git("rev-parse", "--is-shallow-repository") == b"true\n":
             raise InvalidRequest(
                 "This repository is shallow, its history is cut off; run `git fetch --unshallow` first.", path=path
@@ -76,7 +76,7 @@ class Repository:
         return [Commit(id, int(time), author) for id, time, author in fields]
 
     def changes(self) -> Iterator[Commit]:
-        """All commits with what each changed; the tree after the nth is that commit's."""
+        """All commits with their changes; after the nth, the tree is that of the nth commit."""
         commits = self.commits()
         trees = [
             self._git("hash-object", "-t", "tree", "/dev/null").decode().strip(),
@@ -117,7 +117,7 @@ class Repository:
             if header:
                 if pair:
                     yield pair, written, deleted
-                # Pairs of equal trees have a line too, and nothing behind it.
+                # A pair of equal trees has a line, too, without any differences after it.
                 pair, written, deleted = header.decode().rpartition("\n")[2], [], []
             _, mode, _, blob, status = about.decode().split(" ")
             path = _text(next(tokens))
@@ -177,7 +177,7 @@ class _Sizes:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what names another repository (``GIT_DIR`` and more); configuration stays."""
+    """The environment without variables that select another repository, such as ``GIT_DIR``; configuration stays."""
     kept = ("GIT_CONFIG_", "GIT_EXEC_PATH")
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(kept)}
 
@@ -187,10 +187,10 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def _text(path: bytes) -> str:
-    """A path, which is bytes to git, as a key: other paths are other keys.
+    """A path, which git stores as bytes, as a key; different paths have different keys.
 
-    Nearly always it is the path. A backslash is doubled, as what is not UTF-8 becomes one and a code; a path too long
-    for a key becomes its beginning, one backslash, and its hash.
+    Nearly always the key is the path. A backslash is doubled, because a byte that is not UTF-8 becomes a backslash and
+    a code; a path too long for a key becomes its beginning, one backslash, and its hash.
     """
     text = path.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
     if len(text.encode()) + text.count("\1") <= PATH_BYTES_MAX:

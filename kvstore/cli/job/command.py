@@ -1,4 +1,4 @@
-"""``kvstore job``: ingestion jobs, and how far each is. What runs them is in ``job_run.py``."""
+"""``kvstore job``: definition and status of ingestion jobs; ``run.py`` has the command that runs them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _OPTIONS = JobOptions()
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
 Offset = Annotated[
     str | None,
-    typer.Option(metavar="PATH", help="Take only files behind this one; a path below the source.", show_default=False),
+    typer.Option(metavar="PATH", help="Load only files after this one; a path below the source.", show_default=False),
 ]
 MaxFiles = Annotated[int | None, typer.Option(metavar="N", help="Files of a task.", show_default=False)]
 MaxBytes = Annotated[int | None, typer.Option(metavar="N", help="Bytes of a task's files.", show_default=False)]
 MaxFilterRatio = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Share of a task's rows that may be left out, 0 to 1.", show_default=False),
+    typer.Option(metavar="X", help="Fraction of a task's rows that may be left out, 0 to 1.", show_default=False),
 ]
 
 
@@ -32,7 +32,7 @@ def create(
     path: Directory,
     name: JobName,
     source: Annotated[
-        str, typer.Option(metavar="PLACE", help="A directory, a pattern, or a URL of one.", show_default=False)
+        str, typer.Option(metavar="PLACE", help="A directory, a pattern, or a URL of either.", show_default=False)
     ],
     format: Annotated[str, typer.Option(help="parquet, arrow, csv or json.", show_default=False)],
     table: Annotated[str, typer.Option(metavar="TABLE", help="Name of the table.", show_default=False)],
@@ -42,19 +42,19 @@ def create(
     max_filter_ratio: MaxFilterRatio = _OPTIONS.max_filter_ratio,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job: it is to load every file that comes to a place into a table, once.
+    """Create a job that loads every file of a source into a table, once.
 
-    It does nothing of itself; see `kvstore job run`.
+    It does nothing by itself; run it with `kvstore job run`.
     """
     given = _given(max_files, max_bytes, max_filter_ratio)
     with opened(path, write=True) as store:
-        _tell(
+        _print_job(
             store.create_job(name, source=source, format=format, table=table, offset=offset, **given), as_json=as_json
         )
 
 
 def ls(path: Directory, as_json: AsJson = False) -> None:
-    """List the jobs, and how far they are."""
+    """List the jobs with their offsets and counts."""
     with opened(path) as store:
         found = [facts_of(store.job(name)) for name in store.list_jobs()]
     if as_json:
@@ -67,7 +67,7 @@ def ls(path: Directory, as_json: AsJson = False) -> None:
 
 
 def show(path: Directory, name: JobName, as_json: AsJson = False) -> None:
-    """Show a job: its offset, what it has done, the task it is at, and its last tasks."""
+    """Show a job: its offset, statistics, open task, and last tasks."""
     with opened(path) as store:
         facts = facts_of(store.job(name))
     if as_json:
@@ -87,47 +87,47 @@ def show(path: Directory, name: JobName, as_json: AsJson = False) -> None:
 def pause(
     path: Directory,
     name: JobName,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it is shown.")] = "paused by hand",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="The reason, which `show` prints.")] = "paused by hand",
     as_json: AsJson = False,
 ) -> None:
-    """Have a job begin no more tasks, in whatever process it runs."""
+    """Pause a job, in this or another process: it begins no more tasks."""
     with opened(path, write=True) as store:
         (job := store.job(name)).pause(reason)
-        _tell(job, as_json=as_json)
+        _print_job(job, as_json=as_json)
 
 
 def resume(path: Directory, name: JobName, as_json: AsJson = False) -> None:
-    """Have a job go on that was paused, by hand or because a task failed."""
+    """Resume a job that was paused by a user or by a failed task."""
     with opened(path, write=True) as store:
         (job := store.job(name)).resume()
-        _tell(job, as_json=as_json)
+        _print_job(job, as_json=as_json)
 
 
 def alter(
     path: Directory,
     name: JobName,
     offset: Offset = None,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Take all files again.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Load all files again.")] = False,
     max_files: MaxFiles = None,
     max_bytes: MaxBytes = None,
     max_filter_ratio: MaxFilterRatio = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the offset of a paused job, or its options."""
+    """Set the offset or options of a paused job."""
     if offset is not None and from_start:
         raise InvalidRequest("Give --offset or --from-start, not both.")
     given = _given(max_files, max_bytes, max_filter_ratio)
     if offset is not None or from_start:
         given["offset"] = offset
     if not given:
-        raise InvalidRequest("Say what is to be other: --offset, --from-start, or an option.")
+        raise InvalidRequest("Nothing to change; give --offset, --from-start, or an option.")
     with opened(path, write=True) as store:
         (job := store.job(name)).alter(**given)
-        _tell(job, as_json=as_json)
+        _print_job(job, as_json=as_json)
 
 
 def drop(path: Directory, name: JobName, as_json: AsJson = False) -> None:
-    """Forget a job; what it loaded stays in the table."""
+    """Remove a job; the rows that it loaded stay in the table."""
     with opened(path, write=True) as store:
         facts = facts_of(job := store.job(name))
         job.drop()
@@ -136,7 +136,7 @@ def drop(path: Directory, name: JobName, as_json: AsJson = False) -> None:
 
 
 def facts_of(job: Job) -> dict[str, Any]:
-    """A job as JSON has it: times are text, and ``rejected`` is where the side files are."""
+    """JSON form of a job: times are text, and ``rejected`` is the directory of the side files."""
     status = _with_times(without_credentials(msgspec.to_builtins(job.show())))
     status["history"] = [_with_times(each) for each in status["history"]]
     status["task"] = None if status["task"] is None else _with_times(status["task"])
@@ -145,14 +145,14 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 
 def task_of(job: Job, ended: EndedTask) -> dict[str, Any]:
-    """A task that has just ended as JSON has it, with the path of its side file if it left rows out."""
+    """JSON form of an ended task, with the path of its side file if it left rows out."""
     left_out = ended.counts is not None and ended.counts.filtered_rows
     rejected = str(job.rejected(ended.number)) if left_out else None
     return {**_with_times(msgspec.to_builtins(ended)), "rejected": rejected}
 
 
-def _with_times(told: dict[str, Any]) -> dict[str, Any]:
-    return {name.removesuffix("_ms"): _time(value) if name.endswith("_ms") else value for name, value in told.items()}
+def _with_times(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name.removesuffix("_ms"): _time(value) if name.endswith("_ms") else value for name, value in facts.items()}
 
 
 def line_of(task: dict[str, Any]) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def line_of(task: dict[str, Any]) -> dict[str, Any]:
     return {**task, "task": task["number"], **(task["counts"] or {"loaded_rows": None, "filtered_rows": None})}
 
 
-def _tell(job: Job, *, as_json: bool) -> None:
-    """What became of a job, for programs."""
+def _print_job(job: Job, *, as_json: bool) -> None:
+    """Print a job after a command has changed it, with ``--json`` only."""
     if as_json:
         print_json(facts_of(job))
 

@@ -1,4 +1,4 @@
-"""``kvstore job run``: takes the files that are there, or all that come."""
+"""``kvstore job run``: loads the current files of a job's source, or follows the source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from logformat.catalog.jobs import EndedTask
 
 
 class EngineName(StrEnum):
-    """What reads the files."""
+    """Engine that reads the files."""
 
     EMBEDDED = "embedded"
     SPARK = "spark"
@@ -30,16 +30,16 @@ def run(
     path: Directory,
     name: JobName,
     follow: Annotated[
-        bool, typer.Option("--follow/--once", help="Go on with files that come, until interrupted; or not.")
+        bool, typer.Option("--follow/--once", help="Continue with new files until interrupted, or end.")
     ] = False,
-    engine: Annotated[EngineName, typer.Option(help="What reads the files.")] = EngineName.EMBEDDED,
+    engine: Annotated[EngineName, typer.Option(help="Engine that reads the files.")] = EngineName.EMBEDDED,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job: load the files that are there, task after task, and first what an earlier run left unfinished.
+    """Run a job: finish the task that an earlier run left open, then load the files of the source, task by task.
 
-    However it ends, the next run goes on where it was: each file is loaded once.
+    However a run ends, the next one continues where it ended: each file is loaded once.
 
-    Exit code 1 if a task failed, or if files came late or were changed after they were loaded.
+    Exit code 1 if a task failed, or if files came late or changed after they were loaded.
     """
     with opened(path, write=True) as store, _bar(name) as bar:
         (shown,) = bar.task_ids
@@ -70,13 +70,13 @@ def _engine(name: EngineName) -> Engine:
         from kvstore.spark.engine import engine
     except ModuleNotFoundError as error:
         raise UnsupportedOperation(
-            "There is no Spark here; `pip install -e '.[spark]'` from a checkout, or leave --engine out."
+            "Spark is not installed; `pip install -e '.[spark]'` from a checkout, or leave --engine out."
         ) from error
     return engine()
 
 
 def _bar(name: str) -> Progress:
-    """A bar on a terminal; nothing elsewhere."""
+    """A progress bar on a terminal; prints nothing elsewhere."""
     progress = Progress(
         TextColumn("{task.fields[job]}", markup=False),
         BarColumn(),

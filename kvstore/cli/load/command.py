@@ -1,4 +1,4 @@
-"""``kvstore load``: the rows of a file into a table, each once, however often the load is started."""
+"""``kvstore load``: loads each row of a file into a table once, however often the load is started."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from kvstore.ingest.formats import Format, Source, source_of
 
 @dataclass
 class Loaded:
-    """What a load did, and what of it had been done before.
+    """Result of a load, and of its earlier attempts.
 
     Attributes:
-        rows, batches: Applied now.
-        rows_before, batches_before: In the table already.
-        first_offset, last_offset: Of the changes made now; None if there were none, or the table has several buckets.
+        rows, batches: Numbers applied now.
+        rows_before, batches_before: Numbers that the table already had.
+        first_offset, last_offset: Offsets of the new changes; None if there are none, or if the table has several
+            buckets.
     """
 
     rows: int = 0
@@ -42,7 +43,7 @@ class Loaded:
     last_offset: int | None = None
 
     def add(self, rows: int, results: Sequence[kvstore.AppendResult], *, buckets: int) -> None:
-        """Note a batch, and what applying it answered, bucket by bucket; nothing if it had been applied before."""
+        """Count a batch, given the results of all buckets; no results if it had been applied before."""
         made = [result for result in results if not result.duplicated]
         if not made:
             self.rows_before += rows
@@ -60,27 +61,27 @@ def load(
     name: TableName,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows, with all columns.", show_default=False)],
     format: Annotated[
-        Format | None, typer.Option(help="How the file is written; by default as its name says.", show_default=False)
+        Format | None, typer.Option(help="Format of the file; by default that of its suffix.", show_default=False)
     ] = None,
     key: Keys = None,
     append_only: Annotated[
         bool, typer.Option("--append-only", help="Create a log table if there is no such table.")
     ] = False,
-    skip: Annotated[int, typer.Option(metavar="ROWS", help="Leave out the first so many rows.", min=0)] = 0,
+    skip: Annotated[int, typer.Option(metavar="ROWS", help="Leave out the first ROWS rows.", min=0)] = 0,
     called: Annotated[
         str | None,
-        typer.Option("--name", help="What this load is called instead of by its path.", show_default=False),
+        typer.Option("--name", help="Name that identifies this load in place of its path.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Load the rows of a file into a table.
 
-    They are upserted, or appended if it is a log table. Files are of Parquet, Arrow, CSV or JSON lines.
+    Rows are upserted, or appended to a log table. The file is Parquet, Arrow, CSV or JSON lines.
 
-    With --key (once for each column) or --append-only the table is created if it is not there.
+    With --key (once for each column) or --append-only the table is created if it does not exist.
 
-    A load that was interrupted goes on where it was when the same command is given again: no row is applied twice, and
-    a file that was loaded is not loaded again. A file with another path, size or time of change is another load.
+    The same command continues an interrupted load: no row is applied twice, and a loaded file is not loaded again. A
+    file with another path, size or time of change is another load.
     """
     source = source_of(file, format)
     state = source.state()
@@ -101,8 +102,8 @@ def load(
             raise
         except KeyboardInterrupt:
             rows = done.rows_before + done.rows
-            # Maybe also the batch that was on its way.
-            print(f"\nkvstore: interrupted; {rows} rows at least are loaded, the same command goes on", file=sys.stderr)
+            # The last batch may be loaded, too.
+            print(f"\nkvstore: interrupted; at least {rows} rows are loaded; repeat the command", file=sys.stderr)
             raise
     if as_json:
         print_json(done)
@@ -118,7 +119,7 @@ def _table(
     table = store.table(name)
     if (key and tuple(key) != table.primary_key) or (append_only and table.primary_key is not None):
         raise InvalidRequest(
-            "The table is there, with another key; leave --key and --append-only out, or load into another.",
+            "The table exists with another key; leave --key and --append-only out, or load into another table.",
             table=name,
             primary_key=table.primary_key,
         )
@@ -139,9 +140,9 @@ def _apply_all(
                 done.add(portion.num_rows, [], buckets=buckets)
                 continue
             if source.state() != state:
-                raise InvalidRequest("The file was changed while it was read; load it anew.", path=source.path)
+                raise InvalidRequest("The file was changed while it was read; load it again.", path=source.path)
             parts = table.by_bucket(kvstore.Changes.upserts(portion), other=batch % buckets)
-            # Each bucket gets every batch, if only an empty one, so that the nth is the nth everywhere.
+            # Each bucket gets every batch, even an empty one, so that all buckets number batches equally.
             results = [
                 table.bucket(bucket).apply(parts.get(bucket, none), position.writer_id, batch - position.first)
                 for bucket, position in enumerate(positions)
@@ -152,14 +153,14 @@ def _apply_all(
         progress.update(task, completed=state[0])
     if done.batches_before + done.batches < max(position.batch for position in positions):
         raise InvalidRequest(
-            "The table holds more of this load than the file does; give it another --name.",
+            "The table has more batches of this load than the file; give the load another --name.",
             path=source.path,
             batches_loaded=max(position.batch for position in positions),
         )
 
 
 def _given(table: kvstore.Table) -> pa.Schema:
-    """Columns a file has: all but the one the table fills."""
+    """Columns that a file must have: those of the table without the one that it fills itself."""
     return pa.schema([field for field in table.schema if field.name != table.options.auto_increment])
 
 
@@ -171,7 +172,7 @@ def _without_first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.
 
 
 def _progress(path: Path, size: int) -> Progress:
-    """A bar on a terminal; nothing elsewhere."""
+    """A progress bar on a terminal; prints nothing elsewhere."""
     progress = Progress(
         TextColumn("{task.fields[file]}", markup=False),
         BarColumn(),

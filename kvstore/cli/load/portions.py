@@ -1,6 +1,6 @@
-"""Rows cut into the batches that are loaded: always at the same places, however they were read.
+"""Division of a file's rows into the batches that are loaded.
 
-Where a batch ends depends on the rows alone, so that the nth batch of a file is the same each time it is read.
+The ends of batches depend on the rows alone, so the nth batch of a file is the same each time the file is read.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from logformat.rows.value_bytes import row_bytes
 ROWS_MAX = 1 << 16
 BYTES_MAX = 16 << 20
 RULE = b"%d rows, %d bytes of values" % (ROWS_MAX, BYTES_MAX)
-"""Where batches end; whoever changes it, or :func:`row_bytes`, gives it other words: it is a part of what a load is."""
+"""Where batches end. It identifies a load, so it must change together with the rule or with :func:`row_bytes`."""
 
 
 def portions(
     batches: Iterable[pa.RecordBatch], rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows, in batches of as many as fit.
+    """The same rows in batches of as many rows as fit.
 
     Args:
-        batches: In one of a table's schemas.
-        rows_max: Rows of a batch.
-        bytes_max: Bytes of a batch as :func:`row_bytes` counts them; a larger row is a batch of its own.
+        batches: Rows in one of a table's schemas.
+        rows_max: Maximum number of rows of a batch.
+        bytes_max: Maximum bytes of a batch by :func:`row_bytes`; a larger row is a batch by itself.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0

@@ -1,9 +1,9 @@
-"""How far a load has come: the table's own memory of writers says so, for every batch of a load is numbered.
+"""Progress of a load, from the table's state of writers: every batch of a load has a sequence number.
 
-* A load writes under an id made of what it is, and its nth batch has sequence n: a batch that is in the log is never
-  applied again, and none is left out.
-* A table forgets a writer after seven days, and then takes sequences from 0 again. What an older load has done stands
-  in the log; the rest of it is written under another id, made of what it is and how far it had come.
+* A load writes under a writer id derived from its identity, and its nth batch has sequence n: a batch that is in the
+  log is never applied again, and none is left out.
+* A table forgets a writer after seven days, and then accepts sequences from 0 again. The log has the batches of an
+  older load; its rest is written under another id, derived from its identity and its progress.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kvstore.cli.log.walk import headers, segments
 from logformat.ids import NO_WRITER, Offset
 
 _ID_BITS = 62
-"""Ids from 2^62 on are given out by stores."""
+"""Stores allocate ids from 2^62 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a load goes on.
+    """Position at which a load continues.
 
     Attributes:
-        batch: The first batch of it that is not in the table.
-        writer_id: Under whom it is written,
-        first: and the batch that is, or was, this writer's sequence 0.
+        batch: Number of the first batch that the table lacks.
+        writer_id: Id of the writer for the next batches.
+        first: Number of the batch that has sequence 0 of this writer.
     """
 
     batch: int
@@ -35,10 +35,10 @@ class Position:
 
 
 def position_of(load: bytes, bucket: kvstore.Bucket) -> Position:
-    """Where a load goes on.
+    """Position at which a load continues.
 
     Args:
-        load: What it is; whatever makes it another load must be in here.
+        load: Identity of the load: everything by which two loads differ.
 
     Raises:
         CorruptData: The index or the log is damaged.

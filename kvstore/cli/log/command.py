@@ -1,4 +1,4 @@
-"""``kvstore log``: what stands in a table's log."""
+"""``kvstore log``: segments and batches of a table's log."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def show(
     path: Directory,
     name: TableName,
     offset: Annotated[
-        int | None, typer.Argument(metavar="[OFFSET]", help="Only the batch that holds it.", show_default=False)
+        int | None, typer.Argument(metavar="[OFFSET]", help="Only the batch that has this offset.", show_default=False)
     ] = None,
     start: Annotated[
-        int | None, typer.Option("--from", metavar="OFFSET", help="Begin with the batch that holds it.", min=0)
+        int | None, typer.Option("--from", metavar="OFFSET", help="Begin with the batch that has this offset.", min=0)
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many batches.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most N batches.", min=0)] = None,
     bucket: BucketNumber = None,
-    records: Annotated[bool, typer.Option("--records", help="Show the records too.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="Show the records, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show batches of a table's log, verified: their headers, with --records what is in them too.
+    """Verify and show batches of a table's log: their headers, and with --records their records.
 
-    With --json, one object a line for each batch.
+    With --json, one object per line for each batch.
     """
     if offset is not None:
         if start is not None:
@@ -75,12 +75,12 @@ def show(
     with opened(path) as store:
         table = store.table(name)
         if bucket is None and table.buckets > 1:
-            raise InvalidRequest("Each bucket has a log of its own; name one with --bucket.", buckets=table.buckets)
+            raise InvalidRequest("Each bucket has its own log; choose a bucket with --bucket.", buckets=table.buckets)
         log = table.bucket(bucket or 0).log
         first, end = table.offsets()[bucket or 0]
         start = first if start is None else start
         if not first <= start <= end - (offset is not None):
-            raise OffsetOutOfRange("The log does not hold this offset.", offset=start, log_start=first, log_end=end)
+            raise OffsetOutOfRange("The log does not have this offset.", offset=start, log_start=first, log_end=end)
         batches = islice(log.batches(Offset(start), Offset(end)), limit)
         if records:
             for found in batches:
@@ -94,7 +94,7 @@ def show(
 
 def _show_headers(batches: Iterator[FoundBatch]) -> None:
     printed: AlignedRows | None = None
-    # Some at a time, so that columns are as wide as they need to be.
+    # 100 at a time, so that columns are as wide as they need to be.
     while rows := [_facts(found) for found in islice(batches, 100)]:
         printed = printed or AlignedRows(list(rows[0]), right=[isinstance(fact, int) for fact in rows[0].values()])
         printed.add([list(_in_words(facts).values()) for facts in rows])

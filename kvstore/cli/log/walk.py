@@ -1,6 +1,6 @@
-"""Every batch header of a log, without reading the batches: a page of each, so a large log takes seconds.
+"""Batch headers of a log, without reading whole batches: a page of each, so a large log takes seconds.
 
-What a header says is held against the offsets around it, its checksum is not looked at: ``kvstore check`` does that.
+The offsets in a header are compared with those around it. Checksums are not verified: ``kvstore check`` does that.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from logformat.log.segment import HEAD_BYTES
 
 
 def segments(log: LogFiles, end: Offset) -> Iterator[tuple[Segment, Offset]]:
-    """Segments with offsets before ``end``, each with the offset it ends before; the last one may go on after it."""
+    """Segments with offsets before ``end``, each with its exclusive end; the last one may continue after ``end``."""
     bases = [base for base in log.bases() if base < end] or log.bases()[:1]
     for base, stop in zip(bases, [*bases[1:], end], strict=True):
         yield log.segment(base), stop  # one at a time: each has a descriptor
 
 
 def headers(segment: Segment, end: Offset) -> Iterator[tuple[Position, BatchHeader]]:
-    """Headers of a segment's batches before ``end``, and where they stand.
+    """Headers of a segment's batches before ``end``, with their positions.
 
     Raises:
-        CorruptBatch: They do not follow each other.
+        CorruptBatch: The offsets of the batches are not consecutive.
     """
     data = segment.bytes_from(Position(0))
     place, expected = Position(HEAD_BYTES), segment.base

@@ -1,4 +1,4 @@
-"""``kvstore meta ls`` and ``show``: journals, their edits, one edit; whether or not a catalog can be made of them."""
+"""``kvstore meta ls`` and ``show``: journal segments and edits, also of a catalog that can't be loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from logformat.catalog import edits
 from logformat.ids import Txid
 
 _LINES = 1000
-"""So many edits are printed at a time."""
+"""Number of edits printed at a time."""
 
 
 def ls(
@@ -44,9 +44,9 @@ def ls(
         printed = AlignedRows(names, right=[True])
         lines: list[dict[str, Any]] = []
         for txid, data in found.edits(journal):
-            told = facts_of(txid, data)
-            told["about"] = told["error"] if "error" in told else _about(told["payload"])
-            lines.append({name: told.get(name) for name in names})
+            facts = facts_of(txid, data)
+            facts["about"] = facts["error"] if "error" in facts else _about(facts["payload"])
+            lines.append({name: facts.get(name) for name in names})
             if len(lines) == _LINES:
                 _print(lines, printed, as_json=as_json)
                 lines = []
@@ -62,21 +62,21 @@ def show(
 ) -> None:
     """Show an edit of the catalog.
 
-    Exit code 1 if it is damaged, or of a newer version.
+    Exit code 1 if it is damaged, or a newer version wrote it.
     """
     with browse(path, Files()) as found:
-        told = facts_of(Txid(txid), found.edit(txid))
+        facts = facts_of(Txid(txid), found.edit(txid))
     if as_json:
-        print_json(told)
+        print_json(facts)
     else:
-        payload = told.pop("payload", {})
-        print_facts({**told, **payload})
-    if "error" in told:
+        payload = facts.pop("payload", {})
+        print_facts({**facts, **payload})
+    if "error" in facts:
         raise typer.Exit(1)
 
 
 def facts_of(txid: Txid, data: bytes) -> dict[str, Any]:
-    """What an edit says, or what is wrong with it."""
+    """Fields of an edit, or its error if it can't be decoded."""
     try:
         edit = edits.decode(data)
     except CorruptData as error:
@@ -92,12 +92,12 @@ def facts_of(txid: Txid, data: bytes) -> dict[str, Any]:
 
 
 def time_of(milliseconds: int) -> str:
-    """A time as it is printed."""
+    """Printed form of a time."""
     return str(np.datetime64(milliseconds, "ms")) + "Z"
 
 
 def _about(payload: dict[str, Any]) -> str:
-    """What an edit is about, in a few words: not its columns."""
+    """Short description of an edit, without columns and other nested values."""
     return " ".join(f"{name}={value}" for name, value in payload.items() if isinstance(value, int | str))
 
 

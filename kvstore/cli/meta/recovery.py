@@ -1,4 +1,4 @@
-"""``kvstore meta recover``: go on with a catalog that can't be loaded, or from a copy whose original must not."""
+"""``kvstore meta recover``: continue with a damaged catalog, or make a copy the leader in place of its original."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from kvstore.files import Files
 def recover(
     path: Directory,
     write: Annotated[
-        bool, typer.Option("--metadata-failure-recovery", help="Do so; else it is only said what would be done.")
+        bool, typer.Option("--metadata-failure-recovery", help="Recover; by default the command only shows the plan.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with what is left of the catalog in this directory, under a new epoch which fences all other copies.
+    """Continue with the readable part of the catalog in this directory, in a new epoch that fences all other copies.
 
-    Exit code 1 if something is gone, and nothing was written.
+    Exit code 1 if something is lost and nothing was written.
     """
     found = recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
     facts = asdict(found)
-    facts |= {"put_aside": list(map(str, found.move_to_quarantine)), "aside": str(found.quarantine)}
+    facts |= {"move_to_quarantine": list(map(str, found.move_to_quarantine)), "quarantine": str(found.quarantine)}
     if as_json:
         print_json(facts)
     else:
-        lists = {name: facts.pop(name) for name in ("damaged", "gone", "put_aside")}
+        lists = {name: facts.pop(name) for name in ("damaged", "gone", "move_to_quarantine")}
         print_facts({**facts, "tables": ", ".join(found.tables)})
         for name, lines in lists.items():
             for line in lines:

@@ -1,4 +1,4 @@
-"""``kvstore meta``: how the catalog stands, a checkpoint of it, and images."""
+"""``kvstore meta``: health of the catalog, checkpoints, and images."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ImagePath = Annotated[Path, typer.Argument(metavar="PATH", help="An image file."
 
 
 def status(path: Directory, as_json: AsJson = False) -> None:
-    """Show how the catalog stands: its images, its journal, and what somebody should see to.
+    """Show the health of the catalog: its images, its journal, and warnings.
 
-    Exit code 1 if there is something.
+    Exit code 1 if there are warnings.
     """
     with opened(path) as store:
         found, replicas = store.health(), store.replicas
@@ -46,7 +46,7 @@ def status(path: Directory, as_json: AsJson = False) -> None:
     if as_json:
         print_json({**facts, "pushed": pushed, "images": images, "warnings": found.warnings})
     else:
-        print_facts({**facts, **{f"pushed to {name}": told for name, told in pushed.items()}})
+        print_facts({**facts, **{f"pushed to {name}": count for name, count in pushed.items()}})
         print_line("")
         print_table(["image", "bytes", "created"], [list(each.values()) for each in images])
         for warning in found.warnings:
@@ -56,7 +56,7 @@ def status(path: Directory, as_json: AsJson = False) -> None:
 
 
 def checkpoint(path: Directory, as_json: AsJson = False) -> None:
-    """Make an image of the catalog now, and let go what is superfluous in the journal."""
+    """Write an image of the catalog now, and remove old segments of the journal."""
     with opened(path, write=True) as store:
         done = asdict(store.checkpoint())
     done["seconds"] = round(done["seconds"], 3)
@@ -67,7 +67,7 @@ def checkpoint(path: Directory, as_json: AsJson = False) -> None:
 
 
 def verify(path: ImagePath, as_json: AsJson = False) -> None:
-    """Verify an image: every checksum, and that a catalog can be made of it."""
+    """Verify an image: every checksum, and that the catalog can be loaded from it."""
     try:
         found = _image(path)
     except StoreError as error:
@@ -89,19 +89,19 @@ def dump(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what is in an image, or in the catalog of a store as it is now; others may go on to write it."""
+    """Print the contents of an image, or of a store's current catalog; other processes may write the store."""
     found = _catalog(path) if path.is_dir() else _image(path)
     if to is not None:
         _save(found, to)
         return
     records: Iterable[Head | Item] = [found.head, *image.items_of(found.state)]
     for record in records:
-        told = without_credentials(msgspec.to_builtins(record))
+        fields = without_credentials(msgspec.to_builtins(record))
         if as_json:
-            print_json(told)
+            print_json(fields)
         else:
-            kind = told.pop("kind")
-            print_line(" ".join([kind, *(f"{name}={cell(value)}" for name, value in told.items())]))
+            kind = fields.pop("kind")
+            print_line(" ".join([kind, *(f"{name}={cell(value)}" for name, value in fields.items())]))
 
 
 def _image(path: Path) -> Image:
@@ -127,7 +127,7 @@ def _save(made: Image, path: Path) -> None:
         image.save(path, made, files)
         files.sync_directory(path.absolute().parent)
     except FileExistsError as error:
-        raise InvalidRequest("There is a file of that name; choose another.", path=path) from error
+        raise InvalidRequest("This file already exists; choose another name.", path=path) from error
     except FileNotFoundError as error:
         raise InvalidRequest("There is no such directory; create it first.", path=path.parent) from error
     except OSError as error:
