@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,16 +65,15 @@ class _Call(Generic[T]):
 
     def wait(self) -> None:
         """Return once the work has ended."""
-        with (
-            self._ended
-        ):  # an interrupt leaves this lock as it was, and nothing else does: Event.wait() and join() break
+        # An interrupt leaves this lock as it was. Event.wait() and Thread.join() do not stand one.
+        with self._ended:
             pass
 
     def interrupt(self) -> None:
         """Have the work not begin; or end, and wait for that."""
         self.interrupted = True
         if self.take():
-            del self._work  # a thread that was not quite begun stays in the list of `threading`
+            del self._work
         else:
             self.wait()
 
@@ -100,13 +99,11 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
         if threading.get_ident() != threading.main_thread().ident:
             return work(*args, **given)
         call = _Call(lambda: work(*args, **given))
-        thread = threading.Thread(target=call.run, name="kvstore-call", daemon=True)
         try:
             try:
-                thread.start()
+                _begin(call.run)
             except RuntimeError:  # there are too many threads: better done here than not at all
-                if call.take():
-                    return work(*args, **given)
+                call.run()
             call.wait()
         except BaseException:
             call.interrupt()
@@ -116,11 +113,38 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-def answer_of(future: Future[T]) -> T:
-    """Wait for an answer: what ``future.result()`` does, which can end with a RuntimeError when Ctrl-C comes."""
+class _Condition(threading.Condition):
+    """A condition whose lock no interrupt leaves locked: ``with`` calls the lock, and no Python code around it."""
+
+    _lock: Any
+
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        return self._lock.__exit__
+
+
+class Answer(Future[T]):
+    """A future that one thread may wait for and be interrupted, while another gives the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Condition()
+
+
+def wait_for(future: Future[T]) -> Future[T]:
+    """Wait until there is an answer: what ``wait()`` does, which can end with a RuntimeError when Ctrl-C comes."""
     answered: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
     future.add_done_callback(answered.put)
-    return answered.get().result()
+    return answered.get()
+
+
+def answer_of(future: Future[T]) -> T:
+    """Wait for an answer, like ``future.result()``."""
+    return wait_for(future).result()
 
 
 def check_caller() -> None:
@@ -134,13 +158,25 @@ def check_caller() -> None:
         raise CallerInterrupted
 
 
-def in_background(work: Callable[[], object]) -> None:
+def in_background(work: Callable[[], None]) -> None:
     """Run work in a thread, without waiting; for finalizers, which may run at any moment of any thread."""
+    with suppress(RuntimeError):  # there are too many threads, or the program ends
+        _begin(work)
+
+
+def _begin(work: Callable[[], None]) -> None:
+    """Begin a thread, in one step of the interpreter.
+
+    Raises:
+        RuntimeError: There are too many.
+    """
 
     def begin() -> None:
-        with suppress(RuntimeError):  # too many threads, or the program ends
+        try:
             threading.Thread(target=work, name="kvstore-call", daemon=True).start()
+        except RuntimeError:
+            work()
 
-    # Thread.start() takes a lock that the interrupted code may hold; this takes none.
-    with suppress(RuntimeError):
-        _thread.start_new_thread(begin, ())
+    # Thread.start() takes locks of Python, which an interrupt could leave locked, or which whatever a finalizer
+    # interrupts may hold. This takes none.
+    _thread.start_new_thread(begin, ())

@@ -32,7 +32,7 @@ import lmdb
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.write_path import Applied, WritePath
-from kvstore.calls import answer_of
+from kvstore.calls import Answer, answer_of
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -69,7 +69,7 @@ class _Flush:
 
     settle: bool = False
     last: bool = False
-    answer: Future[None] = field(default_factory=Future)
+    answer: Future[None] = field(default_factory=Answer)
 
 
 T = TypeVar("T")

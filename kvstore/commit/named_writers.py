@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from kvstore.arguments import printable, shown
-from kvstore.calls import uninterrupted
+from kvstore.calls import Answer, uninterrupted
 from kvstore.commit.coordinator import Commits
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
 from kvstore.meta.journal import Journal
@@ -157,7 +156,7 @@ class Writers:
         sequence = _sequence(writer, epoch)
         numbered = {
             bucket: replace(
-                request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Future()
+                request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Answer()
             )
             for bucket, request in requests.items()
         }

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
 
+from kvstore.calls import check_caller, uninterrupted
 from kvstore.errors import CorruptImage, InvalidRequest, TaskFailed, Unavailable, UnsupportedOperation
 from kvstore.ingest.engine import Engine
 from kvstore.ingest.formats import Format
@@ -222,9 +223,10 @@ class Runner:
         def progress(size: int) -> None:
             done[0] += size
             self._progress(done[0], total)
+            check_caller()
 
         reader = FileReader(source, columns_of(table), bytes_max_of(table))
-        rows = gathered(self._engine.read(reader, task.files), task.files, reader.bytes_max, progress)
+        rows = uninterrupted(gathered)(self._engine.read(reader, task.files), task.files, reader.bytes_max, progress)
         rejected = paths.rejected_file(self._directory, task.number)
         write_rejected(rejected, rows.misfits, self._home.files)
         self._record.edit(

@@ -146,7 +146,7 @@ class _Lease:
 def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_shipped_to: bool) -> Epoch:
     """The epoch of the leader that took this one's place according to a replica; 0 if none did.
 
-    If the replica has lost this leader's object, the object is created again.
+    Nothing is created: only a shipment says that this leader leads, because it may be a copy that ships nowhere.
 
     Args:
         was_shipped_to: Whether this leader, or one that it replaced, has shipped to the replica. If not, another
@@ -166,9 +166,6 @@ def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_ship
     store = _content(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
     if store is None or store_file.decode(store).store_id != store_id:
         return Epoch(0)
-    if content is None and not is_followed and was_shipped_to:
-        client.create(ours, [state.leader.encode()])
-        content = _content(client, ours, LEADER_BYTES_MAX)
     if content is None or is_of(content, state.leader):
         return following if is_followed else Epoch(0)
     if not content:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.calls import Answer
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
@@ -49,7 +50,7 @@ class Request:
     grouping: Grouping | None
     targets: frozenset[str] | None = None
     overwrite: bool = False
-    answer: Future[AppendResult] = field(default_factory=Future)
+    answer: Future[AppendResult] = field(default_factory=Answer)
 
     @property
     def size(self) -> int:
@@ -66,7 +67,7 @@ class RowRequest:
     """
 
     row: dict[str, Any]
-    answer: Future[AppendResult] = field(default_factory=Future)
+    answer: Future[AppendResult] = field(default_factory=Answer)
 
     @property
     def size(self) -> int:
@@ -85,7 +86,7 @@ class Prepared:
 
     request: Request
     decision: Future[bool]
-    ready: Future[AppendResult] = field(default_factory=Future)
+    ready: Future[AppendResult] = field(default_factory=Answer)
 
     @property
     def answer(self) -> Future[AppendResult]:

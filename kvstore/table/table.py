@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import answer_of, uninterrupted
+from kvstore.calls import answer_of, uninterrupted, wait_for
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
@@ -855,7 +855,8 @@ class Table:
             for bucket, answer in answers.items():
                 found.setdefault(bucket, []).append(answer_of(answer))
         except StoreError as error:
-            wait(answers.values())
+            for answer in answers.values():
+                wait_for(answer)
             if len(requests) > 1:
                 error.where["buckets_written"] = [
                     bucket for bucket, answer in answers.items() if answer.exception() is None

@@ -20,7 +20,7 @@ from typing import Any
 
 OWN = ("kvstore", "logformat", "merge_engines", "writer")
 _OURS = tuple(f"/{name}/" for name in OWN)
-_LIBRARY = ("/contextlib.py", "/threading.py", "/concurrent/futures/", "/_weakrefset.py", "/weakref.py")
+_LIBRARY = ("/contextlib.py", "/threading.py", "/_base.py", "/thread.py", "/_weakrefset.py", "/weakref.py")
 _LOOKING = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "BEFORE_WITH", "FOR_ITER", "WITH_EXCEPT_START")
 _GO_ELSEWHERE = ("EXTENDED_ARG", "RETURN_VALUE", "RERAISE", "RAISE_VARARGS")
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from kvstore.store import Store
 from logformat import paths
 from logformat.ids import BucketId, TableId
 from logformat.rows.changes import Changes
+from tests.interrupts.moments import Moments
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 SECONDS = 60.0
@@ -217,11 +219,13 @@ class TestCalls:
         assert found == [True]
 
     def test_without_another_thread_it_is_done_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def start(_: threading.Thread) -> None:
+        def start(*_: object) -> None:
             raise RuntimeError("can't start new thread")
 
         where = calls.uninterrupted(threading.get_ident)
         monkeypatch.setattr(threading.Thread, "start", start)
+        assert where() != threading.get_ident()  # it was begun in a thread that `threading` does not know
+        monkeypatch.setattr(calls._thread, "start_new_thread", start)
         assert where() == threading.get_ident()
 
     def test_a_call_that_looks_for_its_caller_ends_early(self) -> None:
@@ -243,3 +247,28 @@ class TestCalls:
 
 def _fail() -> None:
     raise LookupError("none")
+
+
+def _answer_comes_after_an_interrupt(make: Callable[[], Future[int]], moment: int) -> bool:
+    future = make()
+    Moments().interrupt(future.done, moment)
+    thread = threading.Thread(target=lambda: future.set_result(7), daemon=True)
+    thread.start()
+    thread.join(0.5)
+    came = not thread.is_alive()
+    while thread.is_alive():  # an interrupt has left its lock locked, and it is this thread's
+        future._condition.release()  # type: ignore[attr-defined]  # so that nothing waits for ever
+        thread.join(0.1)
+    return came
+
+
+def test_an_interrupted_wait_for_an_answer_does_not_stop_the_thread_that_gives_it() -> None:
+    moments = range(Moments().of(calls.Answer[int]().done))
+    assert moments
+    assert all(_answer_comes_after_an_interrupt(calls.Answer, moment) for moment in moments)
+
+
+def test_a_future_of_python_is_stopped_so() -> None:
+    """Planted: so the test above tries what it says."""
+    moments = range(Moments().of(Future[int]().done))
+    assert not all(_answer_comes_after_an_interrupt(Future, moment) for moment in moments)

@@ -12,7 +12,7 @@ _BUDGETS: dict[str, dict[Run, int]] = {
     "full disks": {"quick": 2, "long": 60, "nightly": 60},
     "path histories": {"quick": 2, "long": 20, "nightly": 100},
     "jumps": {"quick": 1, "long": 10, "nightly": 100},
-    "interrupts": {"quick": 3, "long": 40, "nightly": 1_000},
+    "interrupts": {"quick": 2, "long": 40, "nightly": 1_000},
 }
 
 

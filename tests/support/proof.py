@@ -70,7 +70,7 @@ FIGURES = (
     Figure("catalog histories", 10_000, 10_000),
     Figure("replica losses", 100, 100),
     Figure("path histories", 20, 100),
-    Figure("interrupts", 1_500, 40_000),
+    Figure("interrupts", 1_960, 49_000),
     Figure("planted bugs", 12, 12),
 )
 NAMES = {figure.name for figure in FIGURES}
