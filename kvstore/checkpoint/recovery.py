@@ -41,7 +41,7 @@ class Recovery:
         tables: Names of the recovered tables.
         damaged: One sentence for each damage.
         gone: One sentence for each loss.
-        move_to_quarantine: Paths in the store that the recovered catalog lacks; they are moved to ``quarantine``.
+        quarantined: Paths in the store that the recovered catalog lacks; they are moved to ``quarantine``.
         quarantine: The directory for these, and for the old journal.
         written: Whether the recovery was carried out; False if nothing was written.
     """
@@ -52,7 +52,7 @@ class Recovery:
     tables: list[str]
     damaged: list[str]
     gone: list[str]
-    move_to_quarantine: list[Path]
+    quarantined: list[Path]
     quarantine: Path
     written: bool
 
@@ -62,7 +62,7 @@ class _Plan:
     edit: Edit
     state: CatalogState
     gone: list[str]
-    move_to_quarantine: list[Path] = field(default_factory=list)
+    quarantined: list[Path] = field(default_factory=list)
 
 
 def recover(
@@ -95,7 +95,7 @@ def recover(
         tables=sorted(table.name for table in plan.state.tables.values()),
         damaged=left.damaged,
         gone=plan.gone,
-        move_to_quarantine=plan.move_to_quarantine,
+        quarantined=plan.quarantined,
         quarantine=quarantine,
         written=write,
     )
@@ -154,7 +154,7 @@ def _carry_out(
     # First: once the image is there, a repeated recovery no longer finds these paths.
     files.make_directory(store / paths.LOST)
     files.make_directory(quarantine)
-    for path in plan.move_to_quarantine:
+    for path in plan.quarantined:
         _move_to_quarantine(path, store, quarantine, files)
     images = store / paths.IMAGES
     unfinished = images / paths.UNFINISHED_IMAGE

@@ -69,7 +69,7 @@ def test_a_catalog_that_is_whole_goes_on_under_a_new_epoch(tmp_path: Path) -> No
     before = files_of(catalog.path)
     said = recover(catalog, write=False)
     assert files_of(catalog.path) == before
-    assert (said.gone, said.damaged, said.move_to_quarantine, said.written) == ([], [], [], False)
+    assert (said.gone, said.damaged, said.quarantined, said.written) == ([], [], [], False)
     assert (said.txid, said.leader_epoch) == (31, 1)
     done = recover(catalog)
     assert (done.gone, done.written) == ([], True)
@@ -213,8 +213,8 @@ def test_what_a_lost_edit_gave_out_is_not_given_out_again(tmp_path: Path) -> Non
         kvstore.open(path).list_tables()
     said = recover_store(path, write=False)
     done = recover_store(path)
-    assert (said.gone, said.move_to_quarantine) == (done.gone, done.move_to_quarantine)
-    assert done.move_to_quarantine == [Path("tables/2")]
+    assert (said.gone, said.quarantined) == (done.gone, done.quarantined)
+    assert done.quarantined == [Path("tables/2")]
     assert (done.quarantine / "tables/2/0/log").is_dir()
     assert done.tables == ["t"]
     with kvstore.open(path) as store:
@@ -324,7 +324,7 @@ def test_commits_whose_staged_rows_are_gone_are_over(tmp_path: Path) -> None:
     commits = [each.commit_id for writers in catalog.expected.writers.values() for each in writers.commits]
     paths.staged_file(catalog.path, commits[0]).unlink()
     (said,) = recover(catalog).damaged
-    assert said.startswith(f"staged rows of commit {commits[0]} are not there")
+    assert said.startswith(f"staged rows of commit {commits[0]} are missing")
     left = [each.commit_id for writers in catalog.seen_anew().writers.values() for each in writers.commits]
     assert sorted(left) == sorted(commits[1:])
     catalog.journal.close()
@@ -351,7 +351,7 @@ def test_a_catalog_that_is_gone_altogether(tmp_path: Path) -> None:
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     shutil.rmtree(path / "meta")
-    assert recover_store(path).move_to_quarantine == [Path("tables/1")]
+    assert recover_store(path).quarantined == [Path("tables/1")]
     with kvstore.open(path) as store:
         assert store.list_tables() == []
 

@@ -197,7 +197,7 @@ def test_recover(path: Path) -> None:
     assert "Nothing was written" in done.out
     assert run("tables", path).code == 1
     (told,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines
-    assert told["move_to_quarantine"] == [f"{paths.TABLES}/2"]
+    assert told["quarantined"] == [f"{paths.TABLES}/2"]
     assert (Path(told["quarantine"]) / paths.TABLES / "2").is_dir()
     assert (told["image"], told["txid"], told["leader_epoch"], told["tables"]) == (12, 13, 1, ["t"])
     assert [json.loads(line)["k"] for line in fine("scan", path, "t", "--json").out.splitlines()] == [1]

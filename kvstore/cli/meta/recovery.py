@@ -27,11 +27,11 @@ def recover(
     """
     found = recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
     facts = asdict(found)
-    facts |= {"move_to_quarantine": list(map(str, found.move_to_quarantine)), "quarantine": str(found.quarantine)}
+    facts |= {"quarantined": list(map(str, found.quarantined)), "quarantine": str(found.quarantine)}
     if as_json:
         print_json(facts)
     else:
-        lists = {name: facts.pop(name) for name in ("damaged", "gone", "move_to_quarantine")}
+        lists = {name: facts.pop(name) for name in ("damaged", "gone", "quarantined")}
         print_facts({**facts, "tables": ", ".join(found.tables)})
         for name, lines in lists.items():
             for line in lines:
