@@ -1,8 +1,8 @@
-"""Has Spark find ``format("kvstore")`` by itself.
+"""Lets Spark find ``format("kvstore")`` without a registration.
 
-Spark imports every package called ``pyspark_…`` when it looks for the first Python data source, and if one of them
-raises, it finds none of the others either. So this one imports nothing that may fail, or takes long; what is needed is
-imported when somebody reads a store.
+Spark imports every package whose name begins with ``pyspark_`` when it looks for the first Python data source, and an
+error in one of them hides all others. So this package imports nothing that may fail or is slow; the source itself is
+imported when a store is read or written.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ with suppress(ImportError):
     from pyspark.sql.datasource import DataSource
 
     class DefaultSource(DataSource):
-        """Stands for :class:`kvstore.spark.KvStoreSource`, and becomes one as soon as it is made."""
+        """Placeholder of :class:`kvstore.spark.KvStoreSource`; its constructor returns one of those."""
 
         def __new__(cls, options: MutableMapping[str, str]) -> Any:
-            """The source itself."""
+            """Return a new source of the real class."""
             from kvstore.spark import KvStoreSource
 
             return KvStoreSource(options)

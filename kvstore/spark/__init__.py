@@ -1,6 +1,6 @@
-"""Spark reads a store: ``spark.dataSource.register(KvStoreSource)``, then ``format("kvstore")``.
+"""Spark's data source for stores: ``spark.dataSource.register(KvStoreSource)``, then ``format("kvstore")``.
 
-The only room that imports pyspark, but for the demo; it comes with the extra ``spark``.
+Besides the demo, only this room imports pyspark, which the extra ``spark`` installs.
 """
 
 from kvstore.spark.session import configure

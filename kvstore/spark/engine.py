@@ -1,7 +1,7 @@
-"""An engine of ingestion jobs: the tasks of Spark read the files, each with what the embedded engine reads them with.
+"""An engine of ingestion jobs: Spark's tasks read the files, with the same reader as the embedded engine.
 
-What a task read goes to the driver, which applies it; so both engines come to the same. Files must be where each task
-finds them: on a disk that all share, or in an object store.
+The driver gets the rows of each task and applies them, so both engines give the same result. Each task must have access
+to the files: on a shared disk, or in an object store.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ TASKS_PER_CORE = 2
 
 
 class SparkEngine:
-    """Reads files in tasks of a session."""
+    """Reads files in tasks of a Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def read(self, reader: Callable[[File], Rows], files: Sequence[File]) -> Iterator[Rows]:
-        """What each file holds, in their order; raises what the reader raises."""
+        """Rows of each file, in the order of the files; raises what the reader raises."""
         partitions = min(len(files), TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism)
         places = self._spark.range(0, len(files), 1, partitions)
         read = mapped(places, _reading(reader, files), spark_schema(_READ)).toArrow().sort_by("place")
         for data in read.column("read"):
-            found = pickle.loads(data.as_buffer())  # noqa: S301 - made by our own task
+            found = pickle.loads(data.as_buffer())  # noqa: S301 - pickled by a task of this engine
             if isinstance(found, StoreError):
                 raise found
             yield found
 
 
 def engine() -> SparkEngine:
-    """One with the session there is, or a new one as Spark's own settings have it."""
+    """An engine with the active session, or with a new one by Spark's own settings."""
     builder = configure(SparkSession.builder.appName("kvstore job"))
     return SparkEngine(builder.getOrCreate())
 
@@ -56,7 +56,7 @@ def _reading(reader: Callable[[File], Rows], files: Sequence[File]) -> Any:
                 try:
                     found: Any = reader(files[place])
                 except StoreError as error:
-                    found = error  # Spark would try again, and make text of it
+                    found = error  # raised in the task, Spark would retry it and turn it into text
                 yield pa.record_batch([[place], [pickle.dumps(found, 5)]], schema=_READ)
 
     return run

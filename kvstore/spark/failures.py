@@ -1,8 +1,7 @@
-"""What Spark shows of a store's error: the error, without the traceback of the task it was raised in.
+"""Errors of a store in Spark's messages: the error alone, without the traceback of the task that raised it.
 
-PySpark looks for ``SPARK_HIDE_TRACEBACK`` in the environment of a worker when it reports an error, and ends the worker
-after that. So setting it in the worker that fails changes this report and no other; errors of the user's own functions
-keep their tracebacks.
+PySpark reads ``SPARK_HIDE_TRACEBACK`` from the environment of a worker when it reports an error, and then ends the
+worker. So setting it in the failing worker changes only this report; errors of users' functions keep their tracebacks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Class = TypeVar("Class", bound=type)
 
 @contextmanager
 def shown_alone() -> Iterator[None]:
-    """Let Spark show a store's error that leaves this context without a traceback."""
+    """Hide the traceback from Spark's report of a store's error that leaves this context."""
     try:
         yield
     except StoreError:
@@ -31,7 +30,7 @@ def shown_alone() -> Iterator[None]:
 
 
 def errors_shown_alone(of: Class) -> Class:
-    """Decorate a class that Spark calls: the same for errors of its public methods, and of making one."""
+    """Decorate a class that Spark calls with :func:`shown_alone` for its constructor and public methods."""
     for name, method in list(vars(of).items()):
         if callable(method) and (name == "__init__" or not name.startswith("_")):
             setattr(of, name, _wrapped(method))

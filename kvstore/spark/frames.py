@@ -1,7 +1,7 @@
-"""DataFrames of a table that is open here: ``Table.to_spark`` and ``Table.changelog_to_spark``.
+"""DataFrames of a table that is open in this process: ``Table.to_spark`` and ``Table.changelog_to_spark``.
 
-They are made with ``mapInArrow``, where Spark makes rows of Arrow batches with less work than of a data source's. What
-they read is pinned, as it is there; each task opens the store itself, read-only.
+They use ``mapInArrow``, with which Spark converts Arrow batches to rows faster than those of a data source. Their
+offsets are pinned as in the data source; each task opens the store by itself, read-only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstore.read.changelog import End, Start
 from kvstore.read.scan import check_filter
 from kvstore.spark.failures import shown_alone
 from kvstore.spark.options import Kind
-from kvstore.spark.read.batch import Pinned, changes_wanted
+from kvstore.spark.read.batch import Pinned, ranges_of_changes
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema, spark_schema
@@ -43,8 +43,8 @@ def rows_frame(
         ends = {bucket: last for bucket, (_, last) in table.offset_ranges("latest").items()}
     else:
         ends = table.offsets_as_of(as_of)
-    wanted = [ReadRange(bucket, end, end) for bucket, end in ends.items()]
-    return _frame(table, spark, Kind.ROWS, wanted, schema, table.scan_schema(), where)
+    ranges = [ReadRange(bucket, end, end) for bucket, end in ends.items()]
+    return _frame(table, spark, Kind.ROWS, ranges, schema, table.scan_schema(), where)
 
 
 def changes_frame(
@@ -58,35 +58,35 @@ def changes_frame(
     """See :meth:`kvstore.Table.changelog_to_spark`."""
     schema = table.changelog_schema(None if columns is None else column_names("columns", columns))
     table.flush()
-    wanted = changes_wanted(table, start, end)
-    return _frame(table, spark, Kind.CHANGELOG, wanted, schema, table.changelog_schema(), where)
+    ranges = ranges_of_changes(table, start, end)
+    return _frame(table, spark, Kind.CHANGELOG, ranges, schema, table.changelog_schema(), where)
 
 
 def _frame(
     table: Table,
     spark: SparkSession,
     kind: Kind,
-    wanted: Sequence[ReadRange],
+    ranges: Sequence[ReadRange],
     schema: pa.Schema,
     whole: pa.Schema,
     where: pc.Expression | None,
 ) -> DataFrame:
     if where is not None:
         check_filter(where, whole)
-    # pyarrow does not tell what a filter uses
+    # pyarrow does not say which columns a filter uses
     needed = schema.names if where is None else whole.names
     place = TablePlace.of(str(table.store_path), table, kind)
-    Pinned(place, tuple(wanted)).hold(table)
-    shares = tasks_of(place, table, wanted, where)
+    Pinned(place, tuple(ranges)).hold(table)
+    tasks = tasks_of(place, table, ranges, where)
     columns = spark_schema(schema)
-    if not shares:
+    if not tasks:
         return spark.createDataFrame([], columns)
-    tasks = spark.range(0, len(shares), 1, len(shares))  # each has its number, and nothing else
-    return mapped(tasks, _reader(shares, columns, where, needed), columns)
+    numbers = spark.range(0, len(tasks), 1, len(tasks))  # one partition for each task, with its number only
+    return mapped(numbers, _reader(tasks, columns, where, needed), columns)
 
 
 def mapped(tasks: DataFrame, run: Any, columns: StructType) -> DataFrame:
-    """``mapInArrow``, which asks for pandas before it does what needs none."""
+    """``mapInArrow``, also without pandas, which Spark's own method requires and does not use."""
     if find_spec("pandas") is not None:
         return tasks.mapInArrow(run, columns)
     from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-defined]
@@ -96,14 +96,14 @@ def mapped(tasks: DataFrame, run: Any, columns: StructType) -> DataFrame:
     return type(tasks)(tasks._jdf.mapInArrow(applied._jc, False, None), tasks.sparkSession)
 
 
-def _reader(shares: Sequence[Any], columns: StructType, where: pc.Expression | None, needed: Sequence[str]) -> Any:
+def _reader(tasks: Sequence[Any], columns: StructType, where: pc.Expression | None, needed: Sequence[str]) -> Any:
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = arrow_schema(columns)
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                share = shares[number]
-                assert isinstance(share, ReadTask)
+                task = tasks[number]
+                assert isinstance(task, ReadTask)
                 with shown_alone():
-                    yield from read(share, target, where, needed)
+                    yield from read(task, target, where, needed)
 
     return run

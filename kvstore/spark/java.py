@@ -1,4 +1,4 @@
-"""Finding a Java that Spark runs on: the machine's, else the one of the extra ``java``."""
+"""Search for a Java that Spark runs on: that of the machine, or else that of the extra ``java``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.errors import UnsupportedOperation
 JAVA_VERSION_MIN = 17
 
 _WRAPPER = """#!/bin/sh
-# Spark's launcher asks for a module that this trimmed Java lacks and Spark can do without.
+# Spark's launcher adds a module that this trimmed Java lacks and that Spark does not need.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -25,7 +25,7 @@ exec "{java}" "$@"
 
 
 def find_java() -> Path:
-    """A directory fit to be ``JAVA_HOME``.
+    """A directory for ``JAVA_HOME``.
 
     Raises:
         UnsupportedOperation: There is no Java 17 or newer.
@@ -67,7 +67,7 @@ def _version(home: Path) -> int:
 
 
 def main() -> None:
-    """Print where Java is, for the set-up; ends with 1 and a word of advice where there is none."""
+    """Print the directory of Java, for the set-up; without Java, print advice and exit with 1."""
     try:
         sys.stdout.write(f"{find_java()}\n")
     except UnsupportedOperation as error:

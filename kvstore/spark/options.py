@@ -1,4 +1,4 @@
-"""Options of ``format("kvstore")``: what they may say (docs/spark.md). What is not known is refused, by its name."""
+"""Options of ``format("kvstore")`` and their values (docs/spark.md). Unknown options are refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READS = (
 _WRITES = ("txnId",)
 _STREAM_WRITES = ("writer", "takeover")
 _SPARKS = ("checkpointLocation", "queryName")
-"""What Spark hands to the sink of a stream besides."""
+"""Options that Spark adds for the sink of a stream."""
 _TRANSACTION = "spark txn "
 NAMES = (*_ALL, *_READS, *_WRITES, *_STREAM_WRITES)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -36,7 +36,7 @@ End = Literal["latest"] | dict[int, int] | dt.datetime
 
 
 class Kind(StrEnum):
-    """What is read of a table; its name, and what follows it after a ``$``."""
+    """The view of a table that is read: its rows, or the suffix after ``$`` in the option ``table``."""
 
     ROWS = ""
     CHANGELOG = "changelog"
@@ -45,18 +45,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """What the options say.
+    """Parsed options.
 
     Attributes:
-        start, end, as_of: None where nothing is said.
-        offsets_max: How many offsets one batch of a stream may take.
-        fail_on_data_loss: Whether it is an error if changes that are to be read have expired.
-        push_filters: Whether filters that Spark pushes down are made use of; see ``batch.PushFilters``.
-        consumer: Under which name a stream says how far it is; None if it does not.
-        transaction: Name of the writer of a batch write that takes place once.
-        writer: Under which name a stream writes; None for one of its own.
-        takeover: Whether another query may have written under the name.
-        given: Names of those that say something, in lower case.
+        start, end, as_of: None if the option is not given.
+        offsets_max: Maximum number of offsets in one batch of a stream.
+        fail_on_data_loss: Whether reading raises an error if changes have expired.
+        push_filters: Whether filters that Spark pushes down are used; see ``batch.PushFilters``.
+        consumer: Name of the consumer that records the progress of a stream; None for no consumer.
+        transaction: Name of the writer of a batch write that is applied once.
+        writer: Name of the writer of a stream; None for a name derived from the query.
+        takeover: Whether another query may have written under this name before.
+        given: Names of the given options, in lower case.
     """
 
     path: str
@@ -77,29 +77,29 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
-        """Options as Spark gives them; their names in any case.
+        """Parse options as Spark passes them; the case of their names does not matter.
 
         Raises:
-            InvalidRequest: One is unknown, missing, says nothing known, or does not go with another.
+            InvalidRequest: An option is unknown or missing, its value is invalid, or it contradicts another.
             SchemaMismatch: A column is named twice.
         """
         options = {name.lower(): value for name, value in given.items()}
         if "provider" in options:
             raise InvalidRequest(
-                "Spark does not hand the options of a table in its catalog to a Python data source when it is read or "
-                "written; CREATE TEMPORARY VIEW … USING kvstore instead."
+                "Spark does not pass the options of a table in its catalog to a Python data source when it is read or "
+                "written; use CREATE TEMPORARY VIEW … USING kvstore instead."
             )
         if unknown := sorted(set(options) - {name.lower() for name in (*NAMES, *_SPARKS)}):
-            raise InvalidRequest("There is no such option.", unknown=unknown, options=NAMES)
+            raise InvalidRequest("Unknown option.", unknown=unknown, options=NAMES)
         for name in ("path", "table"):
             if not options.get(name):
                 raise InvalidRequest(f"Option `{name}` is missing.", given=sorted(options))
         table, kind = _table(options["table"])
-        both = "Options `{0}Offsets` and `{0}Timestamp` say the same; leave one out."
+        both = "Options `{0}Offsets` and `{0}Timestamp` exclude each other; leave one out."
         for side in ("starting", "ending"):
             if f"{side}offsets" in options and f"{side}timestamp" in options:
                 raise InvalidRequest(both.format(side))
-        told = cls(
+        options_read = cls(
             path=_directory(options["path"]),
             table=table,
             kind=kind,
@@ -116,30 +116,30 @@ class Options:
             takeover=_flag("takeover", options.get("takeover", "false")),
             given=tuple(options),
         )
-        if kind is Kind.ROWS and (told.start is not None or told.end is not None):
+        if kind is Kind.ROWS and (options_read.start is not None or options_read.end is not None):
             raise InvalidRequest(
-                "Where to start and to end is for a changelog: `<table>$changelog`; rows of a moment are `asOf`."
+                "Starting and ending offsets are for a changelog, `<table>$changelog`; for earlier rows give `asOf`."
             )
-        if kind is not Kind.ROWS and told.as_of is not None:
+        if kind is not Kind.ROWS and options_read.as_of is not None:
             raise InvalidRequest("Option `asOf` is for a table's rows; a changelog ends at `endingOffsets`.")
-        return told
+        return options_read
 
     def check_use(self, use: Literal["read", "batch write", "stream write"]) -> None:
-        """Refuse options that are for something else.
+        """Refuse options that are for another use.
 
         Raises:
-            InvalidRequest: There is one; or what is to be written is no table's rows.
+            InvalidRequest: An option is for another use, or a changelog or binlog would be written.
         """
         names = {"read": _READS, "batch write": _WRITES, "stream write": _STREAM_WRITES}[use]
         known = {name.lower() for name in (*_ALL, *names, *(_SPARKS if use == "stream write" else ()))}
         if others := sorted(set(self.given) - known):
             raise InvalidRequest(
-                f"This option says nothing of a {use}; leave it out.", unknown=others, options=(*_ALL, *names)
+                f"This option is not for a {use}; leave it out.", unknown=others, options=(*_ALL, *names)
             )
         if self.takeover and self.writer is None:
-            raise InvalidRequest("Option `takeover` is about the name in option `writer`; give that too.")
+            raise InvalidRequest("Option `takeover` needs the name in option `writer`; give that, too.")
         if use != "read" and self.kind is not Kind.ROWS:
-            raise InvalidRequest("Rows are written to a table, not to its changes; give option `table` its name only.")
+            raise InvalidRequest("Only a table can be written, not its changes; give option `table` its name only.")
 
 
 def _name(option: str, text: str | None, prefix: str = "") -> str | None:
@@ -150,7 +150,7 @@ def _name(option: str, text: str | None, prefix: str = "") -> str | None:
 
 
 def _table(text: str) -> tuple[str, Kind]:
-    """A table's name, and what is read of it."""
+    """Name of a table, and the view of it that is read."""
     name, dollar, kind = text.partition("$")
     if bool(dollar) != (kind in (Kind.CHANGELOG, Kind.BINLOG)):
         raise InvalidRequest(
@@ -161,7 +161,7 @@ def _table(text: str) -> tuple[str, Kind]:
 
 
 def _directory(path: str) -> str:
-    """A path, which may be given as a URI of this machine; or another URL, which may be that of a replica.
+    """A path on this machine, also given as a ``file:`` URI; or another URL, such as that of a replica.
 
     Nothing in it is decoded, as in Spark's own sources.
     """

@@ -1,8 +1,9 @@
-"""``format("kvstore")``: a table, its changelog or its binlog, as Arrow batches; and a table to be written.
+"""``format("kvstore")``: reads a table, its changelog or its binlog as Arrow batches, and writes a table.
 
-* What a batch query reads is pinned when it is loaded: every task, and every query on the same DataFrame, sees the same
-  offsets. Where a schema is given to Spark, that is the moment of the first query: only then Spark asks for anything.
-* A table that was dropped since is named, never read as another of its name.
+* A batch query's offsets are pinned when it is loaded: every task, and every query on the same DataFrame, reads the
+  same offsets. With a schema given to Spark they are pinned at the first query, because Spark does not call the source
+  before.
+* If the table was dropped meanwhile, an error says so; another table of its name is never read instead.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from kvstore.table.table import Table
 
 @errors_shown_alone
 class KvStoreSource(DataSource):
-    """Register it with ``spark.dataSource.register(KvStoreSource)``.
+    """The data source; register it with ``spark.dataSource.register(KvStoreSource)``.
 
     Options: ``path`` (a directory or a ``file:`` URI; or the URL of a replica, which is read in batch) and ``table``
     (``name``, ``name$changelog`` or ``name$binlog``); docs/spark.md has the others.
 
-    Spark is another process than the one that writes, and sees what is committed: an acknowledged write 250 ms later at
-    most, or on large tables, where a commit of the index takes longer than 50 ms, after five such commits; all writes
-    at once after ``table.flush()``.
+    Spark runs in another process than the writer and reads what is committed: an acknowledged write is visible after
+    at most 250 ms, or, on large tables where a commit of the index takes longer than 50 ms, after five such commits;
+    after ``table.flush()`` all writes are visible.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -58,7 +59,7 @@ class KvStoreSource(DataSource):
         return "kvstore"
 
     def schema(self) -> StructType:
-        """Columns, and the moment: what is loaded now is what every query on it reads."""
+        """Columns of the source; this call pins the offsets that every query on the DataFrame reads."""
         if self._replica is not None:
             return spark_schema(self._read_replica(self._replica).columns)
         with found(self._options) as (place, table):
@@ -66,7 +67,7 @@ class KvStoreSource(DataSource):
             try:
                 self._pinned = pinned(place, table, self._options)
             except OffsetOutOfRange:
-                # A stream that goes on from its checkpoint has no use for them; whoever has finds the same again.
+                # A stream that continues from its checkpoint does not need them; a batch read raises the error again.
                 self._pinned = None
         return spark_schema(self._columns)
 
@@ -85,7 +86,7 @@ class KvStoreSource(DataSource):
         return KvStoreReader(self._pinned, schema, self._options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader that follows the changes, with the columns in ``schema``."""
+        """A reader that follows the changes and returns the columns in ``schema``."""
         self._options.check_use("read")
         if self._replica is not None:
             raise UnsupportedOperation(
@@ -98,14 +99,14 @@ class KvStoreSource(DataSource):
             return KvStoreStreamReader(place, table, schema, self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer of rows with the columns in ``schema``, all at once."""
+        """A writer of one DataFrame with the columns in ``schema``, all or nothing."""
         self._options.check_use("batch write")
         self._check_writable()
         with found(self._options) as (place, table):
             return KvStoreWriter(place, table, schema, self._options, replaces=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A writer of batches of rows with the columns in ``schema``, each once."""
+        """A writer of a stream's batches with the columns in ``schema``, each applied once."""
         self._options.check_use("stream write")
         self._check_writable()
         with found(self._options) as (place, table):
@@ -119,7 +120,7 @@ class KvStoreSource(DataSource):
     def _check_writable(self) -> None:
         if self._replica is not None:
             raise UnsupportedOperation(
-                "A replica is only read; give `path` the directory of the store that ships to it.", url=self._replica
+                "A replica is read-only; give `path` the directory of the store that ships to it.", url=self._replica
             )
         check_follows_not(Path(self._options.path))
 
@@ -133,10 +134,10 @@ def _columns(table: Table, options: Options) -> pa.Schema:
 
 
 def _check(schema: StructType, columns: pa.Schema) -> None:
-    """See that Spark's schema is that of the columns, or some of them.
+    """Verify that Spark's schema has only the given columns, with their types.
 
     Raises:
-        SchemaMismatch: It is not.
+        SchemaMismatch: It has another column or type.
     """
     if len(set(schema.names)) < len(schema.names):
         raise SchemaMismatch("The schema given to load() names a column twice; name each once.", names=schema.names)
@@ -144,7 +145,7 @@ def _check(schema: StructType, columns: pa.Schema) -> None:
     for field in schema:
         if field.name not in columns.names or field.dataType != expected[field.name].dataType:
             raise SchemaMismatch(
-                "The schema given to load() is not that of the table; it may leave columns out, no more.",
+                "The schema given to load() differs from that of the table; it may only leave columns out.",
                 column=field.simpleString(),
                 expected=expected.simpleString(),
             )

@@ -1,4 +1,4 @@
-"""What each stored type is in Spark (docs/types.md), and batches as Spark's Arrow reader wants them."""
+"""Spark's type for each stored type (docs/types.md), and conversion of batches for Spark's Arrow reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDENED = {
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Spark's schema for stored columns; every column may be null, as Spark's reader demands.
+    """Spark's schema for stored columns; every column is nullable, as Spark's reader requires.
 
     Raises:
         UnsupportedOperation: Spark has no type for a column.
@@ -29,15 +29,15 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema a batch must have, to the letter, for a Spark schema."""
+    """The exact Arrow schema that Spark expects of batches for a Spark schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """A batch in the form Spark's reader takes.
+    """Convert a batch for Spark's reader.
 
     Raises:
-        UnsupportedOperation: A value does not survive, such as nanoseconds in Spark's microseconds.
+        UnsupportedOperation: A value would change, such as nanoseconds in Spark's microseconds.
     """
     columns = []
     for field in target:
@@ -55,7 +55,7 @@ def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def spark_type(stored: pa.DataType) -> pa.DataType:
-    """The Arrow type that Spark reads for a stored one."""
+    """The Arrow type that Spark reads for a stored type."""
     types = pa.types
     if stored in _WIDENED:
         return _WIDENED[stored]

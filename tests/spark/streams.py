@@ -62,10 +62,10 @@ class Query:
             self.stop()
             return True
         end = self.offsets[batch]
-        shares = [pickle.dumps(share) for share in reader.partitions(json.loads(begin), json.loads(end))]
+        tasks = [pickle.dumps(task) for task in reader.partitions(json.loads(begin), json.loads(end))]
         executor = pickle.loads(self.executor)
         self.sunk[batch] = [
-            row for share in shares for rows in executor.read(pickle.loads(share)) for row in rows.to_pylist()
+            row for task in tasks for rows in executor.read(pickle.loads(task)) for row in rows.to_pylist()
         ]
         if die == "sunk":
             self.stop()

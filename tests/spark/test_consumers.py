@@ -245,7 +245,7 @@ def test_a_name_of_a_stream_can_be_shown(short: Short) -> None:
 
 def read(source: KvStoreSource) -> list[int]:
     reader = source.reader(source.schema())
-    return [sum(batch.num_rows for share in reader.partitions() for batch in reader.read(share))]
+    return [sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task))]
 
 
 def loaded(short: Short, **options: str) -> Any:
@@ -256,7 +256,7 @@ def loaded(short: Short, **options: str) -> Any:
 
 
 def rows_in(reader: Any) -> Rows:
-    return [row for share in reader.partitions() for batch in reader.read(share) for row in batch.to_pylist()]
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 def leases(short: Short) -> int:

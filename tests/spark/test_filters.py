@@ -117,9 +117,9 @@ def read(store: kvstore.Store, table: str, wanted: list[Filter], **options: str)
     reader = source.reader(source.schema())
     assert isinstance(reader, KvStoreReader)
     assert reader.pushFilters(wanted) is wanted
-    shares = reader.partitions()
+    tasks = reader.partitions()
     reader = pickle.loads(pickle.dumps(reader))
-    return [row for share in shares for batch in reader.read(share) for row in batch.to_pylist()]
+    return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_key_is_looked_for_where_it_can_be(store: kvstore.Store) -> None:
     def planned(*wanted: Filter) -> list[Any]:
         reader = source.reader(source.schema())
         reader.pushFilters(list(wanted))
-        return [piece for share in reader.partitions() for piece in share.pieces]
+        return [piece for task in reader.partitions() for piece in task.pieces]
 
     assert len(planned()) == 8
     (piece,) = planned(EqualTo(("k",), 4711))
@@ -196,7 +196,7 @@ def test_a_key_is_looked_for_where_it_can_be(store: kvstore.Store) -> None:
     changes = KvStoreSource({"path": str(store.path), "table": "t$changelog", "pushFilters": "true"})
     reader = changes.reader(changes.schema())
     reader.pushFilters([EqualTo(("_bucket",), 3)])
-    assert [piece.bucket for share in reader.partitions() for piece in share.pieces] == [3]
+    assert [piece.bucket for task in reader.partitions() for piece in task.pieces] == [3]
 
 
 def test_rows_of_the_past_are_not_left_out_for_the_keys_of_now(store: kvstore.Store) -> None:

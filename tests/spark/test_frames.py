@@ -131,8 +131,8 @@ def test_work_is_cut_into_as_many_tasks_as_there_are_cores(store: kvstore.Store)
     for name in ("u", "u$changelog", "u$binlog"):
         source = KvStoreSource({"path": str(store.path), "table": name})
         reader = source.reader(source.schema())
-        shares = reader.partitions()
-        sizes = [sum(batch.num_rows for batch in reader.read(share)) for share in shares]
+        tasks = reader.partitions()
+        sizes = [sum(batch.num_rows for batch in reader.read(task)) for task in tasks]
         assert sum(sizes) == count
         assert len(sizes) == 2
         assert min(sizes) > 0.3 * count
@@ -145,7 +145,7 @@ def test_rows_come_first_and_then_what_was_changed_since(store: kvstore.Store) -
     table.flush()
     place = TablePlace.of(str(store.path), table, Kind.CHANGELOG)
     target = pa.schema([("k", pa.int64()), ("s", pa.string()), ("_change_type", pa.string())])
-    shares = tasks_of(place, table, [ReadRange(0, 3, 7, inserted_at=0)])
-    found = [tuple(row.values()) for share in shares for batch in read(share, target) for row in batch.to_pylist()]
+    tasks = tasks_of(place, table, [ReadRange(0, 3, 7, inserted_at=0)])
+    found = [tuple(row.values()) for task in tasks for batch in read(task, target) for row in batch.to_pylist()]
     update = [(k, text, kind) for k in (0, 1) for text, kind in (("a", "update_preimage"), ("b", "update_postimage"))]
     assert sorted(found) == sorted([(k, "a", "insert") for k in range(3)] + update)

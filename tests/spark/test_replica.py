@@ -305,7 +305,7 @@ def test_streams_and_writing_are_refused(written: Written) -> None:
         source.streamReader(source.schema())
     source = KvStoreSource({"path": written.url, "table": "t"})
     for writer in (source.writer, source.streamWriter):
-        with pytest.raises(UnsupportedOperation, match="A replica is only read"):
+        with pytest.raises(UnsupportedOperation, match="A replica is read-only"):
             writer(source.schema(), overwrite=False)
 
 

@@ -215,18 +215,18 @@ def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Sto
         ("t", ["k", "s"], {}, r"A column is missing.*missing=\['v'\]"),
         ("t", ["k", "s", "v", "1 AS z"], {}, r"no such column.*unknown=\['z'\]"),
         ("t", ["s AS k", "s", "v"], {}, "different type"),
-        ("t", ["k", "s", "v", "k AS _log_offset"], {}, "written with their column _change_type"),
-        ("t", ["k", "s", "v", "1 AS _change_type"], {}, "kind of a change is a string"),
-        ("t", ["k", "s", "v", "'insert' AS _change_type", "s AS _log_offset"], {}, "type it has in a changelog"),
-        ("t$changelog", ["k", "s", "v"], {}, "not to its changes"),
+        ("t", ["k", "s", "v", "k AS _log_offset"], {}, "need their column _change_type"),
+        ("t", ["k", "s", "v", "1 AS _change_type"], {}, "change type must be a string"),
+        ("t", ["k", "s", "v", "'insert' AS _change_type", "s AS _log_offset"], {}, "its type of a changelog"),
+        ("t$changelog", ["k", "s", "v"], {}, "not its changes"),
         ("nope", ["k", "s", "v"], {}, "There is no such table"),
-        ("t", ["k", "s", "v"], {"writer": "w"}, "says nothing of a batch write"),
-        ("t", ["k", "s", "v"], {"columns": "k"}, "says nothing of a batch write"),
+        ("t", ["k", "s", "v"], {"writer": "w"}, "is not for a batch write"),
+        ("t", ["k", "s", "v"], {"columns": "k"}, "is not for a batch write"),
         ("t", ["k", "s", "v"], {"txnId": ""}, "`txnId`"),
         ("t", ["k", "s", "v"], {"txnId": "x" * 300}, "`txnId`"),
         ("t", ["k", "s", "v"], {"mode": "overwrite", "table": "log"}, "Only a table with a key"),
         ("t", ["k", "s", "v", "'insert' AS _change_type"], {"mode": "overwrite"}, "are written in mode"),
-        ("t", ["k", "s", "v"], {"checkpointLocation": "/tmp"}, "says nothing of a batch write"),
+        ("t", ["k", "s", "v"], {"checkpointLocation": "/tmp"}, "is not for a batch write"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_task(
@@ -243,7 +243,10 @@ def test_what_does_not_fit_is_refused_before_any_task(
 
 def test_a_kind_of_change_that_is_none(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
-    for kind, message in (("'upsert'", "no such kind of change"), ("IF(k = 7, NULL, 'insert')", "Every row says")):
+    for kind, message in (
+        ("'upsert'", "Unknown change type"),
+        ("IF(k = 7, NULL, 'insert')", "Every row needs a change type"),
+    ):
         with pytest.raises(PythonException, match=message):
             save(frame.selectExpr("*", f"{kind} AS _change_type"), store, "t")
     assert table.count() == 0

@@ -231,7 +231,7 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        ("t", {"colums": "k"}, "There is no such option"),
+        ("t", {"colums": "k"}, "Unknown option"),
         ("t", {"ASOF": "yesterday"}, "or a time with its zone"),
         ("t", {"asOf": "2026-01-01T00:00:00"}, "or a time with its zone"),
         ("t$changelog", {"asOf": "1"}, "for a table's rows"),

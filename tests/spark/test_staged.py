@@ -220,7 +220,7 @@ def test_more_than_one_commit_holds(store: kvstore.Store, monkeypatch: pytest.Mo
     writer = writer_of(store, SCHEMA)
     message = writer.stage(iter([ROWS]), 0, 0, None)
     monkeypatch.setattr(staged, "ROWS_BYTES_MAX", 100)
-    with pytest.raises(InvalidRequest, match="or to a table of more buckets"):
+    with pytest.raises(InvalidRequest, match="or to a table with more buckets"):
         writer.commit([message])
     assert table.count() == 0
 

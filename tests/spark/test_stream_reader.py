@@ -171,7 +171,7 @@ def test_only_what_is_there_when_it_is_triggered_once(store: kvstore.Store) -> N
         offset = reader.latestOffset(reader.initialOffset(), EVERYTHING)
         assert offset["offsets"] == {"0": end}
         assert reader.latestOffset(offset, EVERYTHING) == offset
-        found = [row for share in reader.partitions(reader.initialOffset(), offset) for row in reader.read(share)]
+        found = [row for task in reader.partitions(reader.initialOffset(), offset) for row in reader.read(task)]
         assert sum(batch.num_rows for batch in found) >= expected
         reader.stop()
 
@@ -280,7 +280,7 @@ def test_a_table_of_the_same_name_is_not_gone_on_with(store: kvstore.Store) -> N
         query.run()
     query.stop()
     store.create_table("t", SCHEMA, "k")
-    with pytest.raises(InvalidRequest, match="checkpoint is of another table"):
+    with pytest.raises(InvalidRequest, match="checkpoint belongs to another table"):
         query.run()
     query.stop()
 
@@ -299,9 +299,9 @@ def test_offsets_that_go_back_are_refused(store: kvstore.Store) -> None:
         reader.latestOffset(beyond, EVERYTHING)
     with pytest.raises(InvalidRequest, match="another source"):
         reader.partitions({"seq": 3}, {"seq": 4})
-    with pytest.raises(InvalidRequest, match="lacks where the stream started"):
+    with pytest.raises(InvalidRequest, match="lacks the start of the stream"):
         reader.partitions(reader.initialOffset(), {name: end[name] for name in ("table", "offsets")})
-    with pytest.raises(InvalidRequest, match="does not know the buckets"):
+    with pytest.raises(InvalidRequest, match="has other buckets than the table"):
         reader.latestOffset(end | {"offsets": {"0": 1, "1": 0}}, EVERYTHING)
     with pytest.raises(UnsupportedOperation, match="maxOffsetsPerTrigger"):
         reader.latestOffset(end | {"offsets": {"0": 0}}, ReadMaxBytes(10))

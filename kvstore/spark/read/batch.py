@@ -1,4 +1,4 @@
-"""Batch reads: what they read is known before the first task, and only then is it cut up and filtered."""
+"""Batch reads: their offsets are pinned before the first task, and then filtered and divided among tasks."""
 
 from __future__ import annotations
 
@@ -25,46 +25,47 @@ from kvstore.table.table import Table
 from logformat.ids import BucketId
 
 BucketOf = Callable[[Mapping[str, pa.Scalar]], int | None]
-"""The bucket of all rows with some values; None if there may be some in several."""
+"""The bucket of all rows with these values; None if several buckets may have such rows."""
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """What is read, whenever it is.
+    """The pinned offsets of a batch read.
 
     Attributes:
-        lease: Name under which the log is kept for it.
+        ranges: Offsets of each bucket.
+        lease: Name of the lease that keeps the log for this read.
     """
 
     place: TablePlace
-    wanted: tuple[ReadRange, ...]
+    ranges: tuple[ReadRange, ...]
     lease: str = field(default_factory=lambda: uuid4().hex)
 
     def hold(self, table: Table) -> None:
-        """Have the log kept as far as this needs it, for a while from now; see :meth:`kvstore.Table.lease`."""
+        """Keep the log that this read needs, for the time of a lease; see :meth:`kvstore.Table.lease`."""
         if self.place.kind is Kind.ROWS and table.options.changelog_image == "wal":
-            return  # it does not tell the rows of before
-        # Rows as of an offset are those of now with the changes since then undone.
-        table.lease(self.lease, {each.bucket: each.start for each in self.wanted})
+            return  # a WAL image has no earlier rows
+        # Rows as of an offset are the current rows with the changes since then undone.
+        table.lease(self.lease, {each.bucket: each.start for each in self.ranges})
 
 
 def pinned(place: TablePlace, table: Table, options: Options) -> Pinned:
-    """What the options ask for, as of now; the log is kept for it, unless it may be for a stream.
+    """Pin the offsets that the options select, and keep the log for them unless a stream may be meant.
 
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog` and :meth:`kvstore.Table.scan`.
     """
-    found = Pinned(place, _wanted(table, options))
+    found = Pinned(place, _ranges(table, options))
     if options.kind is Kind.ROWS or options.end is not None:
-        # Spark asks for a stream's columns the same way: one that is started often would keep the whole log.
+        # Spark asks for a stream's columns in the same way: a stream that is started often would keep the whole log.
         found.hold(table)
     return found
 
 
-def _wanted(table: Table, options: Options) -> tuple[ReadRange, ...]:
+def _ranges(table: Table, options: Options) -> tuple[ReadRange, ...]:
     if options.kind is not Kind.ROWS:
         start = options.start or "earliest"
-        return changes_wanted(table, start, options.end or "latest", options.fail_on_data_loss)
+        return ranges_of_changes(table, start, options.end or "latest", options.fail_on_data_loss)
     if options.as_of is not None:
         ends = table.offsets_as_of(options.as_of)
     else:
@@ -72,16 +73,16 @@ def _wanted(table: Table, options: Options) -> tuple[ReadRange, ...]:
     return tuple(ReadRange(bucket, end, end) for bucket, end in ends.items())
 
 
-def changes_wanted(
+def ranges_of_changes(
     table: Table, start: Start, end: End = "latest", fail_on_data_loss: bool = True
 ) -> tuple[ReadRange, ...]:
-    """Which changes of each bucket are between two places, and the rows at the first if that is ``full``.
+    """Ranges of the changes between two places in each bucket; for ``full``, the rows at the start come first.
 
     Args:
-        fail_on_data_loss: If false, and the log does not reach back to ``start``, begin where it begins.
+        fail_on_data_loss: If false, a log that no longer has ``start`` is read from its beginning.
     """
     if start == "full":
-        table.scan_schema()  # it has a key
+        table.scan_schema()  # refuses a log table, which has no rows
         now = table.committed()
         ranges = table.offset_ranges({bucket: offset for bucket, (offset, _) in now.items()}, end)
         return tuple(ReadRange(bucket, *each, now[bucket][1]) for bucket, each in ranges.items())
@@ -96,10 +97,10 @@ def changes_wanted(
 
 @errors_shown_alone
 class FilteredReader(DataSourceReader):
-    """A reader of a table in buckets that makes use of filters, if option ``pushFilters`` says so.
+    """A reader of a table that uses filters if option ``pushFilters`` is true.
 
     Raises:
-        InvalidRequest: An option says nothing of a batch.
+        InvalidRequest: An option is for streams only.
     """
 
     def __init__(self, kind: Kind, schema: StructType, options: Options) -> None:
@@ -114,11 +115,11 @@ class FilteredReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> PushFilters:  # noqa: N802
-        """Takes the filters of a query."""
+        """The method that Spark calls with the filters of a query."""
         return PushFilters(self)
 
     def take_filters(self, filters: list[Filter]) -> None:
-        """Leave out what can't pass them, as far as that is known here; or do not, see :class:`PushFilters`."""
+        """Skip rows that can't pass the filters, if the option allows it; see :class:`PushFilters`."""
         if not self._push_filters:
             return
         with self._buckets() as (columns, bucket_of):
@@ -128,12 +129,12 @@ class FilteredReader(DataSourceReader):
 
     @abstractmethod
     def _buckets(self) -> AbstractContextManager[tuple[pa.Schema, BucketOf]]:
-        """Columns as they are stored, and which bucket has rows with certain values."""
+        """Stored columns, and the function that finds the bucket of rows with certain values."""
 
 
 @errors_shown_alone
 class KvStoreReader(FilteredReader):
-    """Reads what was pinned, in a few large partitions."""
+    """Reads the pinned offsets in a few large partitions."""
 
     def __init__(self, pinned: Pinned, schema: StructType, options: Options) -> None:
         super().__init__(pinned.place.kind, schema, options)
@@ -145,32 +146,32 @@ class KvStoreReader(FilteredReader):
             yield _stored(table, self._kind), table.bucket_of
 
     def partitions(self) -> list[InputPartition]:
-        """One for each core, or fewer if there is little to read."""
+        """Partitions, one for each core, or fewer if there is little to read."""
         place = self._pinned.place
-        wanted = [each for each in self._pinned.wanted if self._bucket in (None, each.bucket)]
+        ranges = [each for each in self._pinned.ranges if self._bucket in (None, each.bucket)]
         with place.open() as table:
             self._pinned.hold(table)
-            return tasks_of(place, table, wanted, self._filter)
+            return tasks_of(place, table, ranges, self._filter)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        # Where there is no partition, Spark asks for one that is none.
+        # Without any partition, Spark calls this with another object.
         if isinstance(partition, ReadTask):
             yield from read(partition, self._target, self._filter)
 
 
 class PushFilters:
-    """What Spark calls as ``reader.pushFilters(filters)``.
+    """The method that Spark calls as ``reader.pushFilters(filters)``.
 
-    Filters are made use of only where option ``pushFilters`` says so. A DataFrame of a Python data source has one plan
-    of what is read, which Spark (4.3) replaces whenever filters are pushed down, and uses for every query on that
-    DataFrame that has none. After ``df.where("k = 1").count()``, ``df.count()`` has the rows of ``k = 1`` only, and so
-    have all parts of a union but the last. What is right for a DataFrame that is used once is wrong for any other, and
-    nobody here can tell them apart.
+    Filters are used only if option ``pushFilters`` is true. A DataFrame of a Python data source has one plan of the
+    read, which Spark (4.3) replaces whenever filters are pushed down, and uses for every query on that DataFrame
+    without filters. After ``df.where("k = 1").count()``, ``df.count()`` counts only the rows of ``k = 1``; the same
+    happens to all parts of a union but the last. So pushing filters down is correct only for a DataFrame that is used
+    once, and the source can't know that.
 
-    Spark fails every query on a reader that has such a method of its own while its setting
-    ``spark.sql.python.filterPushdown.enabled`` is off, as it is by default. So this one passes for the inherited method
-    where Spark looks, and is called only where the setting is on.
+    Spark fails every query on a reader that overrides this method while its setting
+    ``spark.sql.python.filterPushdown.enabled`` is off, which is the default. So this object looks like the inherited
+    method to Spark, and is called only if the setting is on.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -179,13 +180,13 @@ class PushFilters:
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters; which of them are left to Spark."""
+        """Use the filters, and return those that Spark must evaluate."""
         self._reader.take_filters(filters)
-        return filters  # Spark evaluates them again, on what is left
+        return filters  # Spark evaluates all of them again
 
 
 def _stored(table: Table, kind: Kind) -> pa.Schema:
-    """Columns as they are stored."""
+    """Stored columns of a table, its changelog or its binlog."""
     if kind is Kind.ROWS:
         return table.scan_schema()
     return table.binlog_schema() if kind is Kind.BINLOG else table.changelog_schema()

@@ -1,8 +1,8 @@
-"""Filters that Spark pushes down, as Arrow's expressions on stored columns.
+"""Conversion of filters that Spark pushes down to Arrow expressions on stored columns.
 
-* Spark evaluates each filter again, so all that matters here is that none drops a row that Spark would keep. Where
-  Arrow says false and Spark says null, a ``Not`` around it keeps more rows, never fewer; nowhere is it the other way.
-* A value is compared only if the stored type holds exactly that value; else the filter is left to Spark.
+* Spark evaluates each filter again, so the only requirement is that no expression drops a row that Spark keeps. Where
+  Arrow returns false and Spark null, a ``Not`` around it keeps more rows, never fewer; the opposite does not occur.
+* A value is compared only if the stored type has exactly that value; otherwise the filter is left to Spark.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _CHARACTER_MAX, _SURROGATES = 0x10FFFF, range(0xD7FF, 0xE000)
 
 
 def expression_of(filters: Iterable[Filter], schema: pa.Schema) -> pc.Expression | None:
-    """What rows must be like that pass all filters; None if nothing can be said of them.
+    """An expression that is true for all rows that pass the filters; None if no filter can be converted.
 
     Args:
-        schema: Columns as they are stored.
+        schema: Stored columns.
     """
     found = [each for each in (_expression(filter, schema) for filter in filters) if each is not None]
     return reduce(and_, found) if found else None
 
 
 def values_of(filters: Iterable[Filter], schema: pa.Schema) -> dict[str, pa.Scalar]:
-    """Columns that have one value in all rows that pass."""
+    """Columns with the same value in all rows that pass the filters, and these values."""
     found = {}
     for filter in filters:
         if isinstance(filter, (EqualTo, EqualNullSafe)) and len(filter.attribute) == 1:
@@ -90,7 +90,7 @@ def _comparison(filter: Filter, field: pc.Expression, value: pa.Scalar) -> pc.Ex
         return field < value
     if isinstance(filter, LessThanOrEqual):
         return field <= value
-    # Spark holds NaN for the largest number.
+    # For Spark, NaN is the largest number.
     more = pc.is_nan(field) if pa.types.is_floating(value.type) else None
     if isinstance(filter, GreaterThan):
         return field > value if more is None else (field > value) | more
@@ -105,7 +105,7 @@ def _of_text(filter: Filter, field: pc.Expression) -> pc.Expression:
     if isinstance(filter, StringContains):
         return pc.match_substring(field, filter.value)
     found = pc.starts_with(field, filter.value)
-    # The same in other words, which say where among the keys.
+    # The same as a range, which limits the keys to read.
     last = ord(filter.value[-1]) if filter.value else _CHARACTER_MAX
     if last < _CHARACTER_MAX and last not in _SURROGATES:
         found = found & (field >= filter.value) & (field < filter.value[:-1] + chr(last + 1))
@@ -113,7 +113,7 @@ def _of_text(filter: Filter, field: pc.Expression) -> pc.Expression:
 
 
 def _type_of(path: Sequence[str], schema: pa.Schema) -> pa.DataType | None:
-    """Type of a column, or of a field in it; None if there is none, or none that is compared here as Spark does."""
+    """Type of a column or nested field; None if it does not exist, or if Arrow compares it unlike Spark."""
     kind: Any = pa.struct(list(schema))
     for name in path:
         if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
@@ -123,7 +123,7 @@ def _type_of(path: Sequence[str], schema: pa.Schema) -> pa.DataType | None:
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar | None:
-    """A value of Spark's as one of a stored type; None if that does not hold it, or holds it for another."""
+    """A value of Spark as one of a stored type; None if the type does not have exactly this value."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     try:

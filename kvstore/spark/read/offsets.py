@@ -1,8 +1,8 @@
-"""Offsets of a stream as Spark keeps them in its checkpoint (docs/spark.md, "Offsets of a stream").
+"""Offsets of a stream in Spark's checkpoint (docs/spark.md, "Offsets of a stream").
 
-* Where a stream starts is decided in its first *end* offset, which Spark writes down before it runs a batch. Until that
-  batch is done Spark asks for the initial offset again after a crash, so that only names the mode: if ``latest`` were
-  decided there, what was written meanwhile would be lost without a word.
+* The first *end* offset fixes the start of a stream, because Spark saves it before it runs a batch. Until that batch
+  ends, Spark asks for the initial offset again after a crash; so the initial offset only names the mode: if it resolved
+  ``latest``, changes written meanwhile would be lost silently.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from logformat.ids import Offset
 
 START = "start"
 Raw = dict[str, Any]
-"""An offset as Spark takes and gives it: JSON."""
+"""An offset in the JSON form that Spark passes."""
 
 
 class Began(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where a stream started.
+    """Start of a stream.
 
     Attributes:
-        offsets: For each bucket the first change that is read.
-        rows_of: The rows as of these offsets come first; for each bucket when its last commit before was (ms).
+        offsets: For each bucket, the first change that is read.
+        rows_of: If given, the rows as of these offsets come first; for each bucket, the time of its last commit before
+            the offset, in milliseconds since the Unix epoch.
     """
 
     offsets: dict[str, int]
@@ -36,12 +37,12 @@ class Began(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How far a stream is.
+    """Position of a stream.
 
     Attributes:
-        table: Whose offsets they are: store id and table id.
-        offsets: For each bucket the change after the last that was read.
-        began: Of the first offset only: where it started.
+        table: Store id and table id of the offsets.
+        offsets: For each bucket, the next offset to read.
+        began: Start of the stream; only in its first offset.
     """
 
     table: str
@@ -54,22 +55,22 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return {int(bucket): Offset(offset) for bucket, offset in self.offsets.items()}
 
     def raw(self) -> Raw:
-        """As Spark takes it."""
+        """JSON form for Spark."""
         return msgspec.to_builtins(self)
 
 
 def initial(start: Place) -> Raw:
-    """The offset before any other: how to start, whatever there is to read then."""
+    """The initial offset, which only names how the stream starts."""
     if isinstance(start, str):
         return {START: start}
     return {START: {str(bucket): offset for bucket, offset in start.items()} if isinstance(start, dict) else str(start)}
 
 
 def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
-    """The offset that Spark gives back; None if it is the initial one.
+    """Decode an offset that Spark returns; None if it is the initial offset.
 
     Raises:
-        InvalidRequest: It is of another table, or another source.
+        InvalidRequest: It belongs to another table or another source.
     """
     if START in raw:
         return None
@@ -77,18 +78,18 @@ def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
         found = msgspec.convert(raw, StreamOffset)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
-            "The checkpoint holds offsets of another source; start with a new checkpoint.", found=json.dumps(raw)
+            "The checkpoint has offsets of another source; start with a new checkpoint.", found=json.dumps(raw)
         ) from error
     if found.table != table_id(place):
         raise InvalidRequest(
-            "The checkpoint is of another table, which maybe had this name; start with a new checkpoint.",
+            "The checkpoint belongs to another table, which may have had this name; start with a new checkpoint.",
             table=place.name,
             id=table_id(place),
             found=found.table,
         )
     if set(found.offsets) != {str(bucket) for bucket in range(buckets)}:
         raise InvalidRequest(
-            "The checkpoint does not know the buckets of the table; start with a new checkpoint.",
+            "The checkpoint has other buckets than the table; start with a new checkpoint.",
             buckets=buckets,
             found=list(found.offsets),
         )
@@ -96,10 +97,10 @@ def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
 
 
 def table_id(place: TablePlace) -> str:
-    """Ids of store and table, which are never given out twice."""
+    """Ids of store and table, which are never reused."""
     return f"{place.store_id}/{place.table_id}"
 
 
 def by_name(offsets: Mapping[int, int]) -> dict[str, int]:
-    """Offsets with buckets as JSON has them, always in the same order: Spark compares text."""
+    """Offsets by buckets as JSON names, always in the same order, because Spark compares text."""
     return {str(bucket): offset for bucket, offset in sorted(offsets.items())}

@@ -1,7 +1,7 @@
-"""Which table is read: found once, and no other of its name afterwards.
+"""Identity of the table that is read: found once, so that another table of its name is never read instead.
 
-Objects that go to other processes hold text and numbers only; whoever reads opens the store itself, read-only but for
-what the catalog is told of readers, and reads on without if its files can't be written.
+Objects for other processes contain only text and numbers. Each process opens the store by itself, read-only except for
+the catalog's records of readers; if the files can't be written, it reads without those.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvstore.table.table import Table
 
 @dataclass(frozen=True)
 class TablePlace:
-    """A table, and what is read of it, for any process.
+    """A table and the view of it that is read, for any process.
 
     Attributes:
-        store_id, table_id: What there was at the path, and of the name, when it was found.
+        store_id, table_id: Ids of the store at the path and of the table of the name when they were found.
     """
 
     path: str
@@ -34,23 +34,23 @@ class TablePlace:
 
     @classmethod
     def of(cls, path: str, table: Table, kind: Kind) -> TablePlace:
-        """Where a table is, that is open here."""
+        """Place of an open table."""
         store_id, table_id = table.identity
         return cls(path, str(store_id), table.name, table_id, kind)
 
     @contextmanager
     def open(self) -> Iterator[Table]:
-        """The table that was found, no other of its name.
+        """Open the table that was found.
 
         Raises:
-            NoSuchTable: It was dropped since.
-            NotAStore: The store is not there any more.
+            NoSuchTable: The table was dropped meanwhile.
+            NotAStore: The store is no longer at the path.
         """
         with opened(self.path) as store:
             yield self.table_of(store)
 
     def table_of(self, store: Store) -> Table:
-        """The same, of a store that is open."""
+        """The same table of an open store."""
         table = store.table(self.name) if self.name in store.list_tables() else None
         if table is None or table.identity != (UUID(self.store_id), self.table_id):
             raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
@@ -58,10 +58,10 @@ class TablePlace:
 
 
 def opened(path: str) -> Store:
-    """The store at a path, read-only; see :func:`kvstore.store.open_reader`.
+    """Open the store at a path read-only; see :func:`kvstore.store.open_reader`.
 
     Raises:
-        NotAStore: There is none.
+        NotAStore: The path has no store.
     """
     try:
         return open_reader(path)
@@ -74,10 +74,10 @@ def opened(path: str) -> Store:
 
 @contextmanager
 def found(options: Options) -> Iterator[tuple[TablePlace, Table]]:
-    """The table that options name, as it is now.
+    """Open the table that options name.
 
     Raises:
-        NotAStore, NoSuchTable: There is none.
+        NotAStore, NoSuchTable: The store or the table does not exist.
     """
     with opened(options.path) as store:
         table = store.table(options.table)

@@ -1,8 +1,8 @@
-"""Batch reads of a replica, where it is: executors read its objects, each some of them.
+"""Batch reads of a replica in its place: each executor reads some of its objects.
 
-* What is read is known when it is loaded: objects by name. Nothing is shared but them, so executors may be anywhere.
-* Changes are read as they stand in the objects. Rows of a bucket are made of all its objects, by one task, in an index
-  that is gone with it.
+* Loading pins the names of the objects. Executors share nothing else, so they may run anywhere.
+* Changes are read directly from the objects. One task rebuilds the rows of a bucket from all its objects, in a
+  temporary index.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from kvstore.request.partition import bucket_of
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import BucketOf, FilteredReader
-from kvstore.spark.read.splits import Part, columns_of_rows, dealt, freeze_once, larger
+from kvstore.spark.read.splits import Part, columns_of_rows, divided, freeze_once, larger
 from kvstore.spark.types import for_spark
 from logformat import paths
 from logformat.replica import manifest as replica_manifest
 
 TASK_BYTES_MIN, TASK_BYTES_MAX = 1 << 20, 64 << 20
-"""Of objects: less is not worth a task; of more there are several, for there may be more executors than cores here."""
+"""Bytes of a task's objects: fewer are not worth a task; more are divided, because executors may outnumber cores."""
 
 
 def replica_at(path: str) -> str | None:
-    """The URL of the replica that option ``path`` is of; None if it is not of one."""
+    """URL of the replica that option ``path`` names; None if it names none."""
     if "://" in path:
         return path
     directory = Path(path).expanduser()
@@ -57,7 +57,7 @@ def replica_at(path: str) -> str | None:
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    """A table in a replica, and what is read of it, for any process."""
+    """A table in a replica and the view of it that is read, for any process."""
 
     url: str
     store_id: UUID
@@ -65,11 +65,11 @@ class ReplicaPlace:
     kind: Kind
 
     def stored(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Columns as they are stored.
+        """Stored columns.
 
         Raises:
             SchemaMismatch: There is no such column.
-            UnsupportedOperation: The table is not read so.
+            UnsupportedOperation: The table does not have this view.
         """
         if self.kind is Kind.CHANGELOG:
             return changelog_schema(self.definition, columns)
@@ -80,7 +80,7 @@ class ReplicaPlace:
         return scan_schema(self.definition, columns)
 
     def check_key(self) -> None:
-        """See that there are rows.
+        """Verify that the table has a key, and so rows.
 
         Raises:
             UnsupportedOperation: It is a log table.
@@ -93,28 +93,28 @@ class ReplicaPlace:
 
 @dataclass(frozen=True)
 class PinnedReplica:
-    """What is read, whenever it is: which objects, and which columns there are to choose from."""
+    """The pinned objects of a batch read, and the columns to choose from."""
 
     place: ReplicaPlace
     columns: pa.Schema
-    wanted: tuple[Changes | Rows, ...]
+    reads: tuple[Changes | Rows, ...]
 
     @classmethod
     def of(cls, url: str, options: Options) -> PinnedReplica:
-        """What the options ask for, as of now.
+        """Pin the objects that the options select.
 
         Raises:
-            InvalidRequest, UnsupportedOperation, OffsetOutOfRange: They can't be had of this table.
-            MissingVersion: The replica has a hole before it.
-            ReplicaBehind: It does not reach so far.
+            InvalidRequest, UnsupportedOperation, OffsetOutOfRange: The table does not have what the options select.
+            MissingVersion: The replica has a gap before the selected end.
+            ReplicaBehind: The replica does not reach as far.
             NotAStore, NoSuchTable, CorruptData, Unavailable: See :meth:`ReplicaTable.of`.
         """
         table = ReplicaTable.of(url, options.table)
         place = ReplicaPlace(url, table.store_id, table.definition, options.kind)
-        return cls(place, place.stored(options.columns), tuple(_wanted(place, table, options)))
+        return cls(place, place.stored(options.columns), tuple(_reads(place, table, options)))
 
 
-def _wanted(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Iterator[Changes | Rows]:
+def _reads(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Iterator[Changes | Rows]:
     if place.kind is Kind.ROWS:
         ends = table.ends() if options.as_of is None else table.offsets_as_of(options.as_of)
         yield from (table.rows(bucket, end) for bucket, end in ends.items())
@@ -129,7 +129,7 @@ def _wanted(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Itera
 
 @dataclass
 class ReplicaReadTask(InputPartition):
-    """What one task reads."""
+    """The reads of one task."""
 
     place: ReplicaPlace
     pieces: tuple[Changes | Rows, ...]
@@ -137,7 +137,7 @@ class ReplicaReadTask(InputPartition):
 
 @errors_shown_alone
 class KvStoreReplicaReader(FilteredReader):
-    """Reads what was pinned, in a few large partitions."""
+    """Reads the pinned objects in a few large partitions."""
 
     def __init__(self, pinned: PinnedReplica, schema: StructType, options: Options) -> None:
         super().__init__(pinned.place.kind, schema, options)
@@ -149,25 +149,25 @@ class KvStoreReplicaReader(FilteredReader):
         yield place.stored(), partial(bucket_of, place.definition)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each core, fewer if there is little to read, more if there is much."""
+        """Partitions, one for each core, fewer if there is little to read, more if there is much."""
         place = self._pinned.place
         parts = [
             _part(piece)
-            for each in self._pinned.wanted
+            for each in self._pinned.reads
             if self._bucket in (None, each.bucket)
             for piece in _possible(each, place.stored(), self._filter)
         ]
-        return [ReplicaReadTask(place, pieces) for pieces in dealt(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
+        return [ReplicaReadTask(place, pieces) for pieces in divided(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition.
 
         Raises:
-            CorruptData: An object is gone, or not what it should be.
+            CorruptData: An object is missing or damaged.
             Unavailable: The replica can't be reached.
-            StoreFull, LogFailed: There is no room for the rows while they are read.
+            StoreFull, LogFailed: The local disk is full or failed, which holds the temporary index.
         """
-        # Where there is no partition, Spark asks for one that is none.
+        # Without any partition, Spark calls this with another object.
         if not isinstance(partition, ReplicaReadTask):
             return
         freeze_once()
@@ -189,7 +189,7 @@ def _part(piece: Changes | Rows) -> Part[Changes | Rows]:
 
 
 def _possible(piece: Changes | Rows, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[Changes | Rows]:
-    """What of it may pass a filter, as far as the names of objects tell."""
+    """Parts of a read that may have rows that pass a filter, by the names of the objects."""
     if filter is None or isinstance(piece, Rows):
         yield piece
         return
@@ -225,6 +225,6 @@ def _batches(
 
 
 def room() -> Path:
-    """A directory for what is read now: one that Spark clears when the executor ends, if it says so."""
+    """A directory for temporary indexes: Spark's own, which it clears when the executor ends, if there is one."""
     given = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((Path(each) for each in given if each and os.access(each, os.W_OK)), Path(gettempdir()))

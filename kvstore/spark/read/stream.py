@@ -1,11 +1,11 @@
-"""Streams: what is new since the last batch, as far as a limit allows.
+"""Streams: the changes since the last batch, up to a limit.
 
-* One process lives as long as the query and asks for the latest offset all the time; it keeps the store open, and
-  looking costs it next to nothing. Others read, and open the store themselves.
-* Every offset given out lies between two commits, so a batch has all of a commit or nothing: both halves of an update.
-* Nothing is decided that is not in an offset: after a crash Spark plans the same batch again, in another process.
-* With a consumer the catalog knows of an offset that is not beyond what has still to be read, from the moment Spark can
-  write down where the stream starts.
+* One process lives as long as the query and often asks for the latest offset; it keeps the store open, so that this is
+  cheap. Other processes read, and open the store by themselves.
+* Every offset lies between two commits, so a batch has all of a commit or nothing, and both halves of an update.
+* Every decision is part of an offset: after a crash Spark plans the same batch again, in another process.
+* With a consumer, the catalog has a position that is not after the first unread change, even before Spark can save
+  the start of the stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperatio
 from kvstore.read.changelog import milliseconds
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options, Place
-from kvstore.spark.read.batch import changes_wanted
+from kvstore.spark.read.batch import ranges_of_changes
 from kvstore.spark.read.offsets import Began, Raw, StreamOffset, by_name, decoded, initial, table_id
 from kvstore.spark.read.place import TablePlace, opened
 from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
@@ -39,10 +39,10 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the changes of a table.
 
     Args:
-        table: Open here only while the stream is made.
+        table: Open only during this call.
 
     Raises:
-        UnsupportedOperation, InvalidRequest: The options can't be had of this table, or not in a stream.
+        UnsupportedOperation, InvalidRequest: The options do not apply to this table, or not to a stream.
     """
 
     def __init__(self, place: TablePlace, table: Table, schema: StructType, options: Options) -> None:
@@ -56,25 +56,25 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_registered = False
 
     def initialOffset(self) -> Raw:  # noqa: N802
-        """How to start; see :mod:`kvstore.spark.read.offsets`."""
+        """The initial offset; see :mod:`kvstore.spark.read.offsets`."""
         return initial(self._start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What option ``maxOffsetsPerTrigger`` says."""
+        """The limit of option ``maxOffsetsPerTrigger``."""
         most = self._options.offsets_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read no further than what is there now."""
+        """Limit the stream to the changes that exist now."""
         self._until = _ends(self._table())
 
     def latestOffset(self, start: Raw, limit: ReadLimit) -> Raw:  # noqa: N802
-        """How far the next batch goes; ``start`` itself if there is nothing new.
+        """End offset of the next batch; ``start`` itself if there is nothing new.
 
         Raises:
             NoSuchTable: The table was dropped.
             OffsetOutOfRange: The log ends before ``start``.
-            UnsupportedOperation, StoreFull: With a consumer: the catalog can't be written. Nothing is decided.
+            UnsupportedOperation, StoreFull: The catalog can't be written for the consumer. Nothing was changed.
         """
         table = self._table()
         place = decoded(start, self._place, table.buckets)
@@ -92,43 +92,43 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(table_id(self._place), by_name(taken), began).raw()
 
     def reportLatestOffset(self) -> Raw:  # noqa: N802
-        """Where the log ends, for the progress of the query."""
+        """End of the log, for the progress report of the query."""
         return StreamOffset(table_id(self._place), by_name(_ends(self._table()))).raw()
 
     def partitions(self, start: Raw, end: Raw) -> list[InputPartition]:
-        """What is between two offsets, in one share for each core, or fewer if it is little.
+        """Partitions of the changes between two offsets, one for each core, or fewer if there are few changes.
 
         Raises:
-            OffsetOutOfRange: Some of it has expired, or the log ends before it.
+            OffsetOutOfRange: Some of the changes have expired, or the log ends before ``end``.
         """
         table = self._table()
         first, last = (decoded(each, self._place, table.buckets) for each in (start, end))
         if last is None or (first is None and last.began is None):
-            raise InvalidRequest("The checkpoint lacks where the stream started; start with a new one.", end=end)
+            raise InvalidRequest("The checkpoint lacks the start of the stream; start with a new one.", end=end)
         rows_of = last.began.rows_of if first is None and last.began is not None else None
         begin = first.by_bucket if first is not None else _offsets_of(last.began)
-        ranges = table.offsets()
-        wanted = []
+        logs = table.offsets()
+        ranges = []
         for bucket, stop in last.by_bucket.items():
-            (log_start, log_end), place = ranges[bucket], begin[bucket]
+            (log_start, log_end), place = logs[bucket], begin[bucket]
             _check_order(bucket, place, stop)
             _check_order(bucket, stop, Offset(log_end))
             if place < log_start and (place < stop or rows_of is not None):
                 self._check_loss(bucket, place, Offset(log_start), rows=rows_of is not None)
                 place = min(Offset(log_start), stop)
-            wanted.append(ReadRange(bucket, place, stop, None if rows_of is None else rows_of[str(bucket)]))
-        return tasks_of(self._place, table, wanted)
+            ranges.append(ReadRange(bucket, place, stop, None if rows_of is None else rows_of[str(bucket)]))
+        return tasks_of(self._place, table, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The changes of one share."""
+        """The changes of one partition."""
         assert isinstance(partition, ReadTask)
         yield from read(partition, arrow_schema(self._schema))
 
     def commit(self, end: Raw) -> None:
-        """Say how far the stream is, if it has a name to say so; Spark's checkpoint knows better.
+        """Record the progress of the stream in its consumer, if it has one; Spark's checkpoint is authoritative.
 
         Raises:
-            UnsupportedOperation, StoreFull: The catalog can't be written. The log is kept from where it was before.
+            UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
         """
         if self._options.consumer is not None:
             table = self._table()
@@ -137,7 +137,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 table.hold(self._options.consumer, place.by_bucket)
 
     def stop(self) -> None:
-        """Give the store up; Spark seldom says so, and then the process ends."""
+        """Close the store; Spark rarely calls this before the process ends."""
         if self._open is not None:
             self._open[0].close()
             self._open = None
@@ -149,53 +149,54 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open[1]
 
     def _register(self, table: Table, before: Mapping[int, Offset], *, began: bool) -> None:
-        """Have the log kept from where the stream is, before it goes on from there.
+        """Set the consumer's position before the stream continues from it, so that the log is kept from there.
 
         Args:
-            began: Whether it starts there. Otherwise it is kept from there already, unless the name is new or was
-                dropped, or the checkpoint is older.
+            began: Whether the stream starts there. Otherwise the position is already set, unless the consumer is new or
+                was dropped, or the checkpoint is older.
         """
         name = self._options.consumer
         if name is None or (self._is_registered and not began):
             return
         known = table.consumers.get(name)
         if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
-            # What has expired is told of by partitions().
+            # partitions() reports expired changes.
             table.hold(name, before)
         self._is_registered = True
 
     def _begin(self, table: Table) -> Began:
-        """Decide where the stream starts."""
-        wanted = changes_wanted(table, self._start, fail_on_data_loss=self._options.fail_on_data_loss)
-        offsets = {each.bucket: each.start for each in wanted}
+        """Fix the start of the stream."""
+        ranges = ranges_of_changes(table, self._start, fail_on_data_loss=self._options.fail_on_data_loss)
+        offsets = {each.bucket: each.start for each in ranges}
         if self._until is not None:
             offsets = {bucket: min(offset, self._until[bucket]) for bucket, offset in offsets.items()}
         if self._start != "full":
             return Began(by_name(offsets))
-        return Began(by_name(offsets), by_name({each.bucket: each.inserted_at or 0 for each in wanted}))
+        return Began(by_name(offsets), by_name({each.bucket: each.inserted_at or 0 for each in ranges}))
 
     def _limited(
         self, table: Table, before: Mapping[int, Offset], ends: Mapping[int, Offset], limit: ReadLimit
     ) -> dict[int, Offset]:
-        """How far each bucket is read, so that all together take no more offsets than allowed, or one commit.
+        """End offset of each bucket, so that all buckets together have at most the allowed offsets, or one commit.
 
-        Each bucket has its share of them, and what those before it left; another one begins each time.
+        Each bucket gets an equal part of the limit, plus what buckets before it have left; each call begins with the
+        next bucket.
         """
         if isinstance(limit, ReadAllAvailable):
             return dict(ends)
         if not isinstance(limit, ReadMaxRows):
             raise UnsupportedOperation("A stream is limited by `maxOffsetsPerTrigger` only.", limit=limit)
         taken = dict(before)
-        behind = [bucket for bucket, end in sorted(ends.items()) if before[bucket] < end]
-        turn = next(self._turn) % max(1, len(behind))
+        lagging = [bucket for bucket, end in sorted(ends.items()) if before[bucket] < end]
+        turn = next(self._turn) % max(1, len(lagging))
         left = limit.max_rows
-        for place, bucket in enumerate(behind[turn:] + behind[:turn]):
+        for place, bucket in enumerate(lagging[turn:] + lagging[:turn]):
             if left <= 0:
                 break
-            share = -(-left // (len(behind) - place))
-            # What has expired is told of by partitions().
+            quota = -(-left // (len(lagging) - place))
+            # partitions() reports expired changes.
             start = max(before[bucket], Offset(table.offsets()[bucket][0]))
-            taken[bucket] = table.shares(bucket).commit_end(start, ends[bucket], share)
+            taken[bucket] = table.shares(bucket).commit_end(start, ends[bucket], quota)
             left -= taken[bucket] - start
         return taken
 
@@ -203,10 +204,10 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.fail_on_data_loss and not rows:
             return
         raise OffsetOutOfRange(
-            "The rows this stream starts with can't be read any more, for the log has expired up to a later offset; "
+            "The rows this stream starts with can no longer be read, because the log has expired up to a later offset; "
             "start with a new checkpoint."
             if rows
-            else "Changes this stream has not read have expired; go on without them with option `failOnDataLoss` "
+            else "Changes this stream has not read have expired; continue without them with option `failOnDataLoss` "
             "false, or start with a new checkpoint and startingOffsets `full`.",
             bucket=bucket,
             offset=offset,
@@ -215,7 +216,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _start_of(table: Table, options: Options) -> Place:
-    """Where a stream starts that has no checkpoint."""
+    """Start of a stream without a checkpoint."""
     if options.kind is Kind.ROWS:
         raise UnsupportedOperation(
             "A stream reads changes; option `table` is `name$changelog` or `name$binlog`.", table=options.table
@@ -227,8 +228,8 @@ def _start_of(table: Table, options: Options) -> Place:
         start = "earliest" if table.primary_key is None else "full"
     if start == "full" and table.options.changelog_image == "wal":
         raise UnsupportedOperation(
-            "A WAL image does not tell the rows of before, so a stream can't begin with them; set startingOffsets to "
-            "`earliest` or `latest`.",
+            "A WAL image has no earlier rows, so a stream can't begin with them; set startingOffsets to `earliest` or "
+            "`latest`.",
             table=table.name,
         )
     if isinstance(start, dt.datetime) and milliseconds(start) > SystemClock().now_ms():
@@ -237,7 +238,7 @@ def _start_of(table: Table, options: Options) -> Place:
 
 
 def _ends(table: Table) -> dict[int, Offset]:
-    """How far each bucket can be read."""
+    """End of the readable changes of each bucket."""
     return {bucket: offset for bucket, (offset, _) in table.committed().items()}
 
 

@@ -1,10 +1,10 @@
 """Writes: tasks stage rows in files, then one commit over all buckets applies all of them, or none.
 
-* What a job leaves behind that fails is files, which are of no use to anybody; never a row.
-* A stream's batch is an epoch: its writer's name is that of the sink, its run the query, its number the batch. One that
-  comes again is answered as before, whatever was committed of it the first time.
-* Columns of a changelog beside its rows say what to do: ``_change_type`` which kind of change, ``_commit_timestamp``
-  and ``_log_offset`` in which order. So a changelog can be written into another table as it is.
+* A failed job leaves files that are removed later, but never a row.
+* A stream's batch is an epoch: the sink is the name of its writer, the query its run, the batch its number. A repeated
+  batch gets the same result as the first time, whatever was committed of it then.
+* The columns of a changelog define the changes: ``_change_type`` their kinds, ``_commit_timestamp`` and
+  ``_log_offset`` their order. So a changelog can be written to another table unchanged.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from logformat.rows.changes import Changes
 from logformat.rows.intake import empty
 
 TASK_ROWS = 1 << 16
-"""Rows that a task spreads over the buckets at once."""
+"""Number of rows that a task partitions by bucket at a time."""
 BATCHES = "spark batches"
-"""Name under which batch writes without a name of their own are counted."""
+"""Name of the writer of batch writes without a name."""
 _QUERY = "spark query"
 
 
 @errors_shown_alone
 class _Sink:
-    """What batch writes and streams have in common; it goes to every task."""
+    """Common base of batch writes and streams, pickled for every task."""
 
     def __init__(
         self, place: TablePlace, table: Table, schema: StructType, options: Options, *, replaces: bool
@@ -53,7 +53,7 @@ class _Sink:
         self._replaces = replaces
         self._schema_id = table.schema_id
         self._job = uuid4().hex
-        # What does not fit is told before any task is run.
+        # Columns that do not fit are refused before any task runs.
         self._fitting(table, empty(arrow_schema(schema)))
         if replaces:
             table.check_replaceable()
@@ -68,12 +68,14 @@ class _Sink:
         return self.stage(iterator, context.partitionId(), context.taskAttemptId(), query)
 
     def stage(self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int, query: str | None) -> Staged:
-        """The same, told which task it is.
+        """Stage the rows of one task, given its partition and attempt.
+
+        No error leaves a file.
 
         Raises:
-            InvalidRequest: A row does not fit the table. No file is left, nor after any other error.
-            NoSuchTable: The table was dropped since.
-            StoreFull, LogFailed: The disk refused.
+            InvalidRequest: A row does not fit the table.
+            NoSuchTable: The table was dropped meanwhile.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         with (
             self._place.open() as table,
@@ -95,19 +97,19 @@ class _Sink:
 
     def _commit(self, messages: Sequence[Staged], writer: str, epoch: int | None, run: str | None) -> None:
         parts = parts_of(messages)
-        store = open_store(self._place.path)  # one that asks its replicas whether it leads
+        store = open_store(self._place.path)  # this store asks its replicas whether it is still the leader
         try:
             table = self._place.table_of(store)
             table.apply_parts(parts, writer, epoch, run, self._options.takeover, self._replaces)
         finally:
-            with suppress(StoreError):  # whatever was committed is in the log
+            with suppress(StoreError):  # committed rows are already in the log
                 store.close()
-        with suppress(OSError):  # a job must not fail now: it would be run again
+        with suppress(OSError):  # a failure now would make Spark repeat the job
             sweep(store.path)
             self._remove(messages)
 
     def _remove(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        # Rows of a commit that takes place are staged with it, so these are of no use whatever came of it.
+        # A commit stages its rows by itself, so these files are obsolete whether or not it succeeded.
         remove(message.file for message in messages if isinstance(message, Staged) and message.file)
 
 
@@ -116,15 +118,15 @@ class KvStoreWriter(_Sink, DataSourceArrowWriter):
     """Writes one DataFrame: all of it or nothing."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Apply what the tasks have staged."""
+        """Apply the rows that the tasks have staged."""
         transaction = self._options.transaction
         if transaction is None:
-            self._commit(_told(messages), BATCHES, None, None)
+            self._commit(_staged(messages), BATCHES, None, None)
         else:
-            self._commit(_told(messages), transaction, 0, None)
+            self._commit(_staged(messages), transaction, 0, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what the tasks have staged."""
+        """Remove the files that the tasks have staged."""
         self._remove(messages)
 
 
@@ -133,27 +135,26 @@ class KvStoreStreamWriter(_Sink, DataSourceStreamArrowWriter):
     """Writes the batches of a stream, each once."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Apply what the tasks have staged, unless it was applied before."""
-        told = _told(messages)
-        query = told[0].query  # Spark runs one task at least
+        """Apply the rows that the tasks have staged, unless this batch was applied before."""
+        staged = _staged(messages)
+        query = staged[0].query  # Spark runs at least one task
         assert query is not None
-        self._commit(told, self._options.writer or f"{_QUERY} {query}", batchId, query)
+        self._commit(staged, self._options.writer or f"{_QUERY} {query}", batchId, query)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Remove what the tasks have staged."""
+        """Remove the files that the tasks have staged."""
         self._remove(messages)
 
 
-def _told(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [message for message in messages if isinstance(message, Staged)]
 
 
 def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
-    """What rows of Spark do to a table, and the columns that say in which order; by default, each is an upsert.
+    """Changes of a table from Spark's rows, and the columns that define their order; by default, rows are upserts.
 
     Raises:
-        SchemaMismatch: They have columns of a changelog, but not the one that says what they do; or it says nothing
-            known.
+        SchemaMismatch: The rows have columns of a changelog without ``_change_type``, or an unknown change type.
     """
     names = batch.schema.names
     rows = batch.drop_columns([name for name in CHANGE_FIELDS.names if name in names])
@@ -161,8 +162,8 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
         return Changes.upserts(rows), {}
     if CHANGE_TYPE not in names:
         raise SchemaMismatch(
-            f"Rows of a changelog are written with their column {CHANGE_TYPE}, which says what is deleted; or drop "
-            "all that is not of the row.",
+            f"Rows of a changelog need their column {CHANGE_TYPE}, which distinguishes deletes; give it, or drop all "
+            "columns of the changelog.",
             columns=[name for name in CHANGE_FIELDS.names if name in names],
         )
     kinds = _kinds(batch.column(CHANGE_TYPE))
@@ -171,7 +172,7 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
     for name, column in order.items():
         if column.type != CHANGE_FIELDS.field(name).type or column.null_count:
             raise SchemaMismatch(
-                "What says the order of changes has the type it has in a changelog, and is never null.",
+                "A column that orders changes must have its type of a changelog, and no nulls.",
                 column=name,
                 type=column.type,
                 expected=CHANGE_FIELDS.field(name).type,
@@ -184,7 +185,7 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
 
 
 def _in_utc(column: pa.Array) -> pa.Array:
-    """Moments as moments in UTC: Spark tells them in the zone of its session, which says nothing of when they were."""
+    """Timestamps in UTC: Spark gives them in the zone of its session, which does not change the moment."""
     is_moment = pa.types.is_timestamp(column.type) and column.type.tz is not None
     return column.cast(pa.timestamp(column.type.unit, "UTC")) if is_moment else column
 
@@ -192,16 +193,16 @@ def _in_utc(column: pa.Array) -> pa.Array:
 def _kinds(column: pa.Array) -> np.ndarray:
     """Byte codes of change types, uint8 ``(n,)``."""
     if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
-        raise SchemaMismatch("The kind of a change is a string.", column=CHANGE_TYPE, type=column.type)
+        raise SchemaMismatch("A change type must be a string.", column=CHANGE_TYPE, type=column.type)
     encoded = column.dictionary_encode()
     try:
         codes = np.array([ChangeType(word) for word in encoded.dictionary.to_pylist()], np.uint8)
     except ValueError as error:
         raise SchemaMismatch(
-            "There is no such kind of change.",
+            "Unknown change type.",
             given=encoded.dictionary.to_pylist()[:5],
             kinds=[kind.word for kind in ChangeType],
         ) from error
     if encoded.null_count:
-        raise SchemaMismatch("Every row says what it does.", column=CHANGE_TYPE, nulls=encoded.null_count)
+        raise SchemaMismatch("Every row needs a change type.", column=CHANGE_TYPE, nulls=encoded.null_count)
     return codes[encoded.indices.to_numpy()] if len(codes) else np.zeros(0, np.uint8)

@@ -1,8 +1,8 @@
-"""What the tasks of a write hand to its commit: rows in files beside the store's staged commits, each by bucket.
+"""Files in which the tasks of a write stage rows for its commit, beside the store's staged commits.
 
-It is an Arrow IPC file: batches of the table's columns, of what is to be done with each row, and of the columns that
-say in which order, if there are any (docs/format.md). It is of use to the commit it was written for only. One that no
-commit asked for, because its task failed or was one of two, goes when it is old.
+Each is an Arrow IPC file: its batches have the table's columns, the change type of each row, and the columns that order
+the changes, if any (docs/format.md); each batch belongs to one bucket. Only the commit that it was written for uses a
+file. A file without a commit, because its task failed or ran twice, is removed when it is old.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes
 
 OLD_SECONDS = 7 * 24 * 3600
-"""How long a file is kept that no commit asked for; no job takes that long."""
+"""Age at which a file without a commit is removed; no job takes that long."""
 CHANGE_TYPE = "_change_type"
 ORDER = ("_commit_timestamp", "_log_offset")
-"""Columns by which rows are ordered, if they have them; a row of a table has no column of these names."""
+"""Columns that order rows, if given; a table has no columns of these names."""
 _UPSERT, _DELETE = (pa.scalar(int(kind), pa.uint8()) for kind in (ChangeType.INSERT, ChangeType.DELETE))
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one task has written.
+    """The file of one task.
 
     Attributes:
-        file: Empty if it had no rows.
+        file: Path of the file; empty if the task had no rows.
         checksum: CRC-32C of the file.
-        bytes: Its size.
-        buckets: The bucket of each batch in it.
-        query: Which query it belongs to, in a stream.
+        bytes: Size of the file.
+        buckets: The bucket of each batch in the file.
+        query: Id of the query, in a stream.
     """
 
     partition: int
@@ -60,11 +60,11 @@ class Staged(WriterCommitMessage):
 
 
 class TaskFile:
-    """A file that a task writes; a context manager that leaves none behind on an error.
+    """The file that a task writes; a context manager that removes the file after an error.
 
     Args:
-        job: Random, of one write.
-        attempt: Different for each attempt of each task of an application.
+        job: Random id of the write.
+        attempt: Id of the attempt, unique in the Spark application.
     """
 
     def __init__(self, store: Path, job: str, partition: int, attempt: int) -> None:
@@ -78,10 +78,10 @@ class TaskFile:
         """Write changes of one bucket.
 
         Args:
-            order: Those of ``ORDER`` that there are.
+            order: The given columns of ``ORDER``.
 
         Raises:
-            StoreFull, LogFailed: The disk refused.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         kinds = pc.if_else(changes.is_delete, _DELETE, _UPSERT)
         batch = changes.rows.append_column(CHANGE_TYPE, kinds)
@@ -97,10 +97,10 @@ class TaskFile:
         self._buckets.append(bucket)
 
     def staged(self, query: str | None) -> Staged:
-        """Finish it; what the commit is told.
+        """Finish the file, and return its description for the commit.
 
         Raises:
-            StoreFull, LogFailed: The disk refused.
+            StoreFull, LogFailed: The disk is full or failed.
         """
         if self._writer is None:
             return Staged(self._partition, query=query)
@@ -117,17 +117,17 @@ class TaskFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            with suppress(OSError, pa.ArrowException):  # a full disk takes the rest no better
+            with suppress(OSError, pa.ArrowException):  # a full disk also refuses the rest
                 self._open.close()
             remove([str(self._path)])
 
 
 def parts_of(messages: Iterable[Staged]) -> dict[BucketId, Changes]:
-    """What tasks have staged for each bucket, in the order it is to be applied: as rows say, or as tasks count.
+    """Staged changes of each bucket, ordered by their columns ``ORDER``, or else by task.
 
     Raises:
-        StoreError: A file is gone, or damaged.
-        InvalidRequest: It is more than one commit can hold.
+        StoreError: A file is missing or damaged.
+        InvalidRequest: The changes are too large for one commit.
     """
     found: Mapping[int, list[pa.RecordBatch]] = defaultdict(list)
     for message in sorted(messages, key=lambda message: message.partition):
@@ -145,17 +145,17 @@ def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:
         data = _mapped(path)
     except OSError as error:
         raise StoreError(
-            "What a task has staged can't be read; run the job again.", path=path, reason=error.strerror
+            "The staged rows of a task can't be read; run the job again.", path=path, reason=error.strerror
         ) from error
     if data.size != message.bytes:
         raise StoreError(
-            "What a task has staged has another size than it had; run the job again.",
+            "The size of a task's staged rows has changed; run the job again.",
             path=path,
             bytes=data.size,
             expected=message.bytes,
         )
     if crc32c(memoryview(data)) != message.checksum:
-        raise StoreError("What a task has staged is damaged; run the job again.", path=path)
+        raise StoreError("The staged rows of a task are damaged; run the job again.", path=path)
     return pa.ipc.open_file(data)
 
 
@@ -166,8 +166,8 @@ def _mapped(path: Path) -> pa.Buffer:
 def _together(batches: Sequence[pa.RecordBatch]) -> Changes:
     if (size := sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
         raise InvalidRequest(
-            f"One commit holds at most {ROWS_BYTES_MAX} bytes for a bucket; write the rows in several parts, or to a "
-            "table of more buckets.",
+            f"One commit has at most {ROWS_BYTES_MAX} bytes for a bucket; write the rows in several parts, or to a "
+            "table with more buckets.",
             bytes=size,
         )
     whole = pa.concat_batches(batches)
@@ -180,14 +180,14 @@ def _together(batches: Sequence[pa.RecordBatch]) -> Changes:
 
 
 def remove(files: Iterable[str]) -> None:
-    """Remove files of tasks, if they are there."""
+    """Remove files of tasks, if they exist."""
     for file in files:
         with suppress(FileNotFoundError):
             Files().remove(Path(file))
 
 
 def sweep(store: Path) -> None:
-    """Remove files that no commit will ask for any more."""
+    """Remove old files, which no commit will use."""
     now = SystemClock().now_ms() / 1000
     for path in (store / paths.STAGING).glob("*"):
         with suppress(FileNotFoundError):
