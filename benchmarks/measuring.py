@@ -1,6 +1,6 @@
 """Figures, how they are taken, and what is made of them.
 
-Whoever is measured takes turns with the others, round by round, so that a machine that slows down slows all of them.
+The measured systems take turns, round by round, so that a machine that slows down slows all of them.
 The first round only warms up. A figure is the median of its rounds, a ratio the median of the rounds' ratios.
 """
 
@@ -50,7 +50,7 @@ class Figure:
 
     Attributes:
         line: The work, as the tables call it.
-        by: Who did it, or in which way.
+        by: The system that did the work, or the variant.
         value: The more the better if ``unit`` is of a second.
     """
 
@@ -65,7 +65,7 @@ class Line:
     """All figures of one work.
 
     Attributes:
-        figures: By who, round by round.
+        figures: Figures by system, round by round.
         measured_on: A day, if it was not in this run.
     """
 

@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=100, help="bits flipped in each store")
     parser.add_argument("--points", type=int, default=25, help="kills, and short writes, of each store")
     parser.add_argument("--states", type=int, default=100, help="of the disk after power cuts, of each store")
-    parser.add_argument("--rows", type=int, default=500_000, help="of the index that is made anew")
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256], help="of the log an index is behind")
+    parser.add_argument("--rows", type=int, default=500_000, help="of the index that is rebuilt")
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256], help="of the log that an index lags")
     given, console, began = parser.parse_args(), Console(width=150), time.perf_counter()
     told: dict[str, Any] = {"date": today(), "machine": machine(), "versions": versions()}
     told["versions"]["sqlite3"] = sqlite3.sqlite_version
@@ -87,7 +87,7 @@ def text_of(told: dict[str, Any]) -> str:
     end = (
         f"R11: an index of {rebuilt['rows']:,} rows rebuilt from {rebuilt['changes']:,} changes is "
         f"{'' if rebuilt['same'] else 'NOT '}the one that was there, {rebuilt['changes_per_s']:,} changes/s. "
-        f"R16: an index that lags its log by {took}."
+        f"R16: opening a store whose index lags its log by {took}."
     )
     return "\n\n".join([fill(begin, 120), markdown([["store", "trial", *names], *rows]), fill(end, 120)])
 

@@ -89,7 +89,7 @@ def main() -> None:
             table = written(store, given.rows)
             parquet = as_parquet(table, given.rows, directory)
             source = spark.read.format("kvstore").options(path=str(store.path), table="t$changelog")
-            # A new DataFrame each time: Spark plans it anew.
+            # A new DataFrame each time: Spark plans it again.
             frames: dict[str, Callable[[], DataFrame]] = {
                 "parquet": lambda: spark.read.parquet(str(parquet)),
                 "source": lambda: source.load(),

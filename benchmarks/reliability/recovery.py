@@ -1,4 +1,4 @@
-"""How long kvstore takes to recover: an index that is lost, and one that is behind its log."""
+"""Time that kvstore takes to rebuild a lost index, and to update an index that lags its log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATER: dict[str, Any] = {"commit_idle_ms": 2**31 - 1, "commit_wait_ms": 2**31 -
 
 
 def rebuilt(work: Path, rows: int) -> dict[str, Any]:
-    """An index made anew of the log is the one that was there: to the row, and by the store's own check."""
+    """Rebuild an index from the log and compare it with the lost one, row by row and by the store's own check."""
     path = work / "rebuilt"
     with kvstore.open(path) as store:
         table = store.create_table("t", SCHEMA, "k")
@@ -36,7 +36,7 @@ def rebuilt(work: Path, rows: int) -> dict[str, Any]:
 
 
 def behind(work: Path, megabytes: int) -> dict[str, Any]:
-    """A process dies whose index was never committed: how long the next open takes, by the size of the log."""
+    """Kill a process whose index was never committed, and time the next open, by the size of the log."""
     path = work / "behind"
 
     def write(_: Any) -> None:

@@ -39,7 +39,7 @@ class Peer(Protocol):
 
 
 def kept(store: T) -> T:
-    """Some stores are closed when nobody has them any more; this one never is."""
+    """Keep a reference to a store, because some stores close when the last reference ends."""
     _kept.append(store)
     return store
 

@@ -20,7 +20,7 @@ COMMITS, ROWS = 20, 100
 SMALL_ROWS = 5
 """Of a commit that is killed or cut short."""
 UNSEEN = ("lock.mdb", "LOCK", "LOG", "-shm")
-"""Files with nothing in them that anybody reads after a restart."""
+"""Files whose contents are not read after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +140,4 @@ def judged(peer: Peer, place: Path, acknowledged: int, seed: int) -> str:
 
 
 def _nobody(_: int) -> None:
-    """Nobody is told."""
+    """Report no progress."""

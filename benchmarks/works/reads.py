@@ -2,7 +2,7 @@
 
 Rows were inserted in random order of keys, and everything is warm. sqlite3 gives a tuple, kvstore a dict whose bytes
 were held against their checksum. What LMDB does alone ends with bytes
-that nobody has looked at.
+that were not verified.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An index that was lost is built anew from the log; and how long it takes to open a store that was closed."""
+"""Time to rebuild a lost index from the log, and to open a store that was closed."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Catalog:
         return done
 
     def seen_anew(self) -> CatalogState:
-        """What who opens it now makes of image and journal."""
+        """The state that a new journal loads from images and edits."""
         journal = self.opened()
         try:
             return journal.state()

@@ -1,4 +1,4 @@
-"""Checkpoints between processes: a worker that is spawned, dies, hangs or comes late, and others who edit meanwhile."""
+"""Checkpoints between processes: a worker that dies, hangs or comes late, and other processes that add edits."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def test_a_recovery_that_dies_is_done_again(tmp_path: Path, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", range(0, 40, 3))
 def test_a_recovery_that_dies_loses_no_table(tmp_path: Path, steps: int) -> None:
-    """What the catalog lacks is put aside before anything says that it lacks nothing."""
+    """Paths that the catalog lacks are in quarantine before the new image and journal get their names."""
     path = tmp_path / "s"
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
@@ -316,7 +316,7 @@ def test_a_replica_is_no_store(tmp_path: Path) -> None:
 
 
 def test_commits_whose_staged_rows_are_gone_are_over(tmp_path: Path) -> None:
-    """No bucket waits for rows that nobody has."""
+    """No bucket waits for rows that are lost."""
     catalog = Catalog(tmp_path / "s", seed=3)
     while sum(len(writers.commits) for writers in catalog.expected.writers.values()) < 2:
         catalog.append(1)

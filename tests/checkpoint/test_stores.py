@@ -1,4 +1,4 @@
-"""Checkpoints of a whole store: who begins them, what an open then reads, and tables made from several processes."""
+"""Checkpoints of a whole store: when they begin, what an open then reads, and tables made by several processes."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_what_makes_another_load(tmp_path: Path, file: Path) -> None:
 
 
 def test_two_loads_at_once_are_one(tmp_path: Path, file: Path, expected: dict[str, Any]) -> None:
-    """Who comes second finds the batches of the first, though it looked before they were there."""
+    """The second load finds the batches of the first, although it looked before they were there."""
     store = tmp_path / "store"
     fine("init", store)
     fine("create", store, "log", "--column", "k:int64", "--column", "n:int64", "--append-only")

@@ -1,4 +1,4 @@
-"""Random histories: whatever dies, is made anew or comes in between, it is as if nothing had died."""
+"""Random histories: deaths, rebuilds and interruptions of a job do not change its result."""
 
 from __future__ import annotations
 

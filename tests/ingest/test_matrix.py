@@ -29,7 +29,7 @@ TASKS = 2
 
 
 class Died(BaseException):
-    """Nobody catches it."""
+    """An error that no code catches."""
 
 
 MOMENTS = [

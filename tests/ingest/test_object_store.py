@@ -27,7 +27,7 @@ from tests.support.tables import rows_of
 
 
 class Bucket:
-    """What lies in a bucket, put there by somebody else."""
+    """Objects in an S3 bucket that another program has written."""
 
     def __init__(self, url: str) -> None:
         self._store: Any = from_url(url)
@@ -207,7 +207,7 @@ def test_an_endpoint_that_is_set_later_counts(store: kvstore.Store, monkeypatch:
 def test_a_store_that_does_not_answer_is_given_up_within_a_minute(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can interrupt it meanwhile."""
+    """The wait can't be interrupted."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name, value in s3.environment(f"http://127.0.0.1:{silent.getsockname()[1]}").items():
             monkeypatch.setenv(name, value)

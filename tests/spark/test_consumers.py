@@ -192,7 +192,7 @@ def test_a_stream_that_has_a_checkpoint_may_get_a_name_and_gets_it_back(short: S
     query.start()
     query.reader.latestOffset(there, EVERYTHING)
     assert short.table.consumers == {name: short.starts}
-    # What stands ahead was somebody else.
+    # A position after the stream's own belongs to another reader.
     short.store.consumer(name).commit("t", short.ends)
     query.stop()
     query.start()

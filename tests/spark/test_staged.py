@@ -153,7 +153,7 @@ def test_what_a_task_staged_is_not_what_it_was(
     data = bytearray(Path(message.file).read_bytes())
     if harm == "gone":
         Path(message.file).unlink()
-    elif harm == "forbidden":  # of another user; the one who runs tests may be allowed everything
+    elif harm == "forbidden":  # as of another user, because the user of the tests may be root
 
         def forbid(_: object) -> None:
             raise PermissionError(errno.EACCES, "Permission denied")

@@ -1,6 +1,6 @@
 """What says that it is huge is refused before memory is taken for it: each in a process that may have little more.
 
-Each is made here as somebody would make it to harm: with checksums that are right.
+Each is built as an attacker would build it: with valid checksums.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def part_of_an_object() -> Bomb:
 
 
 class _Listed:
-    """A replica that lists a large object; who asks for it takes the memory."""
+    """A replica that lists a large object, which takes memory only if it is fetched."""
 
     def list(self, prefix: str = "") -> Sequence[tuple[str, int]]:
         return [(prefix, RANGE_BYTES_MAX + 1)]

@@ -1,7 +1,7 @@
-"""Files that somebody put where those of a store are: refused by name, or of no account; never followed or waited for.
+"""Foreign files in the places of a store's files: refused by name or ignored, never followed or waited for.
 
-Each is opened in a process of its own, with ten seconds for it. Who has the directory can do what he likes with it; but
-a store in a directory of others, or one that was unpacked from an archive, must not write elsewhere, nor hang.
+Each store is opened in its own process, which has ten seconds. The owner of a directory can do anything with it; but a
+store in another user's directory, or one that was unpacked from an archive, must neither write elsewhere nor hang.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ QUICK, OTHERS = (link, fifo), (second_name, directory, link_to_nowhere, device)
 
 @pytest.mark.parametrize("put", [*QUICK, *(pytest.param(put, marks=pytest.mark.long) for put in OTHERS)])
 def test_what_is_no_file_of_ours(put: Callable[[Path, Path], None], filled: Path, tmp_path: Path) -> None:
-    """Told by name or by the check, or in nobody's way; and nothing is written to what it leads to."""
+    """An error or the check names the file, or it has no effect; and nothing is written to its target."""
     names = files_of(filled)
     assert len(names) >= len(KINDS)
     before: dict[Path, bytes] = {}
@@ -135,7 +135,7 @@ def test_what_is_no_file_of_ours(put: Callable[[Path, Path], None], filled: Path
         before[victim] = victim.read_bytes()
 
     assert_told_or_whole(filled, names, foreign, tmp_path)
-    # A lock has nothing but who holds it, and that may be seen under another name.
+    # A lock file only names its holder, which may be seen under another name.
     changed = [
         path.name for path, data in before.items() if path.read_bytes() != data and not data.startswith(b'{"pid"')
     ]
@@ -188,7 +188,7 @@ def assert_told_or_whole(
 
 
 def test_whose_files_and_directories_they_are(tmp_path: Path) -> None:
-    """Nobody but their owner may read or enter them, whatever the umask would allow."""
+    """Only their owner may read or enter them, whatever the umask allows."""
     make = (
         "import os, sys, kvstore, pyarrow as pa; os.umask(0)\n"
         "with kvstore.open(sys.argv[1], segment_bytes_max=4000) as store:\n"

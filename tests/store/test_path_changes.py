@@ -312,7 +312,7 @@ def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bug", [without_looking, by_path])
 def test_without_it_the_other_store_is_written(paths: Paths, monkeypatch: pytest.MonkeyPatch, bug: Any) -> None:
-    """Planted: nobody looks at the path, or files are opened by it."""
+    """Planted bugs: the path is never checked, or files are opened by their paths."""
     bug(monkeypatch)
     test = (
         test_nothing_is_acknowledged_a_second_later

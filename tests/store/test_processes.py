@@ -1,4 +1,4 @@
-"""Several processes and threads with one store: one writes a bucket, all read, and nobody sees half of anything."""
+"""Several processes and threads with one store: one writes a bucket, all read, and no read sees half of a commit."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_catalog_edits_of_two_processes_are_in_one_order(store: kvstore.Store) -
 def test_an_edit_is_seen_by_who_asked_while_it_was_being_synced(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB tells the number of a transaction a moment before anyone reads what is in it."""
+    """LMDB publishes the number of a transaction shortly before its contents can be read."""
     last_committed = Environment.last_committed
     with monkeypatch.context() as early:
         early.setattr(Environment, "last_committed", lambda self: last_committed(self) + 1)
@@ -239,7 +239,7 @@ class TestOneBucketOfSeveralIsWrittenElsewhere:
             table.upsert(writes)
             assert table.get(writes[0]["k"]) == writes[0]
             assert store.check()
-            # What was only claimed for the drop is anybody's again.
+            # A bucket that was only claimed for the drop is free again.
             run(
                 store.path,
                 """
