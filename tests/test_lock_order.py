@@ -20,15 +20,22 @@ import kvstore
 import kvstore.environment
 import kvstore.runtime
 from kvstore.environment import Environment
-from kvstore.files import Files
 from tests.support.tables import rows_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "concurrency.md"
 ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 ASSIGNED = re.compile(r"(?:self\.)?(\w+) = threading\.")
+MADE = re.compile(r"threading\.(Lock|RLock|Condition)\((?!self)")
+"""A condition that is given a lock is none of its own."""
 SIGNALS = {"kvstore/calls.py _Call._ended"}
 LMDB = "kvstore/environment.py Environment.begin_write"
+JOURNAL = "kvstore/meta/journal.py Journal._mutex"
+OPENING = "kvstore/bucket/handle.py BucketHandle._opening"
+BUCKET = "kvstore/bucket/handle.py BucketHandle._lock"
+GATE = "kvstore/bucket/committer.py Committer._gate"
+COMMITS = "kvstore/bucket/commit_lock.py CommitLock._threads"
+RUNTIMES = "kvstore/runtime.py _runtimes_mutex"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
 Edge = tuple[str, str]
@@ -94,21 +101,16 @@ class Threading:
         self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(threading, name)
+        if name in ("Lock", "RLock"):
+            return lambda: Lock(getattr(threading, name)(), creator(), self._recorder)
+        return self._condition if name == "Condition" else getattr(threading, name)
 
-    def Lock(self) -> Lock:
-        return Lock(threading.Lock(), creator(), self._recorder)
-
-    def RLock(self) -> Lock:
-        return Lock(threading.RLock(), creator(), self._recorder)
-
-    def Condition(self, lock: Lock | None = None) -> threading.Condition:
-        given: Any = Lock(threading.RLock(), creator(), self._recorder) if lock is None else lock
-        return threading.Condition(given)
+    def _condition(self, lock: Any = None) -> threading.Condition:
+        return threading.Condition(lock or Lock(threading.RLock(), creator(), self._recorder))
 
 
 def creator() -> str:
-    """File, class and attribute of the lock that the line two frames up makes."""
+    """File, class and attribute of the lock that the caller of the caller makes."""
     frame = sys._getframe(2)
     path = Path(frame.f_code.co_filename)
     line = path.read_text().splitlines()[frame.f_lineno - 1]
@@ -214,8 +216,50 @@ def at_once(works: list[Callable[[], None]]) -> None:
             done.result(600)
 
 
-def est_locks_are_taken_in_the_order_of_the_page(recorder: Recorder, tmp_path: Path) -> None:
+def made_in_source() -> Iterator[str]:
+    """Every lock that a line of kvstore and writer makes."""
+    for path in sorted((*ROOT.glob("kvstore/**/*.py"), *ROOT.glob("writer/**/*.py"))):
+        yield from (f"{path.relative_to(ROOT)} {name}" for name in locks_of(ast.parse(path.read_text()), ""))
+
+
+def locks_of(node: ast.AST, owner: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Assign) and MADE.match(ast.unparse(child.value)):
+            yield (owner + "." if owner else "") + ast.unparse(child.targets[0]).removeprefix("self.")
+        # Only forks assign to a name of the module in a function.
+        if not isinstance(child, ast.FunctionDef) or owner:
+            yield from locks_of(child, child.name if isinstance(child, ast.ClassDef) else owner)
+
+
+@pytest.fixture(scope="module")
+def order() -> dict[str, int]:
+    return order_of(PAGE.read_text())
+
+
+def test_locks_are_taken_in_the_order_of_the_page(recorder: Recorder, tmp_path: Path, order: dict[str, int]) -> None:
     run(tmp_path)
-    order = order_of(PAGE.read_text())
     assert list(faults(recorder, order)) == []
-    assert len(recorder.edges) > 10
+    # Were two rows of the page swapped, or one missing, this would fail.
+    for outer, inner in sorted(recorder.edges):
+        swapped = order | {outer: order[inner], inner: order[outer]}
+        assert f"{inner} is taken under {outer}" in list(faults(recorder, swapped))
+    for name in recorder.seen:
+        shorter = {each: number for each, number in order.items() if each != name}
+        assert f"the page lacks {name}" in list(faults(recorder, shorter))
+    # Those that the page explains were seen.
+    assert {(JOURNAL, LMDB), (OPENING, GATE), (GATE, BUCKET), (RUNTIMES, OPENING), (COMMITS, JOURNAL)} <= recorder.edges
+    assert all((JOURNAL, name) not in recorder.edges for name in order if "/replica/" in name)
+
+
+def test_the_page_lists_every_lock_of_the_source(order: dict[str, int]) -> None:
+    assert sorted(order) == sorted({*made_in_source(), LMDB} - SIGNALS)
+    assert sorted(order.values()) == list(range(1, len(order) + 1))
+
+
+def test_a_lock_under_itself_is_a_fault(order: dict[str, int]) -> None:
+    """Two buckets have each a lock of one name; no thread takes both."""
+    recorder = Recorder()
+    first, second = Lock(threading.Lock(), BUCKET, recorder), Lock(threading.Lock(), BUCKET, recorder)
+    with first, second:
+        pass
+    assert list(faults(recorder, order)) == [f"{BUCKET} is taken under {BUCKET}"]
