@@ -40,6 +40,7 @@ from kvstore.errors import (
 )
 from kvstore.files import Files
 from kvstore.meta.image import TXID_MAX, Image, Images
+from kvstore.meta.journal_segments import check_name, needed_segments, segment_name, segments_of
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
@@ -55,7 +56,6 @@ _EDITS_PER_READ = 1_000
 
 _log = logging.getLogger(__name__)
 _KEY = struct.Struct(">q")
-_NAME_DIGITS = 20
 
 
 def create_journal(directory: Path, files: Files, edit: Edit) -> None:
@@ -68,7 +68,7 @@ def create_journal(directory: Path, files: Files, edit: Edit) -> None:
     try:
         transaction = environment.begin_write()
         try:
-            database = environment.database_within(transaction, _name(edit.txid), create=True)
+            database = environment.database_within(transaction, segment_name(edit.txid), create=True)
             transaction.put(_KEY.pack(edit.txid), edits.encode(edit), db=database)
             transaction.commit()
         except lmdb.Error as error:
@@ -343,7 +343,7 @@ class Journal:
             transaction = self._environment.begin_write()
             try:
                 self._check_current()
-                names = _segments(transaction)
+                names = segments_of(transaction)
                 old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
                 for name in old:
                     self._environment.drop_database(transaction, name)
@@ -418,9 +418,9 @@ class Journal:
             raise
 
     def _put(self, transaction: Transaction, state: CatalogState, edit: Edit) -> CatalogState:
-        names = _segments(transaction)
+        names = segments_of(transaction)
         if not names or edit.txid - int(names[-1]) >= self._edits_per_segment:
-            names.append(_name(edit.txid))
+            names.append(segment_name(edit.txid))
         database = self._environment.database_within(transaction, names[-1], create=True)
         after = state.after(edit)
         transaction.put(_KEY.pack(edit.txid), edits.encode(edit), db=database)
@@ -502,7 +502,7 @@ class Journal:
         self._loaded = True
         while self._state.txid < last:
             until = min(last, Txid(self._state.txid + _EDITS_PER_READ))
-            for name in _needed(self._listed(), self._state):
+            for name in needed_segments(self._listed(), self._state):
                 try:
                     self._environment.database(name)
                 except CorruptData:
@@ -517,20 +517,20 @@ class Journal:
 
     def _listed(self) -> list[str]:
         with self._environment.read() as transaction:
-            return _segments(transaction)
+            return segments_of(transaction)
 
     def _replayed(self, transaction: Transaction, state: CatalogState, last: Txid = TXID_MAX) -> CatalogState:
         """The state after the edits that follow it, up to one."""
-        names = _segments(transaction)
+        names = segments_of(transaction)
         if names and int(names[0]) > state.txid + 1:
             with transaction.cursor(db=self._environment.database_within(transaction, names[0])) as cursor:
-                _check_name(cursor, names[0])
+                check_name(cursor, names[0])
             image = self._image_before(Txid(int(names[0])))
             self.base, state = image.head.txid, image.state
-        for name in _needed(names, state):
+        for name in needed_segments(names, state):
             database = self._environment.database_within(transaction, name)
             with transaction.cursor(db=database) as cursor:
-                _check_name(cursor, name)
+                check_name(cursor, name)
                 if cursor.set_range(_KEY.pack(state.txid + 1)):
                     for key, value in cursor.iternext():
                         edit = edits.decode(value)
@@ -578,28 +578,3 @@ def _is_late(state: CatalogState, payload: Payload) -> bool:
         return False
     known = state.consumers_of(payload.table_id).named.get(payload.name)
     return known is None or known.until_ms != payload.until_ms or not all(map(ge, payload.offsets, known.offsets))
-
-
-def _segments(transaction: Transaction) -> list[str]:
-    with transaction.cursor() as cursor:
-        names = [bytes(name) for name in cursor.iternext(values=False)]
-    for name in names:
-        if len(name) != _NAME_DIGITS or not name.isdigit():
-            raise CorruptImage("A segment of the catalog has a damaged name; run `kvstore check`.", name=name)
-    return [name.decode() for name in names]
-
-
-def _check_name(cursor: lmdb.Cursor[bytes], name: str) -> None:
-    if not cursor.first() or _name(Txid(int.from_bytes(cursor.key(), "big"))) != name:
-        raise CorruptImage("A segment of the catalog has a wrong name; run `kvstore check`.", name=name)
-
-
-def _needed(names: list[str], state: CatalogState) -> list[str]:
-    """Segments that may have edits which a state lacks; the last segment always."""
-    return [
-        name for name, following in zip_longest(names, names[1:]) if not following or int(following) > state.txid + 1
-    ]
-
-
-def _name(first: Txid) -> str:
-    return f"{first:0{_NAME_DIGITS}d}"
