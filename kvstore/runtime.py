@@ -1,4 +1,4 @@
-"""What one process shares of one directory: the catalog, open tables, checkpoints; used by every open store of it.
+"""State that one process shares for one directory: catalog, open tables, checkpoints; every open store uses it.
 
 * A runtime is opened by the first store of its directory in the process, and closed by the last.
 * Everything is closed whatever else fails, and can be closed again after an interrupt.
@@ -66,7 +66,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAME
 
 
 Elsewhere: TypeAlias = Callable[[Task, CatalogState, Files, Clock], Running | None]
-"""Starts a worker of a checkpoint on another machine, where there is too little memory here; None if there is none."""
+"""Starts a checkpoint worker on another machine, when this one has too little memory; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class StoreRuntime:
         return [_Replica(Txid(each.end)) for each in shipped if each is not None]
 
     def health(self) -> Health:
-        """How the catalog stands."""
+        """Status of the catalog."""
         return health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
 
     def verify_catalog(self) -> None:
@@ -178,7 +178,7 @@ class StoreRuntime:
         self._journal.verify()
 
     def damaged_images(self) -> list[str]:
-        """Why images that are damaged can't be used."""
+        """Reasons why damaged images can't be used."""
         images = self._journal.images
         for _ in images.usable():
             pass
@@ -224,7 +224,7 @@ class StoreRuntime:
         return definition
 
     def open_table(self, definition: TableDefinition) -> OpenTable:
-        """What this process has open of a table."""
+        """A table, opened in this process if it was not."""
         known = self._tables.get(definition.id)
         return known if known is not None else self._opened(definition)
 
@@ -344,7 +344,7 @@ class StoreRuntime:
         self._files.check()
 
     def use(self, use: object, *, writes: bool) -> None:
-        """Be used by a store."""
+        """Register a store as a user."""
         self._uses[use] = writes
 
     def has(self, use: object) -> bool:
@@ -352,7 +352,7 @@ class StoreRuntime:
         return use in self._uses
 
     def release(self, use: object) -> None:
-        """Be used by a store no more: without stores that write, others may; without any, all is closed."""
+        """Unregister a store. After the last writing one, other processes may write; after the last, all is closed."""
         with _runtimes_mutex:
             if self._uses.pop(use, None) is None or self.pid != os.getpid():
                 return
@@ -364,12 +364,12 @@ class StoreRuntime:
                         stack.callback(table.stop_writing)
 
     def abandon(self, use: object) -> None:
-        """Be used by a store no more that nobody refers to."""
-        with suppress(StoreError):  # nobody is left to be told; who opens the store next is told what is wrong
+        """Release the runtime for a store object that was garbage-collected."""
+        with suppress(StoreError):  # no caller is left; the next open reports the error
             self.release(use)
 
     def end(self) -> None:
-        """Close everything, whoever uses it."""
+        """Close everything, even if stores still use it."""
         with _runtimes_mutex:
             self._uses.clear()
             self._end()
@@ -389,7 +389,7 @@ class StoreRuntime:
                 stack.callback(table.close)
 
     def _check_open(self) -> None:
-        # What is opened a moment after close() nobody closes again.
+        # A table opened just after close() would never be closed.
         if self._ended:
             raise StoreClosed("The store was closed; open it again.", path=self.path)
 
@@ -406,7 +406,7 @@ class StoreRuntime:
         return [handle for table in self._all_tables() for handle in table.handles]
 
     def _remove_orphans(self, state: CatalogState) -> None:
-        """Remove what is left of tables that were dropped, or never quite created, when a process died."""
+        """Remove the files of tables whose drop or creation a dead process did not complete."""
         if unknown := self.unknown_tables(state):
             raise CorruptImage(
                 "The catalog is older than the tables: restore a newer one, or move away the directories it lacks.",
@@ -417,14 +417,14 @@ class StoreRuntime:
             self._remove_files(table_id)
 
     def _remove_files(self, table_id: TableId) -> None:
-        """Remove everything a table has that is gone from the catalog."""
+        """Remove all files of a table that the catalog no longer has."""
         Staging(self.path, table_id, self._files).sweep(())
         directory = self.path / paths.TABLES / str(table_id)
         with refusals(directory):
             self._files.remove_tree(directory)
 
     def unknown_tables(self, state: CatalogState) -> list[TableId]:
-        """Tables with changes that the catalog knows nothing of, and has never dropped: it has lost edits."""
+        """Tables with changes that the catalog neither has nor has dropped: it has lost edits."""
         return sorted(id for id in self._table_ids() if id >= state.next_table_id and self._has_changes(id))
 
     def _table_ids(self) -> set[TableId]:
@@ -499,7 +499,7 @@ def _nowhere(_task: Task, _state: CatalogState, _files: Files, _clock: Clock) ->
 
 
 def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:
-    """What the file STORE says; a directory that is new or empty becomes a store."""
+    """Content of the file STORE; a new or empty directory becomes a store."""
     try:
         return _identity_found(path, files, clock, read_only=read_only)
     except OSError as error:
@@ -515,7 +515,7 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
     with suppress(FileNotFoundError, NotADirectoryError):
         store = store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=STORE_BYTES_MAX))
         if not read_only:
-            # Whoever created it may have died, or been refused, before its name was durable.
+            # The process that created it may have died, or failed, before its name was durable.
             files.sync_directory(path)
         return store
     if read_only:
@@ -540,7 +540,7 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
 
 
 def _foreign(path: Path) -> list[str]:
-    """What is in a directory, but for what a creation that did not come to its end leaves there."""
+    """Names in a directory, without those that an unfinished creation leaves there."""
     meta = paths.JOURNAL.parent
     left = {
         Path(paths.STORE_FILE + paths.TEMPORARY),

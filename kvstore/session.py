@@ -71,13 +71,13 @@ class Session:
         self.runtime = shared_runtime(self._use, path, options, self.read_only, files, clock, leadership, elsewhere)
 
     def __del__(self) -> None:
-        """Close a store that no reference is left to: nothing else can."""
+        """Close a store without references, which its user can't close any more."""
         runtime: StoreRuntime | None = getattr(self, "runtime", None)
         if runtime is not None and runtime.has(self._use) and runtime.pid == os.getpid():
             in_background(partial(runtime.abandon, self._use))
 
     def close(self) -> None:
-        """Give the store up; doing so again does nothing, or what an interrupt left undone.
+        """Close the store; a second call does nothing, or completes a close that was interrupted.
 
         Raises:
             LogFailed, StoreFull: Not everything could be committed. The store is given up all the same.
@@ -106,7 +106,7 @@ class Session:
         self.runtime.place.check()
 
     def check_writable(self) -> None:
-        """Refuse to write where nothing may be written.
+        """Verify that the store may be written.
 
         Raises:
             UnsupportedOperation: The store was opened read-only, or follows a replica.
@@ -118,7 +118,7 @@ class Session:
             raise UnsupportedOperation("The store was opened read-only; open it for writing.", path=self.runtime.path)
 
     def check_registers(self) -> None:
-        """Refuse to register a reader where that is not possible.
+        """Verify that readers may be registered.
 
         Raises:
             UnsupportedOperation: The store was opened read-only.
@@ -129,7 +129,7 @@ class Session:
 
 
 def check_follows_not(path: Path) -> None:
-    """Refuse to write a copy that follows a replica.
+    """Verify that the store is not a copy that follows a replica.
 
     Raises:
         UnsupportedOperation: It is one.

@@ -180,10 +180,10 @@ class Store:
         return self.table(name)
 
     def add_columns(self, name: str, fields: Sequence[pa.Field] | pa.Schema) -> None:
-        """Add columns behind those of a table; in rows and changes that are there they are null.
+        """Add columns after those of a table; they are null in existing rows and changes.
 
         Args:
-            fields: New columns, all nullable; what types there may be stands in docs/types.md.
+            fields: New columns, all nullable; docs/types.md lists the types.
 
         Raises:
             NoSuchTable: There is none of that name.
@@ -222,13 +222,13 @@ class Store:
     def new_writer_id(self) -> int:
         """A writer id that was never given out before and never will be again; see :meth:`Bucket.apply`.
 
-        They begin at 2^62, so that nobody who chooses ids of their own is in the way.
+        They begin at 2^62, so that ids that programs choose themselves do not collide with them.
         """
         self._session.check_writable()
         return self.runtime.new_writer_id()
 
     def drop_writer(self, name: str) -> None:
-        """Forget a named writer of any table, and fence whoever writes under it; the name may be given anew.
+        """Forget a named writer of any table, and fence its current user; the name may be used again.
 
         Raises:
             InvalidRequest: No table has a writer of that name.
@@ -237,9 +237,9 @@ class Store:
         self.runtime.drop_writer(name)
 
     def consumer(self, name: str) -> Consumer:
-        """Somebody who reads changes, by name; it is registered with a table by its first commit.
+        """A named reader of changes; its first commit for a table registers it there.
 
-        A name is for one reader: two under one name would move each other.
+        A name is for one reader: two readers with one name would move each other's position.
 
         Raises:
             InvalidRequest: It is no name.
@@ -254,7 +254,7 @@ class Store:
 
     @property
     def consumers(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Who reads and said so: by name and table, for each bucket the next offset to read."""
+        """Registered consumers: by name and table, the next offset to read of each bucket."""
         self._session.check_open()
         catalog = self.runtime.catalog()
         found: dict[str, dict[str, dict[int, int]]] = {}
@@ -282,7 +282,7 @@ class Store:
         return self.runtime.check(settles=not self._session.follows)
 
     def checkpoint(self) -> Checkpoint:
-        """Make an image of the catalog, so that the next open need not replay its edits; another process does it.
+        """Make an image of the catalog in another process, so that the next open need not replay its edits.
 
         What two images make superfluous of the journal goes. It is done of its own accord after every 50,000 edits.
 
@@ -306,13 +306,13 @@ class Store:
         return dataclasses.replace(found, warnings=[*found.warnings, *registry.lag_warnings(self.runtime)])
 
     def flush(self) -> None:
-        """Return once everything acknowledged, of any table, is on the disk and seen by every process."""
+        """Make all acknowledged changes of all tables durable, and visible to every process."""
         self._session.check_open()
         self.runtime.flush()
 
     @uninterrupted
     def close(self) -> None:
-        """Commit everything and give the store up; doing so again does nothing.
+        """Commit everything and close the store; a second call does nothing.
 
         If Ctrl-C comes meanwhile, close it again: what was left is done then.
 

@@ -1,1 +1,1 @@
-"""One bucket: its write path, its recovery, its snapshots, and who may write it."""
+"""One bucket: its write path, its recovery, its snapshots, and which process may write it."""

@@ -1,7 +1,7 @@
-"""Small requests of one group as one, for one pass over the index instead of many.
+"""Joins small requests of one group into one request, so that one pass over the index serves all of them.
 
-A pass costs nearly the same for ten rows as for one. Operations take effect in their order, whichever request they are
-of, so a pass over several requests does what one pass after the other does.
+A pass costs nearly the same for ten rows as for one. Operations take effect in order, across requests, so one pass over
+several requests has the same result as a pass for each.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, WriterId, next_sequence
 from logformat.rows.changes import Changes
 
 ROWS_MAX = 4096
-"""Rows of requests that are joined; more of them would gain nothing."""
+"""Largest number of rows of joined requests; more would gain nothing."""
 
 
 def beginning(requests: Iterable[Request], fits: Callable[[Request], bool], is_new: Callable[[Request], bool]) -> int:
-    """How many requests, from the first on, can be joined: it is sure beforehand that each is to be applied.
+    """Number of requests, from the first on, that can be joined: each is certain to be applied.
 
     Args:
         fits: Whether a request may be joined with others at all.
-        is_new: Whether it is the next one of its writer, by what was applied before all of these; it may raise
+        is_new: Whether it is the next request of its writer, after those applied before all of these; may raise
             WriterRejected.
     """
     rows = count = 0
@@ -42,7 +42,7 @@ def beginning(requests: Iterable[Request], fits: Callable[[Request], bool], is_n
 
 
 def joined(requests: Sequence[Request], layout: TableLayout) -> Request:
-    """The operations of requests, whose rows are stored as they come, as one request by key; nobody awaits it."""
+    """One request with the operations of several, whose rows are stored unchanged; no caller waits for its answer."""
     if len(requests) == 1 and requests[0].grouping is not None:
         return requests[0]
     rows = pa.concat_batches([filled(request.changes.rows, layout.schema) for request in requests])
@@ -58,4 +58,4 @@ def _is_next(request: Request, before: Request | None, is_new: Callable[[Request
     try:
         return is_new(request)
     except WriterRejected:
-        return False  # for whoever looks at it by itself to tell
+        return False  # the error is raised when the request is applied alone

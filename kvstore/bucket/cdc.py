@@ -1,4 +1,4 @@
-"""From what a merge did to the change records it leaves, in the order of the operations."""
+"""Makes change records from the result of a merge, in the order of the operations."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Who commits to several buckets of a table at once: one at a time, of all processes, and the buckets come to it.
+"""The lock of commits over several buckets of a table: one commit at a time, among all processes.
 
-* The lock of a table's commits is ``flock`` on a file, like that of a bucket, so it ends with the process.
-* Who holds it and finds a bucket written elsewhere says so in a file; whoever writes there looks for it, commits what
-  it has and lets go. It writes again when the commit is over, and waits for that.
-* Who writes buckets by itself, not in commits only, shares another lock as long as it has the table open. Who commits
-  keeps the buckets it took for the next commit only if nobody else is there: the others want them back.
-* What stands there and nobody who commits is alive was left by a dead process; it is removed.
+* The lock is ``flock`` on a file, like the lock of a bucket, so it ends with the process.
+* If another process writes a bucket, the lock's holder creates a file that asks for the buckets. The writing process
+  checks for this file, commits its changes and releases its buckets. It waits for the end of the commit to write again.
+* A process that writes single buckets, not only commits, holds a shared lock while it has the table open. A committing
+  process keeps its buckets for the next commit only if no other process holds the shared lock.
+* A file that asks for buckets while no process holds the commit lock was left by a dead process, and is removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from logformat import paths
 from logformat.ids import TableId
 
 COMMIT_WAIT_SECONDS = 30
-"""How long one waits for another who commits, or who writes what is to be committed to."""
+"""How long a commit waits for another commit, or for a process that writes a bucket it needs."""
 HANDOVER_LOOK_MS = 20
-"""How often who writes looks whether its buckets are wanted."""
+"""How often a writing process checks whether another process asks for its buckets."""
 _PAUSE_SECONDS = 0.003
 _LOOK_SECONDS = 0.1
-"""How often who waits for another thread looks whether it is still waited for."""
+"""How often a thread that waits for another one checks whether its caller still waits."""
 
 
 class CommitLock:
@@ -39,8 +39,8 @@ class CommitLock:
         store: Directory of the store.
 
     Attributes:
-        wanted: Whether this process, which holds it, asks for buckets.
-        presence: Of processes that write buckets of the table by themselves.
+        wanted: Whether this process holds the lock and asks for buckets.
+        presence: Shared lock of processes that write single buckets of the table.
     """
 
     def __init__(self, store: Path, table: TableId, files: Files, clock: Clock) -> None:
@@ -58,7 +58,7 @@ class CommitLock:
         """Hold the lock.
 
         Raises:
-            StoreLocked: Another commit did not come to its end for ``COMMIT_WAIT_SECONDS``.
+            StoreLocked: Another commit did not end within ``COMMIT_WAIT_SECONDS``.
         """
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
         while not self._threads.acquire(timeout=_LOOK_SECONDS):
@@ -88,7 +88,7 @@ class CommitLock:
 
     @contextmanager
     def wanting(self) -> Iterator[None]:
-        """Ask whoever writes the table's buckets for them; the lock is held."""
+        """Ask the process that writes the table's buckets for them; this process holds the lock."""
         with refusals(self._wanted_file):
             self._files.publish(self._wanted_file, b"")
         self.wanted = True
@@ -96,7 +96,7 @@ class CommitLock:
             yield
         finally:
             self.wanted = False
-            with suppress(OSError):  # without a holder of the lock it means nothing
+            with suppress(OSError):  # without a holder of the lock the file has no effect
                 self._files.remove(self._wanted_file)
 
     def is_wanted(self) -> bool:
@@ -109,7 +109,7 @@ class CommitLock:
         return False
 
     def _remove_stale(self) -> None:
-        # Who asked died. Under the lock, so that nobody asks at this moment.
+        # The process that asked has died. Under the lock, so that no process asks at this moment.
         if self._threads.acquire(blocking=False):
             try:
                 if self._processes.try_acquire():
@@ -123,6 +123,6 @@ class CommitLock:
 
 
 def pause() -> None:
-    """Wait a moment for another process; ends the call of whoever was interrupted meanwhile."""
+    """Wait a moment for another process; raises if the caller was interrupted meanwhile."""
     check_caller()
     threading.Event().wait(_PAUSE_SECONDS)

@@ -143,7 +143,7 @@ class Committer:
         return request.answer
 
     def prepare(self, part: Prepared) -> None:
-        """Have a request applied as a part of a commit; whoever asks has to decide."""
+        """Have a request applied as a part of a commit; the caller has to decide the commit."""
         self._enqueue(part)
 
     def flush(self) -> None:
@@ -174,7 +174,7 @@ class Committer:
             with self._gate:
                 self.check()
                 self._queue.put(request)
-                self._ended = StoreClosed("The store was closed; open it again.")  # for whoever comes behind it
+                self._ended = StoreClosed("The store was closed; open it again.")  # for later callers
             answer_of(request.answer)
         except LogFailed:
             if self._options.durability != "sync":
@@ -199,7 +199,7 @@ class Committer:
         except (LogFailed, StoreReplaced) as error:
             ended = error
         finally:
-            # Whatever ended the thread, nobody may wait for it for ever, or for its transaction.
+            # However the thread ended, no caller may wait for ever for it or for its transaction.
             with self._gate, self._lock:
                 self._ended = ended
                 self._path.index.abort()
@@ -302,7 +302,7 @@ class Committer:
         """Bring the index back to what the log holds.
 
         Raises:
-            LogFailed: It can't be; nothing more may be written until it was opened anew.
+            LogFailed: The index can't be restored; nothing more may be written until the bucket is opened again.
         """
         try:
             self._path.restore(self._log)

@@ -150,7 +150,7 @@ class BucketHandle:
         return self._reader().value(key)
 
     def state(self) -> IndexState:
-        """How far everything acknowledged is."""
+        """State of the bucket with every acknowledged change."""
         while (engine := self._engine) is not None:
             with self._lock:
                 if not self._ended(engine):
@@ -215,7 +215,7 @@ class BucketHandle:
         return self._with_maintenance(Maintenance.snapshot)
 
     def retain(self) -> None:
-        """Let go what has expired of the log, as the bucket's writer; see :meth:`Maintenance.retain`."""
+        """Remove expired segments of the log, as the bucket's writer; see :meth:`Maintenance.retain`."""
         self._with_maintenance(Maintenance.retain)
 
     def verify_pages(self) -> None:
@@ -291,7 +291,7 @@ class BucketHandle:
 
     @uninterrupted
     def close(self) -> None:
-        """Commit everything and give the files up, for good."""
+        """Commit everything and close the files for good."""
         with self._opening:
             engine, self._engine = self._engine, None
             try:
@@ -394,7 +394,7 @@ class BucketHandle:
         return self._index
 
     def _recover(self) -> None:
-        """Bring back what a dead writer had acknowledged, so that it can be read."""
+        """Recover what a dead writer had acknowledged, so that it can be read."""
         if self._index is None:
             complete = is_complete(self.place, self._options, self._files)
         else:

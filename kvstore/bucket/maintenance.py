@@ -1,9 +1,9 @@
-"""Maintenance of a bucket beside its writer: snapshots, and the beginning of the log when it has expired.
+"""Maintenance of a bucket while it is written: takes snapshots, and removes expired segments of the log.
 
 * One thing at a time, in a thread of its own or in that of a caller that asks for a snapshot. The committer never waits
   for it, except for a read of the index to end when the index must grow. The read begins again afterwards.
-* Segments go only below a snapshot that was found valid just before.
-* What fails is tried again later: until then the log is longer than it could be, and nothing is lost.
+* Segments are removed only below a snapshot that was verified just before.
+* Failed work is tried again later: until then the log is longer than necessary, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REST = 4
 
 
 class _Interrupted(Exception):
-    """The work is to end, because the index must grow or the bucket is closed."""
+    """The work must end, because the index must grow or the bucket is closed."""
 
 
 class Maintenance:
@@ -114,7 +114,7 @@ class Maintenance:
                 newest = self._take()
             if newest is None:
                 return
-            # Who took it may have died, or been refused, before its name was durable.
+            # The process that took it may have died, or failed, before its name was durable.
             self._files.sync_directory(newest.directory.parent)
             with self._view() as view:
                 committed = synced_end(view.state())

@@ -32,7 +32,7 @@ class State(Enum):
     WRITING = auto()
     """This process holds the lock and has an engine."""
     CLAIMED = auto()
-    """This process holds the lock so that nobody writes."""
+    """This process holds the lock so that no process writes."""
     WRITING_CLAIMED = auto()
     """It writes, and does not hand the bucket over."""
     CLOSED = auto()
@@ -119,7 +119,7 @@ class BucketOwnership:
         return self._state in (State.CLAIMED, State.WRITING_CLAIMED)
 
     def check_open(self) -> None:
-        """Refuse a bucket that was given up: nobody would close again what is opened now.
+        """Refuse a bucket that was given up: a file opened now would never be closed.
 
         Raises:
             StoreClosed: It was.

@@ -1,8 +1,8 @@
-"""Opening a bucket for writing: what was acknowledged is brought back, whatever happened to its last writer.
+"""Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-The log is the truth. The index is taken as it is if it can be read and is not ahead of the log, and what it has not
-seen is replayed; otherwise it is built anew from the newest snapshot that is right and the log behind it, or from the
-log alone if that has everything.
+The log is the truth. An index that can be read and is not ahead of the log is used, and the changes it lacks are
+replayed. Otherwise the index is rebuilt from the newest valid snapshot and the log after it, or from the log alone if
+the log is complete.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def open_for_writing(
     files: Files,
     clock: Clock,
 ) -> WritePath:
-    """Recover a bucket whose lock is held, and open it; afterwards its index has everything its log has.
+    """Recover a bucket whose lock is held, and open it; its index then has every change of its log.
 
     Raises:
-        CorruptBatch: The log lost something that was durable. Nothing was changed.
-        StoreReplaced: The directory is not the store's any more. Nothing was changed.
+        CorruptBatch: The log lost durable changes. Nothing was changed.
+        StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     files.verify()  # what is found here is this bucket's
     index = usable_index(place, options, files)
     try:
         snapshot.sweep(place.directory, files)
         if index is not None:
-            index.show_last_commit()  # how far it is and what is replayed into it are of one moment
+            index.show_last_commit()  # its state and the replayed changes belong to one moment
         state = _state_of(index) if index is not None else None
         end = log_recovery.prepare(place.log, place.identity, _durable_end(place, state), files)
     except BaseException:
@@ -57,7 +57,7 @@ def open_for_writing(
     log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
     try:
         if index is not None and state is not None and state.applied_offset > end.offset:
-            # It holds changes that were never durable: it was committed, and the log behind it was lost.
+            # The index was committed, and then the log lost these changes, which were never durable.
             index.close()
             index = None
         if index is None:
@@ -81,7 +81,7 @@ def open_for_writing(
 
 
 def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool:
-    """Whether the index can be used as it is and the log ends where the index says, so that there is nothing to do."""
+    """Whether the index can be used and the log ends where the index says, so that nothing is to be recovered."""
     index = usable_index(place, options, files)
     if index is None:
         return False
@@ -91,7 +91,7 @@ def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool
 
 
 def is_at_end(place: BucketPlace, state: IndexState) -> bool:
-    """Whether the log ends where an index says it was synced up to, and the index has all of it."""
+    """Whether the log ends at the index's synced position, and the index has all of it."""
     last = paths.segment_file(place.log, state.synced_base)
     return (
         state.applied_offset == state.synced_offset
@@ -101,7 +101,7 @@ def is_at_end(place: BucketPlace, state: IndexState) -> bool:
 
 
 def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
-    """The index as it is, if it can be read; it is derived data, so whatever is wrong with it is no loss."""
+    """The index if it can be read; it is derived data, so damage to it loses nothing."""
     try:
         index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
     except (FileNotFoundError, CorruptData):
@@ -122,10 +122,10 @@ def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Ind
 
 
 def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
-    """Up to where the log is known to be durable: the index knows, and so does every snapshot.
+    """Durable end of the log, as the index or the newest snapshot has recorded it.
 
     Raises:
-        CorruptData: Nothing is known, and the log does not begin at its beginning.
+        CorruptData: Neither is left, and the log does not begin at offset 0.
     """
     of_index = synced_end(state) if state is not None else None
     taken = next(_snapshots(place), None)
@@ -137,7 +137,7 @@ def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
 
 
 def _snapshots(place: BucketPlace) -> Iterator[Snapshot]:
-    """Snapshots with a right manifest from which the log goes on, the newest first."""
+    """Snapshots with a valid manifest whose following changes the log holds, the newest first."""
     log_start = LogFiles(place.log, place.identity).start()
     found = snapshot.readable(place.directory, place.identity)
     return (each for each in found if each.log_end.base >= log_start)
@@ -151,10 +151,10 @@ def _build(
     files: Files,
     clock: Clock,
 ) -> None:
-    """Make the index anew, beside the place where it belongs, and move it there once it is whole.
+    """Rebuild the index under another name, and rename it once it is complete.
 
     Raises:
-        CorruptData: No snapshot is right from which the log goes on, and the log alone does not have everything.
+        CorruptData: No snapshot that the log continues is valid, and the log alone is not complete.
     """
     index = None
     for source in _snapshots(place):
@@ -163,7 +163,7 @@ def _build(
             _load(index, source, definition)
             break
         except CorruptData:
-            index.close()  # the one before it may be right
+            index.close()  # the snapshot before it may be valid
             index = None
         except BaseException:
             index.close()
@@ -183,7 +183,7 @@ def _build(
 def load_snapshot(
     place: BucketPlace, taken: Snapshot, definition: TableDefinition, options: StoreOptions, files: Files
 ) -> None:
-    """Make an index of a snapshot alone, beside its place; who opens the bucket brings in what the log has behind it.
+    """Build an index from a snapshot alone, under another name; opening the bucket replays the log after it.
 
     Raises:
         CorruptData: The snapshot is damaged.
@@ -197,7 +197,7 @@ def load_snapshot(
 
 
 def put_in_place(place: BucketPlace, files: Files) -> None:
-    """Give an index that was made beside its place its name; the one there is removed."""
+    """Rename an index that was built under another name; the old index is removed."""
     files.remove_tree(place.index)
     files.rename(place.directory / paths.REBUILT_INDEX, place.index)
     files.sync_directory(place.directory)
@@ -216,7 +216,7 @@ def _unfinished_index(place: BucketPlace, options: StoreOptions, files: Files) -
 
 
 def _load(index: Index, source: Snapshot, definition: TableDefinition) -> None:
-    """Put everything a snapshot holds into a new index.
+    """Load a snapshot into a new index.
 
     Raises:
         CorruptData: It is damaged.
@@ -253,7 +253,7 @@ def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None
 
 
 def synced_end(state: IndexState) -> LogEnd:
-    """Up to where an index knows its log to be durable."""
+    """Durable end of the log according to an index."""
     return LogEnd(state.synced_base, state.synced_position, state.synced_offset)
 
 

@@ -1,9 +1,9 @@
 """Snapshots of a bucket: its index as of one offset, in files that anything can read (docs/format.md, Snapshot).
 
-* One has its name only once it is whole, durable, and was read back: a name that is there and not right is damage.
-* It is taken from one read transaction of what is committed, so all of it is durable in the log.
-* Nothing of one is believed before the checksums of all its files were found right.
-* Only who holds the bucket's lock takes, removes, or sweeps up after them.
+* A snapshot gets its name only once it is complete, durable, and read back: an invalid one under its name is damage.
+* It is taken from one read transaction of committed data, so all of it is durable in the log.
+* Nothing in a snapshot is trusted before the checksums of all its files are verified.
+* Only the process that holds the bucket's lock takes and removes snapshots, and sweeps up unfinished ones.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Snapshot:
         )
 
     def verify(self) -> None:
-        """Hold every file against its checksum.
+        """Verify the checksum of every file.
 
         Raises:
             CorruptData: One is damaged or missing.
@@ -112,7 +112,7 @@ class Snapshot:
         """Rows as an index holds them, some at a time, in key order.
 
         Raises:
-            CorruptData: They are damaged, or others than they should be; which shows at their end.
+            CorruptData: They are damaged, or differ from the manifest, which shows at their end.
         """
         yield from rows_told(self.manifest, self._file(paths.SNAPSHOT_ROWS), definition)
 
@@ -145,7 +145,7 @@ def rows_told(manifest: Manifest, data: memoryview, definition: TableDefinition)
         data: The file with them, whose checksum is right.
 
     Raises:
-        CorruptData: They are damaged, or others than they should be; which shows at their end.
+        CorruptData: They are damaged, or differ from the manifest, which shows at their end.
     """
     count = digest = 0
     for rows in read_rows(data, definition):
@@ -234,12 +234,12 @@ def take(
             try:
                 found = read(bucket, identity, offset)
                 found.verify()
-                files.sync_directory(snapshots)  # who took it may have died, or been refused, before that
+                files.sync_directory(snapshots)  # the process that took it may have died before that
                 return found
             except UnsupportedVersion:
                 raise
             except CorruptData:
-                pass  # there is none, or it is to be replaced
+                pass  # there is none, or it is replaced
             files.make_directory(snapshots)
             sweep(bucket, files)
             directory = paths.snapshot_directory(bucket, offset)

@@ -1,7 +1,7 @@
 """Rows of a snapshot: from the index into plain Parquet, and back to the byte (docs/format.md, Snapshot).
 
-* Rows have the table's columns and the id of the schema each was stored with: enough to make key and value anew.
-* Types that Parquet has not are written as the numbers they are stored as, which loses nothing.
+* Rows have the table's columns and the id of the schema each was stored with: enough to rebuild key and value.
+* Types that Parquet lacks are written as the numbers they are stored as, which loses nothing.
 * Bits of floats survive: columns that hold any have no dictionary, for it takes every NaN for the same.
 """
 
@@ -32,7 +32,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
-    """Columns of the file for a table's: its own, and the schema id behind them."""
+    """Columns of the file: the table's, and after them the schema id."""
     fields = [field.with_type(_with_leaves(field.type, _written_as)) for field in schema]
     return pa.schema([*fields, pa.field(SCHEMA_ID, pa.int16(), False)])
 
@@ -70,7 +70,7 @@ class FileWriter:
     """A new file written from its beginning to its end, as Arrow wants one; what the disk refuses is an OSError.
 
     Attributes:
-        error: What it refused first: whatever Arrow makes of it, this is the reason.
+        error: First error of the disk: the cause of the error that Arrow raises.
     """
 
     closed = False
@@ -198,7 +198,7 @@ def read_rows(data: memoryview, definition: TableDefinition) -> Iterator[Encoded
             _check_sizes(file.metadata)
             for group in range(file.num_row_groups):
                 for rows in file.read_row_group(group).combine_chunks().to_batches():
-                    rows.validate(full=True)  # it may be of a replica that anybody made
+                    rows.validate(full=True)  # it may come from a replica, and replicas are not trusted
                     if rows.num_rows:
                         yield _encoded(rows, definition)
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
@@ -206,7 +206,7 @@ def read_rows(data: memoryview, definition: TableDefinition) -> Iterator[Encoded
 
 
 def _check_sizes(metadata: pq.FileMetaData) -> None:
-    """See what a file says of its size, before it is believed.
+    """Check the size that a file claims, before it is trusted.
 
     Columns are not looked at: pyarrow ends the process if what stands there of one contradicts itself.
     """

@@ -1,9 +1,14 @@
-"""The write path of one bucket: writer state, index (new rows in, old rows out), merge, change records, log.
+"""The write path of one bucket: it checks a request, applies it to the index, and encodes its batch for the log.
 
-* Requests of a group take effect one after the other, also where one pass over the index serves several.
-* Whatever can be wrong with a request is found before anything of it is put anywhere.
-* The index holds what the log holds, up to ``applied_offset``; what is not committed can be replayed from the log.
-* Used by the bucket's committer only, and under its lock.
+Theory of operation. A request first passes the checks of its writer's epoch and sequence; a duplicate gets its first
+answer. Where whole rows replace the stored ones, one pass over the index's open LMDB transaction stores the new rows
+and returns the old ones. Otherwise the table's engine merges the request into the stored rows, and the index changes
+last. The change records of the request become one batch, which the committer appends to the log.
+
+* Requests of a group take effect one after the other, even where one pass over the index serves several of them.
+* A refused request leaves the index as it was.
+* The index holds the changes of the log before ``applied_offset``; uncommitted ones can be replayed from the log.
+* Only the bucket's committer uses the write path, under the bucket's lock.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the index is committed when this much waits in it."""
 
 _REPLAY_TOGETHER_BYTES_MAX = 32 << 20
-"""Batches of so many bytes of rows are brought into the index together."""
+"""Batches with up to this many bytes of rows are replayed together."""
 
 _LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
 _LEAVES_A_ROW[[ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
@@ -74,14 +79,14 @@ _NO_CHANGE_TYPES = np.zeros(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of a request: its answer, and the batch to be appended, None for a duplicate."""
+    """Result of a request: its answer, and the batch to append; None for a duplicate."""
 
     result: AppendResult
     batch: EncodedBatch | None
 
 
 Outcome: TypeAlias = Applied | InvalidRequest | WriterRejected
-"""What came of a request, or why it was refused; then nothing of it was written."""
+"""Result of a request, or the reason why it was refused; then nothing of it was written."""
 
 
 class WritePath:
@@ -91,7 +96,7 @@ class WritePath:
         definition: The table.
 
     Attributes:
-        named: Writers with a name, as the catalog has them.
+        named: Named writers, as the catalog has them.
     """
 
     def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
@@ -112,7 +117,7 @@ class WritePath:
 
     @property
     def state(self) -> IndexState:
-        """How far the index is, with all that is not committed."""
+        """State of the index, including uncommitted changes."""
         return self._state
 
     def has(self, commit: OpenCommit) -> bool:
@@ -120,15 +125,15 @@ class WritePath:
         return self._writers.has(commit.writer_id, commit.sequence)
 
     def last_sequences(self) -> dict[WriterId, int]:
-        """Of each writer that is remembered, expired or not."""
+        """Last sequence of each remembered writer, expired or not."""
         return {id: entry.batches[-1].sequence for id, entry in self._writers.all().items()}
 
     def apply_all(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Apply requests one after the other, as :meth:`apply` does; small ones in one pass where that is the same.
+        """Apply requests in order, as :meth:`apply` does; small ones in one pass where the result is the same.
 
         Raises:
             CorruptData: A stored row is damaged; :meth:`restore` the index.
-            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+            lmdb.Error: The index is full or failed; :meth:`restore` it.
         """
         outcomes: list[Outcome] = []
         while rest := requests[len(outcomes) :]:
@@ -139,7 +144,7 @@ class WritePath:
                     outcomes += map(_applied, self._replace(rest[:count], now_ms))
                     continue
                 except InvalidRequest:
-                    pass  # of one of them; the others are to be applied
+                    pass  # one of them is refused; the others are applied below
             for request in rest[: max(count, 1)]:
                 try:
                     outcomes.append(self.apply(request))
@@ -148,16 +153,16 @@ class WritePath:
         return outcomes
 
     def apply(self, request: Request, *, decided: bool = False) -> Applied:
-        """Apply a request to the index and encode its batch, which is appended later.
+        """Apply a request to the index and encode its batch; the committer appends it later.
 
         Args:
-            decided: Whether it belongs to a commit that takes place, whoever has the writer's name by now.
+            decided: Whether it belongs to a decided commit, which is valid even if the writer was fenced since.
 
         Raises:
             OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
             InvalidRequest: Its content is refused. Nothing was changed.
             CorruptData: A stored row is damaged; :meth:`restore` the index.
-            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+            lmdb.Error: The index is full or failed; :meth:`restore` it.
         """
         timestamp = self._now_ms()
         seen = self._seen(request, timestamp, decided=decided)
@@ -168,29 +173,29 @@ class WritePath:
         return _applied(encoded)
 
     def commit(self) -> None:
-        """Make log and index durable, both up to the same offset.
+        """Make the log and the index durable up to the same offset.
 
         Raises:
             LogFailed: See :meth:`Log.sync`.
-            lmdb.Error: The index is full, or worse; :meth:`restore` it.
+            lmdb.Error: The index is full or failed; :meth:`restore` it.
         """
         self.log.sync()
         self._commit_index()
 
     def roll(self) -> None:
-        """Begin a new segment of the log; nothing may be applied that is not appended. See :meth:`Log.roll`."""
+        """Begin a new segment of the log; every applied batch must be appended. See :meth:`Log.roll`."""
         self.log.roll(self._writers.snapshot(self.log.end.offset))
 
     def close(self) -> None:
-        """Close log and index; what is not committed can be replayed."""
+        """Close the log and the index; uncommitted changes can be replayed."""
         self.log.close()
         self.index.close()
 
     def restore(self, log: LogFiles) -> None:
-        """Bring the index back to what the log holds, after something failed on the way.
+        """Restore the index to the content of the log, after an error.
 
         Raises:
-            StoreFull, CorruptBatch: See :meth:`catch_up`. The index is not what the log holds.
+            StoreFull, CorruptBatch: See :meth:`catch_up`. The index does not match the log.
             lmdb.Error: The index can't be used.
         """
         self.index.abort()
@@ -198,7 +203,7 @@ class WritePath:
         self.catch_up(log)
 
     def catch_up(self, log: LogFiles) -> None:
-        """Bring what the log holds and the index has not seen into it, as it is: nothing is merged again.
+        """Replay into the index the changes of the log that it lacks; nothing is merged again.
 
         Raises:
             StoreFull: The index can't grow.
@@ -208,7 +213,7 @@ class WritePath:
             try:
                 found = log.batches(self._state.applied_offset, self.log.durable.offset)
                 self._replay_all((each.header, each.data) for each in found)
-                # After a failed sync no file may have the rest.
+                # After a failed sync, the rest may be in no file.
                 unsynced = self.log.unsynced(self._state.applied_offset)
                 self._replay_all((decode_header(data), data) for data in unsynced)
             except lmdb.MapFullError:
@@ -217,7 +222,7 @@ class WritePath:
                 self._load()
 
     def _replay_all(self, found: Iterable[tuple[BatchHeader, memoryview]]) -> None:
-        """Bring batches of the log into the index, many in one pass: only the last change of each key costs a place."""
+        """Replay batches of the log, many in one pass: only the last change of each key is stored."""
         waiting: list[LogBatch] = []
         waiting_bytes = 0
         for header, data in found:
@@ -235,10 +240,10 @@ class WritePath:
             self._replay(waiting)
 
     def _replay(self, batches: Sequence[LogBatch]) -> None:
-        """Bring batches of one schema into the index."""
+        """Replay batches of one schema."""
         has_key = self.definition.primary_key is not None
         self._note(batches, self._replay_rows(batches) if has_key else _Effect(sum(b.record_count for b in batches)))
-        # What is not durable is not much, and a sync may be what failed.
+        # Little is not durable, and the sync may be what failed.
         if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
             self._commit_index()
 
@@ -248,10 +253,10 @@ class WritePath:
         self.index.commit(self._state)
 
     def _now_ms(self) -> int:
-        """The commit timestamp of what is applied now.
+        """Commit timestamp of a batch that is applied now.
 
-        It never goes back, but for the first one since the bucket was opened: if the last one is more than an hour
-        later than the clock, the clock was wrong then.
+        It never goes back, except once after the bucket was opened: if the last timestamp is more than an hour ahead of
+        the clock, the clock was wrong then.
         """
         last, now = self._state.last_timestamp, self._clock.now_ms()
         if self._stamped is None:
@@ -278,7 +283,7 @@ class WritePath:
         return self._seen(request, now_ms) is None
 
     def _replaces(self, request: Request) -> bool:
-        """Whether its rows take the place of those stored, whatever these are."""
+        """Whether its rows replace the stored rows without a look at them."""
         options = self.definition.options
         has_key = self.definition.primary_key is not None
         is_whole = has_key and self._targets_of(request) is None and options.auto_increment is None
@@ -298,7 +303,7 @@ class WritePath:
         return self._merge_stored(request, timestamp)
 
     def _replace(self, requests: Sequence[Request], timestamp: int) -> list[EncodedBatch]:
-        """Whole rows that replace those stored: what each key has in the end is known without these."""
+        """Apply whole rows that replace the stored rows: the final row of each key does not depend on these."""
         request = joined(requests, self._layout)
         grouping, incoming = request.grouping, filled(request.changes.rows, self.definition.schema)
         assert grouping is not None
@@ -313,7 +318,7 @@ class WritePath:
                 operations = self._operations(request, exchanged.there, old_rows, incoming)
                 change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
             else:
-                # Every upsert is an update that nobody is told the row before of.
+                # Every upsert is recorded as an update without the row before it.
                 old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
                 change_types, rows = np.full(len(is_delete), ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
                 ends = np.arange(1, len(is_delete) + 1)
@@ -326,7 +331,7 @@ class WritePath:
         return encoded
 
     def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
-        """Operations whose result depends on the stored rows; the index is changed once everything else is done."""
+        """Apply operations whose result depends on the stored rows; the index changes last."""
         if request.grouping is None:
             request = replace(request, grouping=group(self._layout.encode_keys(request.changes.rows)))
         assert request.grouping is not None
@@ -363,7 +368,7 @@ class WritePath:
         return OVERWRITE if request.overwrite else engine_of_table(self.definition)
 
     def _targets_of(self, request: Request) -> frozenset[str] | None:
-        """Columns a partial request is about; None if these are all that the table has by now."""
+        """Columns that a partial request sets; None if these are all columns of the current table."""
         targets, automatic = request.targets, self.definition.options.auto_increment
         if targets is None or set(self._layout.schema.names) <= {*targets, automatic}:
             return None
@@ -394,7 +399,7 @@ class WritePath:
         """See :func:`cdc.records_of`."""
         assert request.grouping is not None
         options = self.definition.options
-        # Without preimages and without a look at the row before, there is nothing to tell an insert by.
+        # Without preimages and without a look at the row before, an insert can't be recognized.
         looks = options.auto_increment is not None or self._targets_of(request) is not None
         looks = looks or not isinstance(self._engine_of(request), LastRow)
         return cdc.records_of(
@@ -402,14 +407,14 @@ class WritePath:
         )
 
     def _without_identical(self, merged: Merged, operations: Operations) -> Merged:
-        """Leave updates out that change nothing: every value has the bytes it had."""
+        """Drop updates that change nothing: every value keeps its bytes."""
         updates = np.flatnonzero((merged.before >= 0) & (merged.after >= 0) & (merged.before != merged.after))
         before, after = (
             self._layout.encode_values(take_rows(merged.pool, places[updates]), np.zeros(len(updates), np.uint64),
                                        self.definition.schema_id)[0].to_arrow()
             for places in (merged.before, merged.after)
         )  # fmt: skip
-        identical = merged.before == merged.after  # what did nothing leaves what is left out of those before it
+        identical = merged.before == merged.after  # an operation without effect keeps the row before it
         identical[updates] = pc.equal(before, after).to_numpy(zero_copy_only=False)
         kept = operations.kept(merged.after, identical)
         return Merged(merged.pool, operations.before(kept), kept)
@@ -430,12 +435,12 @@ class WritePath:
     def _exchange(
         self, keys: BinaryColumn, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
     ) -> _Exchanged:
-        """Bring the index up to date for some keys and take out what it held: with the last row, one pass does both.
+        """Store or remove the rows of keys, and return the values that the index held: one pass does both.
 
         Args:
-            keys: Different ones, in order.
-            put: For each key, whether it gets a row; else it loses the one it has.
-            rows, places: Where in ``rows`` each key's row is.
+            keys: Distinct keys, in order.
+            put: For each key, whether it gets a row; otherwise its row is removed.
+            rows, places: The row of each key is ``rows[place]``.
         """
         sums = key_sums(keys)
         listed = keys.to_list()
@@ -466,10 +471,10 @@ class WritePath:
         change_types: np.ndarray,
         ends: np.ndarray,
     ) -> list[LogBatch]:
-        """For each request a batch of its change records.
+        """A batch of change records for each request.
 
         Args:
-            ends: How many records there are up to each of all their operations, inclusive.
+            ends: Number of records up to and including each operation of all requests.
         """
         batches: list[LogBatch] = []
         operations = first = 0
@@ -514,7 +519,7 @@ class WritePath:
         return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
 
     def _note(self, batches: Sequence[LogBatch], effect: _Effect) -> None:
-        """Batches are in the index, but for their writers and how far the index is."""
+        """Record batches whose rows are in the index: their writers, and the new state of the index."""
         self.index.begin()
         before, back = self._state.last_timestamp, self._state.back_offset
         for batch in batches:
@@ -560,7 +565,7 @@ def _applied(encoded: EncodedBatch) -> Applied:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """What a batch adds to the count of rows and to the digest, modulo 2^64."""
+    """Change of the row count and of the digest (modulo 2^64) by a batch."""
 
     added_rows: int
     digest: int = 0
@@ -568,15 +573,15 @@ class _Effect:
 
 @dataclass(frozen=True, slots=True)
 class _Exchanged:
-    """What an exchange with the index gave and took, key by key.
+    """Values stored in the index and values returned from it, for each key.
 
     Attributes:
         keys, sums: The keys, and their ``checksum.key_sums``.
-        put: Whether a key got a row.
-        hashes: Of the rows put.
-        old: Values taken out, empty where there was none.
-        there: Whether there was one.
-        values: Those that were there.
+        put: Whether a row was stored for the key.
+        hashes: Hashes of the stored rows.
+        old: Values that the index held; empty where there was none.
+        there: Whether the index held a value.
+        values: The values that the index held.
     """
 
     keys: list[bytes]
@@ -588,7 +593,7 @@ class _Exchanged:
     values: BinaryColumn
 
     def effect(self, old_hashes: np.ndarray) -> _Effect:
-        """What it adds to count and digest, given the hashes of the rows that were there."""
+        """Change of the count and the digest, given the hashes of the old rows."""
         added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
         digest = int(self.hashes.sum(dtype=np.uint64)) - int(old_hashes.sum(dtype=np.uint64))
         return _Effect(int(added), digest)

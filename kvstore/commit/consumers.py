@@ -1,8 +1,8 @@
-"""Who reads a table's log and said so: nothing expires that they have yet to read.
+"""Registered readers of a table's log: changes that they have yet to read do not expire.
 
-* An offset is held from the moment the catalog has it. That the log has it is seen in the transaction that puts it
-  there, and retention removes no segment during one: so whatever is registered is there, and stays.
-* A consumer stands where it was put last until it is dropped; a lease ends by itself.
+* The log is kept from an offset on as soon as the catalog has the offset. The transaction that registers it checks that
+  the log has it, and retention removes no segment during a transaction: so the log keeps every registered offset.
+* A consumer keeps its last committed position until it is dropped; a lease ends by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from logformat.catalog.edits import SetConsumer
 from logformat.ids import OFFSET_MAX, Offset
 
 LEASE_SECONDS = 3600
-"""How long a lease lasts; whoever still reads renews it."""
+"""How long a lease lasts; a reader that is still reading renews it."""
 
 
 class Consumers:
@@ -53,16 +53,16 @@ class Consumers:
         self._put(name, given, None, strict=True)
 
     def hold(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Like :meth:`put`, of offsets that were read from the log: what has expired since is left out.
+        """Like :meth:`put`, for offsets that were read from the log; what has expired since is left out.
 
-        Who reads it is told then.
+        A reader of expired changes gets an error then.
         """
         self._put(name, self._offsets_given(offsets), None, strict=False)
 
     def lease(self, name: str, offsets: Mapping[int, int]) -> None:
         """Hold what the log has from these offsets on for ``LEASE_SECONDS``, if it ever expires.
 
-        Where nothing can be written nothing is: it is not worth an error.
+        If nothing can be written, this does nothing and raises no error.
         """
         if not self._expires():
             return
@@ -73,14 +73,14 @@ class Consumers:
     def _expires(self) -> bool:
         if self._catalog.definition().options.retention_ms is not None or self._options.log_bytes_max < UNLIMITED:
             return True
-        # A limit by size is known to the process that writes only; that there is one shows once it has taken effect.
+        # Only the writing process knows a limit by size; others see that there is one once it has taken effect.
         return any(handle.log.start() for handle in self._handles)
 
     def _put(self, name: str, offsets: Sequence[Offset], until_ms: int | None, *, strict: bool) -> None:
-        """Register offsets; where they have expired those that are left, or if ``strict`` none at all."""
+        """Register offsets; expired ones are moved to the log's start, or raise if ``strict``."""
         known = self._known(self._journal.state()).named.get(name)
         if until_ms is None and known == NamedConsumer(tuple(offsets)):
-            return  # it stands there, so the log has it
+            return  # it is registered already, so the log has it
 
         def decide(state: CatalogState) -> SetConsumer:
             self._known(state)
@@ -89,7 +89,7 @@ class Consumers:
                 if strict and offset < start:
                     raise OffsetOutOfRange(
                         "The log has expired up to a later offset; go on at `log_start` without the changes between, "
-                        "or read the table anew.",
+                        "or read the whole table again.",
                         table=state.tables[self._table].name,
                         bucket=bucket,
                         offset=offset,
@@ -98,7 +98,7 @@ class Consumers:
             held = list(map(max, offsets, starts))
             return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms)
 
-        # If it is lost, more stays than must.
+        # If the edit is lost, the log keeps more than necessary.
         goes_on = known is not None and known.until_ms == until_ms and all(map(ge, offsets, known.offsets))
         self._journal.append(decide, may_wait=goes_on)
 
@@ -136,12 +136,12 @@ class Consumers:
 
 
 class Consumer:
-    """Somebody who reads changes and says how far: none expires that it has yet to read.
+    """A registered reader of changes: changes after its committed position do not expire.
 
     Made by :meth:`kvstore.Store.consumer`; it may be used from any thread.
 
     Args:
-        of_table: Who reads the table of a name; raises if there is none, or the store was closed.
+        of_table: Returns the consumers of a table by name; raises if there is no such table, or the store was closed.
         check_registers: Raises if the store was opened read-only.
     """
 
@@ -156,39 +156,40 @@ class Consumer:
         return self._name
 
     def position(self, table: str) -> dict[int, int] | None:
-        """For each bucket of a table the next offset to read, as it was committed last; None if it never was.
+        """Next offset to read, for each bucket of a table, as last committed; None if none was committed.
 
         Raises:
-            NoSuchTable: There is none of that name.
+            NoSuchTable: There is no table of that name.
         """
         return self._of_table(table).lasting().get(self._name)
 
     def commit(self, table: str, offsets: Mapping[int, int]) -> None:
-        """Say what is to be read next. It is durable on return, and known to every process.
+        """Commit the next offsets to read. The position is durable on return, and visible to every process.
 
-        Nothing from there on expires, whatever the table's ``retention`` and ``log_bytes_max`` are, until it is moved,
-        or dropped with :meth:`kvstore.Store.drop_consumer`. It may be moved back as far as the log reaches.
+        Changes from there on do not expire, whatever the table's ``retention`` and ``log_bytes_max``, until the
+        position moves or the consumer is dropped with :meth:`kvstore.Store.drop_consumer`. It may move back as far as
+        the log reaches.
 
         Args:
             offsets: For each bucket of the table the offset after the last change that was read; the first or the last
                 of :meth:`kvstore.Table.offsets` to begin with.
 
         Raises:
-            NoSuchTable: There is none of that name.
-            InvalidRequest: There is not one offset for each bucket. It stands where it did.
-            OffsetOutOfRange: The log does not hold one of them: it has expired, or is yet to come. It stands where it
-                did, or nowhere if this was the first.
+            NoSuchTable: There is no table of that name.
+            InvalidRequest: ``offsets`` lacks a bucket. The position is unchanged.
+            OffsetOutOfRange: The log does not hold an offset: it has expired, or is not reached yet. The position is
+                unchanged.
             UnsupportedOperation: The store was opened read-only, or its files may only be read.
-            StoreFull: No space. It stands where it did.
+            StoreFull: No space. The position is unchanged.
         """
         self._check_registers()
         self._of_table(table).put(self._name, offsets)
 
 
 def consumer_name(given: Any) -> str:
-    """A name that a consumer may have.
+    """Verify the name of a consumer.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: It is not a possible name.
     """
     return printable("consumer", given, NAME_BYTES_MAX)

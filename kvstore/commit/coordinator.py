@@ -1,11 +1,11 @@
-"""One commit over all buckets of a table: all of it or nothing, whatever dies on the way (docs/format.md).
+"""One commit over all buckets of a table: all or nothing, even if a process dies (docs/format.md).
 
-1. Its rows are staged in files, every bucket is taken, and in each all checks and merges are run.
-2. If one refuses, nothing was written. Otherwise the commit is journaled: from then on it takes place.
-3. Every bucket appends its batch. Whoever takes a bucket that lacks it appends it first.
-4. That it is over is journaled, and the staged files go.
+1. The process takes every bucket, stages the rows in a file, and runs all checks and merges in each bucket.
+2. If a bucket refuses its batch, nothing was written. Otherwise the commit is journaled, and is decided from then on.
+3. Every bucket appends its batch. A process that takes a bucket without its batch appends it first.
+4. The end of the commit is journaled, and the staged file is removed.
 
-One commit at a time is on its way in a table. A bucket that another process writes is handed over for the while.
+A table has one commit at a time. Another process that writes a bucket hands it over for the duration of the commit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Commits:
 
     Args:
         handles: One for each bucket, in order.
-        lock: Lets one commit at a time run, of all processes.
-        staging: Where their batches wait until every bucket has its own.
+        lock: Lets one commit run at a time, among all processes.
+        staging: Holds their batches until every bucket has appended its own.
         catalog: The table in the catalog.
     """
 
@@ -53,16 +53,14 @@ class Commits:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Be the only one who commits to the table, and the writer of all its buckets.
-
-        What others left open is brought to its end first.
+        """Take the commit lock and all buckets of the table; open commits of dead processes are completed first.
 
         Raises:
-            StoreLocked: It is another's turn, for long, or another writes a bucket and does not hand it over.
-            CorruptData, StoreFull, LogFailed: An open commit can't be brought to its end; nothing new was begun.
+            StoreLocked: Another commit takes too long, or another process writes a bucket and does not hand it over.
+            CorruptData, StoreFull, LogFailed: An open commit can't be completed; nothing new was begun.
         """
         with self._lock.held():
-            # A commit that nobody can see yet would lose its staged rows.
+            # A commit that is not visible yet would lose its staged rows.
             self._journal.show_last_commit()
             with self._all_taken():
                 self._settle()
@@ -77,7 +75,7 @@ class Commits:
         return self._handles[BucketId(0)].last_sequence(writer_id)
 
     def settle(self) -> None:
-        """Bring open commits of dead processes to their end, unless somebody is about to."""
+        """Complete open commits of dead processes, unless another process is committing."""
         if self._catalog.writers().commits:
             self._settle_left()
 
@@ -95,8 +93,8 @@ class Commits:
 
         Raises:
             InvalidRequest, WriterRejected: A bucket refuses its batch. Nothing was written.
-            StoreFull, CorruptData, LogFailed: If ``committed`` stands in the error, the commit takes place: it is
-                brought to its end when a bucket that lacks it is written again. Otherwise nothing was written.
+            StoreFull, CorruptData, LogFailed: If the error has ``committed``, the commit is decided: it is completed
+                when a bucket without its batch is written again. Otherwise nothing was written.
         """
         first = requests[BucketId(0)]
         commit = OpenCommit(f"{self._table}-{uuid4().hex}", first.writer_id, first.writer_epoch, first.sequence)
@@ -117,7 +115,7 @@ class Commits:
             self._journal.append(self._about(BeginCommit, commit))
             takes_place = True
         finally:
-            # Who is told no, though the commit is journaled, finds it there before anything else is appended.
+            # A bucket that gets False although the commit is journaled appends the batch before anything else.
             decision.set_result(takes_place)
             if not takes_place and commit not in self._catalog.writers().commits:
                 self._staging.remove(commit.commit_id)
@@ -130,7 +128,7 @@ class Commits:
         except StoreError as error:
             error.where["committed"] = True
             raise
-        with suppress(StoreError):  # it took place; that it is over is for the next turn to say
+        with suppress(StoreError):  # every bucket has its batch; the next turn journals the end
             self._end(commit)
         return answers
 
@@ -144,7 +142,7 @@ class Commits:
         self._staging.sweep(())
 
     def _end(self, commit: OpenCommit) -> None:
-        # If it is lost, whoever goes on finds that every bucket has its batch.
+        # If this edit is lost, the next commit finds that every bucket has its batch.
         self._journal.append(self._about(EndCommit, commit), may_wait=True)
         self._staging.remove(commit.commit_id)
 
@@ -168,7 +166,7 @@ class Commits:
 
     @contextmanager
     def _all_taken(self) -> Iterator[None]:
-        """Write every bucket; those that are not this process's own go to others afterwards, if there are any."""
+        """Take every bucket; those taken only for commits are released if other processes write single buckets."""
         try:
             with ExitStack() as asking:
                 deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
@@ -182,7 +180,7 @@ class Commits:
             if self._lock.presence.others():
                 for handle in self._handles.values():
                     if not handle.writes_alone:
-                        with suppress(StoreError):  # all of it is in the log, and who writes next is told
+                        with suppress(StoreError):  # all of it is in the log, and the next write reports the error
                             handle.stop_writing()
 
     def _takes(self, handle: BucketHandle, deadline: float) -> bool:

@@ -1,9 +1,9 @@
-"""Named writers of one table: who may write under a name, and epochs, each applied once to the whole table.
+"""Named writers of one table: fencing by name, and epochs, each applied once to the whole table.
 
-* A name sends batches or epochs, for ever; which, is said by whoever uses it first.
-* To open a name fences whoever had it before.
-* Epochs are counted by a run (a Spark query, a job …). Another run may not go on under the name: its epochs would be
-  taken for duplicates. It may take the name over, and then counts anew.
+* A name sends either batches or epochs; its first use decides, and it never changes.
+* Opening a name fences the previous writer of that name.
+* A run (a Spark query, a job …) counts epochs. Another run may not continue under the name, because its epochs would
+  look like duplicates. It may take the name over, and then begins a new count.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Writers:
         """Begin a writer of batches; with a name, its earlier incarnations are fenced, and its sequences go on.
 
         Raises:
-            InvalidRequest: It is no name, or one that sends epochs.
+            InvalidRequest: The name is not possible, or sends epochs.
         """
         if name is None:
             return Identity(self.new_id())
@@ -86,9 +86,9 @@ class Writers:
         """Apply an epoch to all buckets, once; see :meth:`kvstore.Table.apply_epoch`.
 
         Args:
-            parts: What it has for each bucket, and fits the table.
+            parts: Changes for each bucket, in the schema of the table.
             epoch: None for the one after the last.
-            rest: What more it has, which is known only when nobody else writes.
+            rest: Returns further changes; called while no other process can write.
         """
         name = _name(name)
         if run is not None:
@@ -96,7 +96,7 @@ class Writers:
         if not isinstance(takeover, bool):
             raise InvalidRequest("`takeover` is True or False.", takeover=shown(takeover))
         nothing = Changes.upserts(empty(definition.schema))
-        # All that can be done before others have to wait.
+        # Prepared here, before other processes have to wait.
         requests = {
             bucket: request_of(parts.get(bucket, nothing), definition)
             for bucket in map(BucketId, range(definition.buckets))
@@ -140,7 +140,7 @@ class Writers:
                 current = error.where.get("current")
                 if current != NO_SEQUENCE or epoch == writer.first_epoch or self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, current) from error
-            # Nothing was ever applied under the name: the epoch it was opened for was refused.
+            # Nothing was ever applied under the name: its first epoch was refused.
             return self._apply(definition, requests, self._bound(name, epoch, run, writer.writer_id), epoch)
 
     def _next_epoch(self, name: str) -> int:
@@ -212,11 +212,11 @@ class Writers:
         facts: dict[str, object] = {"writer": name, "epoch": epoch, "first_epoch": writer.first_epoch}
         if isinstance(current, int):
             # The last epoch that has this sequence and does not lie far ahead of the one given.
-            behind = (epoch - writer.first_epoch - current) % (SEQUENCE_MAX + 1)
-            ahead = behind - (SEQUENCE_MAX + 1)
-            facts["last_epoch"] = epoch - (behind if behind < -ahead else ahead)
+            lag = (epoch - writer.first_epoch - current) % (SEQUENCE_MAX + 1)
+            ahead = lag - (SEQUENCE_MAX + 1)
+            facts["last_epoch"] = epoch - (lag if lag < -ahead else ahead)
         return OutOfOrderSequence(
-            "Epochs come one after the other, and only the last five are answered again; send the one behind the last.",
+            "Epochs come one after the other, and only the last five are answered again; send the one after the last.",
             **facts,
         )
 
@@ -226,7 +226,7 @@ def _sequence(writer: NamedWriter, epoch: int) -> Sequence:
 
 
 def new_writer_id(journal: Journal) -> WriterId:
-    """A writer id that nobody had before and nobody will have again."""
+    """A writer id that was never given out before, and never will be again."""
     state = journal.append(lambda state: AllocateWriter(writer_id=state.next_writer_id))
     return WriterId(state.next_writer_id - 1)
 

@@ -1,7 +1,8 @@
-"""What a commit over several buckets is about to append, in a file of its own until all of them have it.
+"""Staged batches of a commit over several buckets, in one file until every bucket has appended its batch.
 
-* A file is one record batch for each bucket, in order: checksums cover everything, and each batch says whose it is.
-* Before the commit is journaled its file is durable. It goes once every bucket has its batch, or if it never will.
+* A file is one record batch for each bucket, in order: checksums cover everything, and each batch names its bucket.
+* The file is durable before the commit is journaled. It is removed once every bucket has its batch, or if the commit
+  fails.
 """
 
 from __future__ import annotations
@@ -97,14 +98,14 @@ class Staging:
         return request_of(changes, definition, commit.writer_id, commit.sequence, commit.writer_epoch)
 
     def remove(self, commit_id: str) -> None:
-        """Remove what a commit staged, if it is there."""
+        """Remove the file of a commit, if there is one."""
         path = paths.staged_file(self._store, commit_id)
         with refusals(path):
             if self._files.exists(path):
                 self._files.remove(path)
 
     def sweep(self, open_commits: tuple[OpenCommit, ...]) -> None:
-        """Remove what was staged for commits that are not open; nobody may be about to commit to the table."""
+        """Remove the files of commits that are not open; no process may be committing to the table."""
         kept = {commit.commit_id for commit in open_commits}
         for path in (self._store / paths.STAGING).glob("*"):
             commit_id = paths.staged_commit(path.name, self._table)

@@ -1,4 +1,4 @@
-"""What a table asks of the open store it belongs to."""
+"""The checks that a table asks of its open store."""
 
 from __future__ import annotations
 

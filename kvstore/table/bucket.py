@@ -52,11 +52,11 @@ class Bucket:
 
         Args:
             changes: Upserts and deletes; none at all is a batch too, and moves the writer's sequence on.
-            writer_id: Who sends it; -1 for nobody, and then a batch that is sent twice is applied twice.
+            writer_id: Writer of the batch; with -1 (no writer), a batch that is sent twice is applied twice.
             sequence: Number of the batch among its writer's: 0, then one more each time, 0 again after 2^31-1.
             writer_epoch: Incarnation of the writer; a lower one than was seen before is refused.
-            columns: Those the batch is about, the key's among them: upserts leave the others as they are, deletes make
-                these null and remove a row of which nothing is left. All if None.
+            columns: Columns that the batch sets, with those of the key; all if None. Upserts leave the others as they
+                are; deletes set these to null, and remove a row without other values.
             overwrite: Whether rows are stored and removed as they come, whatever the table's engine and delete
                 behaviour.
             schema_id: Schema the rows follow; the current one if None.
@@ -88,9 +88,9 @@ class Bucket:
         overwrite: bool = False,
         schema_id: int | None = None,
     ) -> Future[AppendResult]:
-        """Like :meth:`apply`, for those who do not wait: batches are applied in the order they are submitted.
+        """Like :meth:`apply`, without waiting for the answer: batches are applied in the order they are submitted.
 
-        It does not wait for the bucket either, if another process was given it for a commit: it is locked then.
+        If another process has the bucket for a commit, this raises StoreLocked instead of waiting.
 
         Returns:
             The answer to come. What depends on stored rows or on sequences is raised by it, the rest by this call.

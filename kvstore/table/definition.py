@@ -1,4 +1,4 @@
-"""What a table may be: its options, and columns that come later, checked before anything is written."""
+"""Checks of a table's options and of added columns, before anything is written."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def options_of(
 
 
 def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> list[str] | None:
-    """The columns whose values say which bucket a row goes to; None for the primary key, or for none.
+    """Columns whose values decide the bucket of a row; None for the primary key, or for no columns.
 
     Args:
         schema: The table's columns, as they are stored.

@@ -1,4 +1,4 @@
-"""What a process has open of one table, shared by all who use it there."""
+"""A table that is open in a process, shared by all its users there."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ class OpenTable:
     catalog: TableCatalog
 
     def stop_writing(self) -> None:
-        """Commit everything and let other processes write; who reads here goes on."""
+        """Commit everything and let other processes write; readers of this process continue."""
         with ExitStack() as stack:
             stack.callback(self.lock.presence.release)
             for handle in self.handles:
                 stack.callback(handle.stop_writing)
 
     def close(self) -> None:
-        """Commit everything and give the files up, for good."""
+        """Commit everything and close the files for good."""
         with ExitStack() as stack:
             stack.callback(self.lock.presence.release)
             for handle in self.handles:
                 stack.callback(handle.close)
 
     def hand_over(self) -> None:
-        """Give the buckets up if another process commits to the table."""
+        """Release the buckets if another process commits to the table."""
         if any(handle.writes for handle in self.handles) and self.lock.is_wanted():
             for handle in self.handles:
                 if handle.writes:
-                    # What could not be committed is in the log; whoever writes next is told what is wrong.
+                    # Changes that could not be committed are in the log; the next write reports the error.
                     with suppress(StoreError):
                         handle.hand_over()
 

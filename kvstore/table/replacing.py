@@ -1,4 +1,4 @@
-"""A write that replaces all rows of a table: what is there and not written again is deleted."""
+"""A write that replaces all rows of a table: rows that are not written again are deleted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logformat.rows.intake import one_batch
 
 
 def check_replaceable(definition: TableDefinition) -> None:
-    """See that deletes and upserts make a table what is written.
+    """Verify that deletes and upserts can replace the rows of a table.
 
     Raises:
         UnsupportedOperation: It has no key, merges rows, or takes no deletes.
@@ -28,7 +28,7 @@ def check_replaceable(definition: TableDefinition) -> None:
 
 
 def deletes_of_others(there: pa.Table, written: Iterable[Changes], schema: pa.Schema) -> Changes:
-    """A delete of each key that is not written.
+    """Deletes of the keys that are not written.
 
     Args:
         there: The key's columns of all rows.
