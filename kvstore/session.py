@@ -27,7 +27,7 @@ class Session:
         leadership, elsewhere: See :class:`kvstore.runtime.StoreRuntime`.
 
     Attributes:
-        runtime: What this process shares of the directory.
+        runtime: State that this process shares for the directory.
         follows: Whether the store is a copy that follows a replica.
 
     Raises:

@@ -137,26 +137,26 @@ class Store:
 
         Args:
             name: Up to 255 bytes of printable text without ``$``.
-            schema: Columns; what types there may be stands in docs/types.md.
+            schema: Columns; docs/types.md lists the types.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Parts of the table, 1 to 1,024, each with a log of its own; they are written and read in parallel.
                 A process has about eight files open for each it uses.
-            bucket_key: Columns whose values say which bucket a row goes to; the primary key if None. Of a table with a
-                primary key, some of its columns. Rows of a log table without one go to any.
-            merge_engine: What becomes of a stored row when another comes: ``last_row``, ``first_row``,
+            bucket_key: Columns whose values say which bucket a row goes to; the primary key if None. In a table with a
+                primary key, they are columns of that key. Rows of a log table without a bucket key go to any bucket.
+            merge_engine: How a new row is merged into the stored row of its key: ``last_row``, ``first_row``,
                 ``kvstore.Versioned(column)`` or ``kvstore.Aggregate({column: function})``.
             changelog_image: ``full``, or ``wal``: updates without the row before, which is faster; then there is no row
-                count, no reading of former rows, and with the engine ``last_row`` every upsert is an update.
+                count and no time travel, and with the engine ``last_row`` every upsert is an update.
             delete_behavior: ``allow``, ``ignore`` or ``disable``; the engine's default if None.
             auto_increment: An integer column that the table fills: 1, 2, … for each new row.
             skip_identical_updates: Whether an update that changes nothing leaves no change.
             compression: Of the changelog: ``lz4``, ``zstd`` or None.
-            retention: Segments of the changelog go once all their changes are older than this; rows stay, and so does
-                what recovery or a registered consumer needs. All of it is kept if None. See also the setting
-                ``log_bytes_max``.
+            retention: Segments of the changelog are removed once all their changes are older than this; rows stay, and
+                so do changes that recovery or a registered consumer needs. If None, all are kept. See also the
+                setting ``log_bytes_max``.
 
         Raises:
-            TableExists: There is one of that name. Nothing was written.
+            TableExists: There is a table of that name. Nothing was written.
             InvalidRequest: A name, type or option is not possible. Nothing was written.
         """
         self._session.check_writable()

@@ -12,7 +12,7 @@ from kvstore.errors import StoreClosed
 class ReadGate:
     """Used by the committer, whose index grows, and by maintenance, which reads the index for long.
 
-    Growth waits for the read under way, which looks at :attr:`is_to_end` and gives up early; it begins again after.
+    Growth waits for the read under way, which checks :attr:`is_to_end` and ends early; it begins again afterwards.
     """
 
     def __init__(self) -> None:

@@ -75,20 +75,20 @@ class Snapshot:
 
     def state(self) -> IndexState:
         """State of an index that holds what the snapshot does."""
-        told = self.manifest
+        manifest = self.manifest
         return IndexState(
-            told.table_id,
-            told.bucket_id,
-            applied_offset=told.applied_offset,
-            synced_base=told.log_base,
-            synced_position=told.log_position,
-            synced_offset=told.applied_offset,
-            row_count=told.row_count,
+            manifest.table_id,
+            manifest.bucket_id,
+            applied_offset=manifest.applied_offset,
+            synced_base=manifest.log_base,
+            synced_position=manifest.log_position,
+            synced_offset=manifest.applied_offset,
+            row_count=manifest.row_count,
             digest=self.digest,
-            last_timestamp=told.last_timestamp,
-            next_count=told.next_count,
-            uncounted_ms=told.times[0],
-            back_offset=told.times[1],
+            last_timestamp=manifest.last_timestamp,
+            next_count=manifest.next_count,
+            uncounted_ms=manifest.times[0],
+            back_offset=manifest.times[1],
         )
 
     def verify(self) -> None:
@@ -114,30 +114,30 @@ class Snapshot:
         Raises:
             CorruptData: They are damaged, or differ from the manifest, which shows at their end.
         """
-        yield from rows_told(self.manifest, self._file(paths.SNAPSHOT_ROWS), definition)
+        yield from verified_rows(self.manifest, self._file(paths.SNAPSHOT_ROWS), definition)
 
     def _file(self, name: str) -> memoryview:
         path = self.directory / name
-        told = self.manifest.files[name]
+        expected = self.manifest.files[name]
         try:
             file = open_file(path)
         except OSError as error:
             raise CorruptData("A file of a snapshot is missing.", path=path, reason=error.strerror) from error
         with file:
             size = os.fstat(file.fileno()).st_size
-            if size != told.bytes:
+            if size != expected.bytes:
                 raise CorruptData(
                     "A file of a snapshot has another size than its manifest says; run `kvstore repair`.",
                     path=path,
                     bytes=size,
-                    expected=told.bytes,
+                    expected=expected.bytes,
                 )
-            if _checksum(file.fileno(), size) != told.crc32c:
+            if _checksum(file.fileno(), size) != expected.crc32c:
                 raise CorruptData("A file of a snapshot fails its checksum.", path=path)
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
 
 
-def rows_told(manifest: Manifest, data: memoryview, definition: TableDefinition) -> Iterator[EncodedRows]:
+def verified_rows(manifest: Manifest, data: memoryview, definition: TableDefinition) -> Iterator[EncodedRows]:
     """Rows as an index holds them, some at a time, in key order.
 
     Args:

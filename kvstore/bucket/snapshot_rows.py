@@ -208,7 +208,7 @@ def read_rows(data: memoryview, definition: TableDefinition) -> Iterator[Encoded
 def _check_sizes(metadata: pq.FileMetaData) -> None:
     """Check the size that a file claims, before it is trusted.
 
-    Columns are not looked at: pyarrow ends the process if what stands there of one contradicts itself.
+    Columns are not checked: pyarrow ends the process if the metadata of a column contradicts itself.
     """
     for number in range(metadata.num_row_groups):
         if not 0 <= metadata.row_group(number).num_rows <= GROUP_ROWS_MAX:

@@ -102,7 +102,7 @@ class TemporaryRows:
             StoreFull: The disk is full.
         """
         with self._refusals():
-            for rows in snapshot.rows_told(manifest, data, self._definition):
+            for rows in snapshot.verified_rows(manifest, data, self._definition):
                 self._index.put(rows.keys.to_list(), rows.values.to_list())
                 self._commit_if_much()
         self.last_timestamp = manifest.last_timestamp

@@ -42,7 +42,7 @@ def options_of(
         key: Names of the key's columns; None for a log table.
 
     Raises:
-        InvalidRequest: One is not possible, or not with another.
+        InvalidRequest: An option is not possible, or not together with another.
     """
     engine = engine_given(merge_engine)
     retention_ms = _milliseconds(retention)
@@ -88,7 +88,7 @@ def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> l
         key: Names of the primary key's columns; None for a log table.
 
     Raises:
-        InvalidRequest: There is no such column, it is no part of the primary key, or could not be one.
+        InvalidRequest: There is no such column, it is not part of the primary key, or its type can't be part of a key.
     """
     if given is None:
         return None
@@ -107,7 +107,7 @@ def added_fields(fields: Any) -> list[pa.Field]:
     """Fields to be added to a table.
 
     Raises:
-        InvalidRequest: They are none, or take no nulls.
+        InvalidRequest: They are not fields, or take no nulls.
     """
     listed = (
         [fields] if isinstance(fields, pa.Field) else list(fields) if isinstance(fields, (Sequence, pa.Schema)) else []

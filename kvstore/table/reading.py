@@ -75,7 +75,7 @@ class TableReads:
 
     @property
     def identity(self) -> tuple[UUID, int]:
-        """Ids of the store and of the table: a name may be given anew, they never are."""
+        """Ids of the store and of the table: unlike a name, an id is never used again."""
         identity = self._handles[0].place.identity
         return identity.store_id, identity.table_id
 
@@ -86,7 +86,7 @@ class TableReads:
 
     @property
     def schema_id(self) -> int:
-        """Of the current schema; it grows with each change of the columns."""
+        """Id of the current schema; it grows with each change of the columns."""
         return self._current().schema_id
 
     @property
@@ -96,17 +96,17 @@ class TableReads:
 
     @property
     def buckets(self) -> int:
-        """How many there are, numbered from 0."""
+        """Number of buckets; they are numbered from 0."""
         return self._current().buckets
 
     @property
     def bucket_key(self) -> tuple[str, ...] | None:
-        """Names of the columns that say which bucket a row goes to; None for a log table whose rows go to any."""
+        """Names of the columns that decide the bucket of a row; None for a log table whose rows may go to any."""
         return self._current().bucket_key
 
     @property
     def options(self) -> TableOptions:
-        """How the table behaves, as :meth:`kvstore.Store.create_table` was told."""
+        """Options of the table, as given to :meth:`kvstore.Store.create_table`."""
         return self._current().options
 
     # Rows
@@ -132,7 +132,7 @@ class TableReads:
     def __contains__(self, key: Keys) -> bool:
         return self.get(key) is not None
 
-    __iter__ = None  # a table is no sequence of its keys; scan() gives its rows
+    __iter__ = None  # a table is not a sequence of its keys; scan() returns its rows
 
     def lookup(self, keys: Keys) -> pa.Table:
         """The rows of keys, one for each key, in order.
@@ -141,7 +141,7 @@ class TableReads:
             keys: A list of keys (scalars, tuples or dicts), or Arrow data: the key's columns, or the one it has.
 
         Returns:
-            All columns, and ``_found``. Where it is false, the row holds its key and nulls.
+            All columns, and ``_found``. Where ``_found`` is false, the row holds the key and nulls.
 
         Raises:
             SchemaMismatch: A key does not fit.
@@ -152,7 +152,7 @@ class TableReads:
         return rows_of_keys(self._handles, self._keyed, key_rows)
 
     def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
-        """The rows whose keys begin with some values, in key order; with several buckets, one bucket after the other.
+        """The rows whose keys begin with given values, in key order; with several buckets, one bucket after the other.
 
         Only one bucket is read if the prefix has all columns of the bucket key.
 
@@ -160,7 +160,7 @@ class TableReads:
             prefix: Values of the first columns of the key: a dict, or a tuple in key order.
 
         Raises:
-            SchemaMismatch: It is no beginning of a key, or a value does not fit.
+            SchemaMismatch: The columns are not the first ones of the key, or a value does not fit.
             CorruptData: A row is damaged.
         """
         definition = self._keyed()
@@ -168,7 +168,7 @@ class TableReads:
         return rows_of_prefix(self._handles, self._keyed, values)
 
     def buckets_of(self, keys: Keys) -> list[int]:
-        """For each key the bucket its row is in.
+        """The bucket of each key.
 
         Args:
             keys: See :meth:`lookup`.
@@ -187,19 +187,19 @@ class TableReads:
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
     ) -> pa.RecordBatchReader:
-        """All rows in key order, as they are at the moment of the call.
+        """Read all rows in key order, as they are at the moment of the call.
 
         Args:
-            columns: Those wanted, in this order; all if None.
+            columns: Columns to return, in this order; all if None.
             filter: Only rows for which it is true, such as ``pc.field("n") > 1``; it may use any column.
-            limit: The first so many.
-            as_of: As they were after all changes before this offset, or before the first commit at or after this time;
-                its reading needs the log since then.
+            limit: Largest number of rows.
+            as_of: Read the rows as they were after all changes before this offset, or before the first commit at or
+                after this time; this needs the log since then.
 
         Raises:
             InvalidRequest: An argument is not possible; a filter that fails for a row is raised by the reader.
             SchemaMismatch: There is no such column.
-            OffsetOutOfRange: The log does not reach back to ``as_of``, or has not come to it.
+            OffsetOutOfRange: The log does not reach back to ``as_of``, or has not reached it yet.
             CorruptData: A row or a change is damaged; the reader may raise it.
         """
         definition = self._keyed()
@@ -209,13 +209,15 @@ class TableReads:
             check_filter(filter, definition.schema)
         if limit is not None:
             limit = integer_within("limit", limit, 0, OFFSET_MAX)
-        needed = names if filter is None else definition.schema.names  # pyarrow does not tell what a filter uses
+        needed = (
+            names if filter is None else definition.schema.names
+        )  # pyarrow does not report which columns a filter uses
         wanted = schema.names if needed is None else needed
         buckets = self._bucket_ids()
         places = {bucket: place_in("as_of", as_of, bucket, buckets) for bucket in buckets}
 
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
-            # Of now, so that it has the schemas of all rows.
+            # The current definition has the schemas of all rows.
             current, place = self._keyed(), places[handle.place.identity.bucket_id]
             if place is None:
                 ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
@@ -229,7 +231,7 @@ class TableReads:
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
 
     def count(self) -> int:
-        """Number of rows; of a log table, of records appended.
+        """Number of rows; for a log table, number of appended records.
 
         Raises:
             UnsupportedOperation: The table's changelog is a WAL image.
@@ -243,7 +245,7 @@ class TableReads:
     # Changes
 
     def offsets(self) -> dict[int, tuple[int, int]]:
-        """For each bucket the first offset the log holds, and the one after its last."""
+        """For each bucket, the first offset that the log holds and the offset after its last."""
         self._current()
         return {
             bucket: (handle.log.start(), handle.state().applied_offset) for bucket, handle in enumerate(self._handles)
@@ -257,26 +259,26 @@ class TableReads:
         columns: Sequence[str] | None = None,
         follow: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Changes in the order they were made; with several buckets one bucket after the other, or as they come.
+        """Read changes in commit order; several buckets one after the other, or, with ``follow``, as changes arrive.
 
         Args:
             start: ``full`` (the current rows as inserts, then the changes after them), ``earliest``, ``latest``, an
                 offset, an offset for each bucket, or a time: the first commit at or after it.
             end: Exclusive: ``latest``, an offset, one for each bucket, or a time: the first commit at or after it.
-            bucket: Only this bucket's.
-            columns: Those wanted, in this order; all if None.
-            follow: Wait for changes to come, of this process or another, until ``end`` is reached. An offset or a time
-                may be to come; ``latest`` is never reached. A change comes as soon as other processes see it, so in
-                the process that writes nothing is committed for it; :meth:`flush` hastens it.
+            bucket: Read only this bucket.
+            columns: Columns to return, in this order; all if None.
+            follow: Wait for new changes, of this process or another, until ``end`` is reached. An offset or a time
+                may be in the future; ``latest`` is never reached. A change is returned once other processes see it;
+                the writing process does not commit earlier for it, but :meth:`flush` does.
 
         Returns:
             Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and the row,
-            none of them empty. Waiting, it raises StoreClosed or NoSuchTable once the store is closed, or the table
-            dropped.
+            none of them empty. While it waits, the iterator raises StoreClosed or NoSuchTable once the store is
+            closed or the table dropped.
 
         Raises:
             InvalidRequest: An argument is not possible, or ``end`` comes before ``start``.
-            OffsetOutOfRange: The log does not hold ``start``, or has not come to ``end``.
+            OffsetOutOfRange: The log does not hold ``start``, or has not reached ``end``.
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
@@ -290,17 +292,17 @@ class TableReads:
         columns: Sequence[str] | None = None,
         follow: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Changes in the order they were made, each in one row: an update with the row before and the row after.
+        """Read changes in commit order, one row for each: an update has the row before and the row after.
 
         Args:
-            start, end, bucket, follow: See :meth:`changelog`. Where a range of offsets divides an update, it belongs to
-                the one that has its second half.
-            columns: Those wanted of the rows before and after, in this order; all if None.
+            start, end, bucket, follow: See :meth:`changelog`. An update belongs to the range of offsets that has its
+                second half.
+            columns: Columns of the rows before and after, in this order; all if None.
 
         Returns:
             Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and two
-            structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has offset and type
-            of its second half, ``update_postimage``. In a log table every row is an ``append``.
+            structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has the
+            offset and the type of its second half, ``update_postimage``. In a log table every row is an ``append``.
 
         Raises:
             InvalidRequest, OffsetOutOfRange, SchemaMismatch, CorruptBatch: See :meth:`changelog`.
@@ -311,19 +313,19 @@ class TableReads:
         return binlog_of(changes, schema)
 
     def undo(self, start: Start) -> Changes:
-        """What makes the rows again what they were at ``start``, whatever was changed since.
+        """The changes that restore all rows to their state at ``start``.
 
-        Nothing is written: apply it before anything else is, ``overwrite`` if the table's engine is not ``last_row`` or
-        it fills a column; see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`. Each key that changed is
-        in it once, in key order: deleted if it had no row, else with its row. So it may be applied in parts, if it is
-        very long.
+        Nothing is written. Apply the result before other changes; with ``overwrite`` if the table's engine is not
+        ``last_row`` or the table fills a column; see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`.
+        Each changed key is in it once, in key order: with a delete if it had no row, otherwise with its row. So a very
+        long result may be applied in parts.
 
         Args:
             start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
-                time, ``earliest`` or ``latest``; what comes before it stays.
+                time, ``earliest`` or ``latest``; changes before it stay.
 
         Raises:
-            InvalidRequest: It is nothing of these.
+            InvalidRequest: ``start`` is none of these.
             UnsupportedOperation: The table's changelog is a WAL image.
             OffsetOutOfRange: The log does not hold ``start``.
             CorruptBatch: The log is damaged.
@@ -336,7 +338,7 @@ class TableReads:
         changes = self._changes(names, start, "latest", whole_updates=True)
         return first_changes(changes, definition).undo()
 
-    # For readers in other processes, which share the work
+    # For readers in several processes, which share the work
 
     @property
     def store_path(self) -> Path:
@@ -344,7 +346,7 @@ class TableReads:
         return self._handles[0].place.directory.parents[2]
 
     def changelog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Columns of the changelog; all if None.
+        """Schema of the changelog with these columns; all if None.
 
         Raises:
             SchemaMismatch: There is no such column.
@@ -352,7 +354,7 @@ class TableReads:
         return changelog_schema(self._current(), _names(columns))
 
     def scan_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Columns of a scan; all if None.
+        """Schema of a scan with these columns; all if None.
 
         Raises:
             SchemaMismatch: There is no such column.
@@ -360,10 +362,10 @@ class TableReads:
         return scan_schema(self._keyed(), _names(columns))
 
     def binlog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Columns of the binlog.
+        """Schema of the binlog.
 
         Args:
-            columns: Those of the rows before and after; all if None.
+            columns: Columns of the rows before and after; all if None.
 
         Raises:
             SchemaMismatch: There is no such column.
@@ -373,7 +375,7 @@ class TableReads:
         return binlog_schema(self._current(), _names(columns))
 
     def offset_ranges(self, start: Start = "earliest", end: End = "latest") -> dict[BucketId, tuple[Offset, Offset]]:
-        """For each bucket the offsets that :meth:`changelog` would read from (inclusive) and to (exclusive).
+        """For each bucket, the offsets from which (inclusive) and to which (exclusive) :meth:`changelog` would read.
 
         Raises:
             InvalidRequest, OffsetOutOfRange: See :meth:`changelog`.
@@ -388,7 +390,7 @@ class TableReads:
         return ranges
 
     def offsets_as_of(self, as_of: int | Mapping[int, int] | dt.datetime) -> dict[BucketId, Offset]:
-        """For each bucket the offset before which lies what :meth:`scan` would read as of this.
+        """For each bucket, the offset that :meth:`scan` would read as of.
 
         Raises:
             InvalidRequest, OffsetOutOfRange: See :meth:`scan`.
@@ -411,20 +413,20 @@ class TableReads:
         return found
 
     def committed(self) -> dict[BucketId, tuple[Offset, int]]:
-        """For each bucket the offset after the last change that every process sees, and when that was committed (ms).
+        """For each bucket, the offset after the last change that every process sees, and its commit timestamp (ms).
 
-        For those who ask often: it costs next to nothing.
+        Cheap enough for frequent calls.
         """
         self._current()
         states = {bucket: handle.committed() for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True)}
         return {bucket: (state.applied_offset, state.last_timestamp) for bucket, state in states.items()}
 
     def bucket_of(self, values: Mapping[str, pa.Scalar]) -> int | None:
-        """The bucket of all rows with these values; None if there may be some in several."""
+        """The bucket of all rows with these values; None if several buckets may have some."""
         return bucket_of(self._current(), values)
 
     def shares(self, bucket: int) -> Splits:
-        """Reads of a bucket that are cut up among several.
+        """Reads of a bucket that several readers share.
 
         Raises:
             InvalidRequest: The table has no such bucket.
@@ -471,7 +473,7 @@ class TableReads:
     def _held(
         self, handle: BucketHandle, read: Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
-        """Iterate over what ``read`` makes of a view, which is taken now and given up with the iterator."""
+        """Iterate over the batches that ``read`` returns for a view, taken now and closed with the iterator."""
 
         def run() -> Iterator[pa.RecordBatch]:
             with handle.snapshot() as view:
@@ -484,14 +486,14 @@ class TableReads:
         return iterator
 
     def _while_current(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, as long as there is the table, and the store is open here."""
+        """The same batches, as long as the table exists and the store is open here."""
         self._current()
         try:
             for batch in batches:
                 yield batch
                 self._current()
         except (StoreError, OSError):
-            self._current()  # if it is not, that is why
+            self._current()  # a dropped table or closed store is the cause to report
             raise
 
 

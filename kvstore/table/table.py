@@ -59,21 +59,21 @@ class Table(TableReads):
     # Writing
 
     def upsert(self, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
-        """Store rows, each in place of the one its key has; for a log table, append them.
+        """Store rows, each in place of the stored row of its key; for a log table, append them.
 
-        Up to ``batch_rows_max`` rows, if they have no more than 64 MiB, are one batch: one commit, all or nothing.
-        More are applied in several. Of several buckets each has a batch of its own, and if it fails, others may have
-        taken theirs: ``buckets_written`` of the error says which.
+        Up to ``batch_rows_max`` rows of at most 64 MiB are one batch: one commit, all or nothing. More rows are applied
+        in several batches. Each bucket has a batch of its own; if one fails, other buckets may have written theirs:
+        ``buckets_written`` of the error lists them.
 
         Args:
-            data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column, but for
+            data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column except
                 an auto-increment one.
-            columns: A partial update: those that ``data`` has and that are set, the key's among them; the others stay
-                as they are, or null where there was no row.
+            columns: For a partial update, the columns that ``data`` has, with those of the key; the others stay as they
+                are, or are null where there was no row.
 
         Raises:
-            SchemaMismatch, KeyTooLarge, AggregateOverflow: A row does not fit. Nothing of its batch, or of those after
-                it, was written; but see above of the last.
+            SchemaMismatch, KeyTooLarge, AggregateOverflow: A row does not fit. Nothing of its batch, or of the batches
+                after it, was written; with several buckets, see above.
             InvalidTargetColumns: See ``columns``. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
@@ -88,15 +88,15 @@ class Table(TableReads):
         return self._apply_all((Changes.upserts(rows) for rows in batches), definition, targets)
 
     def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:
-        """Remove the rows of keys; a key that is not there is no error.
+        """Remove the rows of keys; a key without a row is no error.
 
         Args:
             keys: A key (scalar, tuple or dict), a list of keys, or Arrow data: the key's columns, or the one it has.
-            columns: A partial delete: those that become null, the key's among them; a row of which nothing is left is
-                removed.
+            columns: For a partial delete, the columns that become null, with those of the key; a row without other
+                values is removed.
 
         Raises:
-            SchemaMismatch: A key does not fit. Nothing of its batch, or of those after it, was written.
+            SchemaMismatch: A key does not fit. Nothing of its batch, or of the batches after it, was written.
             InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
@@ -108,9 +108,9 @@ class Table(TableReads):
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
     def apply(self, changes: Changes) -> WriteResult:
-        """Apply upserts and deletes in order; for each bucket they are one batch, see :meth:`Bucket.apply`.
+        """Apply upserts and deletes in order, as one batch for each bucket; see :meth:`Bucket.apply`.
 
-        If that of one bucket fails, others may have taken theirs, see :meth:`upsert`.
+        If the batch of one bucket fails, other buckets may have written theirs; see :meth:`upsert`.
         """
         self._access.check_writable()
         definition = self._current()
@@ -118,15 +118,15 @@ class Table(TableReads):
         return self._apply_all(iter([fitting]), definition, targets)
 
     def writer(self, name: str | None = None, **options: Any) -> TableWriter:
-        """A writer that gathers rows into batches and sends each exactly once, whatever is lost on the way.
+        """A writer that collects rows into batches and applies each exactly once, even if answers are lost.
 
-        With a name, it goes on where the last writer of that name was; that one, if it is still at work anywhere, is
-        fenced. Without, it is someone new. A name is for batches or for :meth:`apply_epoch`, not for both. Rows that
-        were not acknowledged when a process died are not known to the next one: exactly-once over a restart needs
-        epochs, or sequences the caller keeps (:meth:`Bucket.apply`).
+        With a name, it continues after the last writer of that name, and fences that writer if it still works anywhere.
+        Without a name, it is a new writer. A name is for batches or for :meth:`apply_epoch`, not for both. A new
+        process does not know the rows that were not acknowledged when the last one died: exactly-once over a restart
+        needs epochs, or sequences that the caller keeps (:meth:`Bucket.apply`).
 
         Args:
-            name: Belongs to this table, and never expires; :meth:`kvstore.Store.drop_writer` forgets it.
+            name: Name of the writer in this table. It never expires; :meth:`kvstore.Store.drop_writer` forgets it.
             options: Fields of :class:`writer.WriterOptions`: ``batch_rows``, ``batch_bytes``, ``linger_ms`` ….
 
         Raises:
@@ -136,7 +136,7 @@ class Table(TableReads):
         self._current()
         if unknown := set(options) - set(WriterOptions.__dataclass_fields__):
             raise InvalidRequest("There is no such option of a writer.", unknown=sorted(unknown))
-        WriterOptions(**options)  # before anyone is fenced
+        WriterOptions(**options)  # checked before another writer is fenced
         identity = self._writers.open(name)
         return uninterrupted(TableWriter)(self, identity, new_id=self._writers.new_id, **options)
 
@@ -145,24 +145,24 @@ class Table(TableReads):
     ) -> WriteResult:
         """Apply changes to all buckets as one epoch of a named writer: once, and all or nothing.
 
-        Every bucket gets exactly one batch, empty where the epoch has nothing for it. An epoch that was applied before
-        is answered as it was then, for the last five; whoever is not sure sends it again. If a process dies in the
-        middle, the epoch was not applied at all, or it is brought to its end by whoever opens the table next.
+        Every bucket gets exactly one batch, empty where the epoch has no changes for it. One of the last five epochs
+        gets its first answer when it is sent again, so a caller that is not sure may do so. If a process dies
+        meanwhile, the epoch is either not applied at all, or completed by the next process that opens the table.
 
         Args:
             changes: Upserts and deletes, in order; see :meth:`Bucket.apply`.
-            writer: Name of who counts the epochs; it sends nothing else.
-            epoch: Number of the epoch: any to begin with, then one more each time.
-            run: Who counts them in the writer's name, such as the id of a Spark query. Another run is refused.
-            takeover: Go on in the name of another run, which is refused from now on. Epochs count anew from this one.
+            writer: Name of the writer that counts the epochs; it sends nothing else.
+            epoch: Number of the epoch: any number at first, then one more each time.
+            run: Run that counts them under this name, such as the id of a Spark query. Another run is refused.
+            takeover: Take the name over from another run, which is refused from now on. Epochs count from this one on.
 
         Raises:
             OutOfOrderSequence: The epoch is not the one after the last. Nothing was written.
             WriterFenced: Another run has the name. Nothing was written.
             InvalidRequest: The content is refused, or an argument; or the name sends batches. Nothing was written.
             StoreLocked: Another process writes a bucket and does not hand it over. Nothing was written.
-            StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`. If ``committed`` stands in the error, the epoch
-                takes place: it is brought to its end before anything else is written.
+            StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`. If the error has ``committed``, the epoch is
+                decided: it is completed before anything else is written.
         """
         self._access.check_writable()
         definition = self._current()
@@ -172,10 +172,10 @@ class Table(TableReads):
         return self._writers.apply_epoch(definition, parts, writer, number, run, takeover)
 
     def is_applied(self, writer: str, epoch: int) -> bool:
-        """Whether an epoch is the last that was applied under a name, to all buckets.
+        """Whether an epoch is the last one that was applied under a name, to all buckets.
 
-        For whoever can't tell whether its last call of :meth:`apply_epoch` came to an end, and would rather not send it
-        again. A commit that a dead process left open is brought to its end first.
+        For a caller that does not know whether its last :meth:`apply_epoch` was completed, and can't send it again. An
+        open commit of a dead process is completed first.
 
         Raises:
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`apply_epoch`.
@@ -193,13 +193,13 @@ class Table(TableReads):
         takeover: bool = False,
         replaces: bool = False,
     ) -> WriteResult:
-        """Like :meth:`apply_epoch`, for changes that are spread over the buckets already.
+        """Like :meth:`apply_epoch`, for changes that are already split by bucket.
 
         Args:
-            parts: What there is for each bucket, as :meth:`by_bucket` makes them, in any schema of the table.
-            epoch: None for the one after the writer's last: then it is all or nothing, but not once.
-            replaces: Whether all rows with other keys are deleted; what other threads of this process write meanwhile
-                stays.
+            parts: Changes for each bucket, as :meth:`by_bucket` splits them, in any schema of the table.
+            epoch: None for the one after the writer's last: then the write is all or nothing, but not exactly-once.
+            replaces: Whether all rows with other keys are deleted; rows that other threads of this process write
+                meanwhile stay.
 
         Raises:
             InvalidRequest: Rows belong to another bucket; or see :meth:`apply_epoch`. Nothing was written.
@@ -225,48 +225,49 @@ class Table(TableReads):
         return self._writers.apply_epoch(definition, whole, writer, number, run, takeover, rest if replaces else None)
 
     def check_replaceable(self) -> None:
-        """See that a write can replace all rows.
+        """Verify that a write can replace all rows.
 
         Raises:
-            UnsupportedOperation: It has no key, merges rows, or takes no deletes.
+            UnsupportedOperation: The table has no key, merges rows, or takes no deletes.
         """
         check_replaceable(self._current())
 
     @property
     def writers(self) -> dict[str, NamedWriter]:
-        """Writers with a name: what they send, and under which id and incarnation."""
+        """Named writers: what they send, and under which id and epoch."""
         self._current()
         return self._writers.named()
 
     def by_bucket(
         self, changes: Changes, other: int = 0, overwrite: bool = False, schema_id: int | None = None
     ) -> dict[int, Changes]:
-        """Changes by the bucket they belong to, for :meth:`Bucket.apply`; those of one stay in the order they came.
+        """Split changes by bucket, for :meth:`Bucket.apply`; the changes of each bucket keep their order.
 
         Args:
-            changes: With all columns, but for an auto-increment one.
-            other: Where all go if the table has no bucket key.
-            overwrite: Whether they are to be applied so; they may then have values of an auto-increment column.
-            schema_id: Schema the rows follow, and then the batch too; the current one if None.
+            changes: Changes with all columns except an auto-increment one.
+            other: Bucket of all changes if the table has no bucket key.
+            overwrite: Whether they will be applied with ``overwrite``; then they may fill an auto-increment column.
+            schema_id: Schema of the rows; the current one if None. The batch must be applied with the same.
 
         Raises:
-            SchemaMismatch, UnknownSchema, InvalidTargetColumns: They do not fit the table.
+            SchemaMismatch, UnknownSchema, InvalidTargetColumns: The changes do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
         home = self._handle(other).place.identity.bucket_id
         return dict(spread(self._current(), self.fitting(changes, overwrite, schema_id), home))
 
     def fitting(self, changes: Changes, overwrite: bool = False, schema_id: int | None = None) -> Changes:
-        """Changes in the columns of the table; see :meth:`by_bucket`, also for what is raised."""
+        """Changes with the columns of the table; see :meth:`by_bucket`, also for errors."""
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         return fitted(changes, definition, id, None, overwrite=overwrite)[0]
 
     def row_indices_by_bucket(self, rows: pa.RecordBatch, other: int) -> list[tuple[BucketId, pa.Int64Array | None]]:
-        """Which of rows that fit the table belong to each bucket; None for all.
+        """Indices of the rows of each bucket; None for all rows.
 
         Args:
-            other: Where all go if the table has no bucket key.
+            rows: Rows that fit the table.
+            other: Bucket of all rows if the table has no bucket key.
 
         Raises:
             InvalidRequest: The table has no such bucket.
@@ -282,22 +283,23 @@ class Table(TableReads):
         return Bucket(self._handle(bucket), self._catalog, self._access)
 
     def flush(self) -> None:
-        """Return once everything acknowledged is seen by every process, and is on the disk."""
+        """Make all acknowledged changes durable, and visible to every process."""
         self._current()
         for handle in self._handles:
             handle.flush()
 
     def snapshot(self) -> TableSnapshot:
-        """Write everything acknowledged into files that anything can read; writing goes on meanwhile.
+        """Write all rows into Parquet files; writing goes on meanwhile.
 
-        Recovery begins with the newest one if the index is lost, so a log may be cut below it. The newest two are kept.
+        If an index is lost, recovery begins with the newest snapshot, so the log before it may expire. The newest two
+        snapshots are kept.
 
         Returns:
-            Once it is durable: which offsets it is of, and where it is.
+            Offset and directory of each bucket's snapshot, which is durable.
 
         Raises:
             StoreLocked: Another process writes the table.
-            StoreFull, LogFailed: The disk refused. Nothing is left of it, and writing goes on.
+            StoreFull, LogFailed: The disk failed. Nothing is left of the snapshot, and writing goes on.
             CorruptData: A stored row is damaged.
         """
         self._access.check_writable()
@@ -312,12 +314,12 @@ class Table(TableReads):
 
     @property
     def consumers(self) -> dict[str, dict[int, int]]:
-        """Who reads the table and said so: by name, for each bucket the next offset to read."""
+        """Registered consumers: by name, the next offset to read of each bucket."""
         self._current()
         return self._consumers.lasting()
 
     def hold(self, consumer: str, offsets: Mapping[int, int]) -> None:
-        """Like :meth:`kvstore.commit.consumers.Consumer.commit`, but what has expired of it is left out.
+        """Like :meth:`kvstore.commit.consumers.Consumer.commit`, but expired changes are left out.
 
         Raises:
             UnsupportedOperation, StoreFull: See there.
@@ -327,12 +329,12 @@ class Table(TableReads):
         self._consumers.hold(consumer, offsets)
 
     def lease(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Have the log kept from these offsets on for a while, as far as it is there; done again, it lasts anew.
+        """Keep the log from these offsets on for an hour, as far as the log has it; a second call renews the lease.
 
-        Nothing is written if the log of this table never expires, as far as is known, or nothing may be written.
+        Nothing is written if, as far as is known, the log of this table never expires, or if the store is read-only.
 
         Args:
-            name: Of the lease; nobody else has it.
+            name: Name of the lease; no other reader uses it.
         """
         self._current()
         with suppress(UnsupportedOperation):
@@ -348,18 +350,18 @@ class Table(TableReads):
         where: pc.Expression | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
     ) -> Any:
-        """All rows as a DataFrame, as they are at the moment of the call; the fastest way for Spark to read them.
+        """Read all rows into a DataFrame, as of the moment of the call; the fastest way for Spark to read them.
 
         Args:
-            spark: The session, on this machine.
+            spark: A Spark session on this machine.
             columns, as_of: See :meth:`scan`.
-            where: Only rows for which it is true; the ``filter`` of :meth:`scan`.
+            where: Only rows for which it is true; see ``filter`` of :meth:`scan`.
 
         Raises:
             InvalidRequest, SchemaMismatch, OffsetOutOfRange: See :meth:`scan`.
             UnsupportedOperation: Spark has no type for a column.
         """
-        # Whoever has a session has pyspark; who has none need not.
+        # Imported here, so that pyspark is needed only with a Spark session.
         from kvstore.spark import frames
 
         return frames.rows_frame(self, spark, columns, where, as_of)
@@ -372,10 +374,10 @@ class Table(TableReads):
         columns: Sequence[str] | None = None,
         where: pc.Expression | None = None,
     ) -> Any:
-        """Changes as a DataFrame, up to the moment of the call; the fastest way for Spark to read them.
+        """Read changes into a DataFrame, up to the moment of the call; the fastest way for Spark to read them.
 
         Args:
-            spark: The session, on this machine.
+            spark: A Spark session on this machine.
             start, end, columns: See :meth:`changelog`.
             where: Only changes for which it is true, such as ``pc.field("_change_type") == "delete"``.
 
@@ -417,7 +419,7 @@ class Table(TableReads):
             (bucket, request_of(part, definition, targets=targets))
             for bucket, part in spread(definition, changes, other)
         ]
-        # What another process writes is found before anything is written to the other buckets.
+        # A bucket that another process writes is found before anything is written to the other buckets.
         for bucket, _ in requests:
             self._handles[bucket].write()
         answers: dict[BucketId, Future[AppendResult]] = {}
@@ -430,7 +432,7 @@ class Table(TableReads):
             if len(requests) == 1:
                 submit()
             else:
-                uninterrupted(submit)()  # to all of them, or none
+                uninterrupted(submit)()  # to all buckets, or to none
             for bucket, answer in answers.items():
                 found.setdefault(bucket, []).append(answer_of(answer))
         except StoreError as error:
