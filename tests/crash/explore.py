@@ -66,7 +66,7 @@ class Report:
         built: States by mode and kind, repeated ones included.
         distinct: Different contents that were opened, by mode and kind of the first time.
         retries: Batches that were sent again in them.
-        mended: States with a replica that had holes, and was repaired.
+        repaired: States with a replica that had holes, and was repaired.
         bad: What was found.
     """
 
@@ -104,7 +104,7 @@ class Report:
         badness = Counter(state.badness for state in self.bad)
         return [
             f"{self.calls} calls, {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad,"
-            f" {self.again} after a second crash, {self.retries} retries, {self.repaired} replicas mended",
+            f" {self.again} after a second crash, {self.retries} retries, {self.repaired} replicas repaired",
             f"distinct: {counts}",
             f"bad: {dict(badness)}",
         ]
@@ -229,7 +229,7 @@ class Explorer:
 
 
 def without_noise(contents: Contents) -> Contents:
-    """The store alone; what stands in LMDB's lock files is not seen, and made anew by whoever opens them first."""
+    """The store alone; LMDB's lock files are ignored: the process that opens them first writes them again."""
     return {
         name: b"" if name.endswith(UNSEEN) and data is not None else data
         for name, data in contents.items()

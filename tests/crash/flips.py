@@ -23,7 +23,7 @@ class Change:
     Attributes:
         thorough: Go on after damage was told: check, write, open again.
         content: What the file holds instead, before any bit is changed; None for what it held.
-        is_read: Whether somebody reads before anybody writes. An index as it was once is no damage: who reads only sees
+        is_read: Whether a reader comes before any writer. An index as it was once is no damage: who reads only sees
             what was there then, and who writes brings it on.
     """
 

@@ -167,7 +167,7 @@ def main() -> None:
         held.put(stored.kind.encode(), damaged)
         signal.alarm(SECONDS_MAX)
         if not is_found(stored, damaged):
-            sys.exit(f"{stored.kind}, {stored.name}: nobody tells")
+            sys.exit(f"{stored.kind}, {stored.name}: no reader reports it")
         count += 1
     sys.stdout.write(f"{count}\n")
 

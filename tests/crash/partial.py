@@ -97,7 +97,7 @@ def _try(kind: Kind, path: Path, limit: int) -> bool:
         except StoreError as error:
             refused = error
         if refused is not None and not isinstance(refused, LogFailed):
-            _ACTS[kind](store)  # only then: to do it once more would mend what was answered and is not there
+            _ACTS[kind](store)  # only then: doing it again would restore what was acknowledged and is missing
     with opened(path, SETTINGS) as store:
         if isinstance(refused, LogFailed):
             _ACTS[kind](store)

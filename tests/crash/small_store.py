@@ -96,7 +96,7 @@ class Answers(dict[str, Any]):
 
     @property
     def damage_is_read(self) -> bool:
-        """Whether damage was told to somebody who only reads and writes."""
+        """Whether a user who only reads and writes got an error about the damage."""
         return any(isinstance(answer, Refusal) and answer.is_damage for what, answer in self.items() if what != CHECK)
 
     @property

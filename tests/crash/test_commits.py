@@ -1,4 +1,4 @@
-"""A process that dies in the middle of a commit over several buckets leaves all of it or nothing, and nobody stuck.
+"""A process that dies in the middle of a commit over several buckets leaves all of it or nothing, and blocks no other.
 
 Killed at each of its steps, with the buckets held by itself, by a live process that goes on writing, by a dead one, and
 by a dead one whose forked child lives.
@@ -309,7 +309,7 @@ def test_who_writes_by_itself_has_its_buckets_back_after_every_commit_of_another
 
 
 def test_who_only_commits_keeps_the_buckets(path: Path) -> None:
-    """It would have to open them anew for every epoch."""
+    """It would have to open them again for every epoch."""
     with kvstore.open(path) as store:
         table = store.table("t")
         for epoch in range(2):

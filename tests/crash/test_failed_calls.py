@@ -76,7 +76,7 @@ def fail(
             continue  # a run makes some calls more or less, as its commits fall
         if failing.length == 1 and commits(failed[0]):
             # LMDB writes a page then that is half of the commit it has given up, and the store calls it damaged from
-            # then on; `kvstore meta recover` helps. Known, and not mended.
+            # then on; `kvstore meta recover` helps. Known, and not fixed.
             assert trace.status in (0, REFUSED)
             ended["stopped"] += 1
             continue

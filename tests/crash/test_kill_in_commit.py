@@ -1,8 +1,8 @@
 """A process that is killed in the last step of a commit of LMDB, while another has the store open, loses nothing.
 
-The commit is there by then, but readers are not told: LMDB does that when the next writer begins. Whoever reads how far
-the store is, and then writes on, would go on from two different moments. If nobody else has the store open, whoever
-opens it next is told.
+The commit is durable by then, but not visible: LMDB shows it when the next writer begins. A process that reads how far
+the store is, and then writes, would continue from two different moments. If no other process has the store
+open, the next one to open it sees the commit.
 """
 
 from __future__ import annotations

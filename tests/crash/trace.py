@@ -176,7 +176,7 @@ class _Follower:
                     self._failing[thread] = errno.EIO
                 self._syncs += 1
             if call.kind == "close":
-                # Before it returns another thread may get the number anew.
+                # Before it returns, another thread may get the number.
                 self._ended(call.returned(0))
                 return True
             if changes_disk(call) and not self._is_spared(call):

@@ -44,7 +44,7 @@ class Finding:
         badness: The kind of that problem.
         noticed: The store, or its check, said that it is damaged.
         retries: Batches that were sent again.
-        mended: The replica had holes, and was repaired.
+        repaired: The replica had holes, and was repaired.
     """
 
     fits: frozenset[float] = frozenset()

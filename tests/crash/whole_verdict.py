@@ -39,7 +39,7 @@ MORE = (("upsert", {"k": 3, "v": -1, "s": "after"}), ("delete", {"k": 5}), ("ups
 
 @lru_cache(maxsize=1)
 def prepare() -> None:
-    """Have what object stores need begin, so that nobody takes it for something that was left behind."""
+    """Start what object stores need, so that it is not taken for something that was left over."""
     with tempfile.TemporaryDirectory() as name:
         list(ObjectStore(name).list())
 

@@ -1,6 +1,6 @@
 """Targets about a log: batches, heads, what is remembered of writers, whole segments.
 
-A target is a function of bytes that ends well, or with an error of kvstore's own: whoever calls it allows no other.
+A target is a function of bytes that succeeds, or raises an error of kvstore: its caller allows no other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def batch(data: bytes) -> None:
     schema = SCHEMAS[selector % len(SCHEMAS)]
     wanted = schema.names[:1] if selector & _COLUMNS else None
     found = decode_batch(seal.frame(data[1:], stretch=bool(selector & _STRETCH)), schema, wanted)
-    # Whoever is given rows may look at every value of them.
+    # A caller that gets rows may read every value of them.
     assert found.rows.num_rows == found.record_count
     assert found.rows.schema.names == (wanted or schema.names)
     for column in found.rows.columns:

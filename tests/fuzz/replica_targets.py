@@ -1,4 +1,4 @@
-"""Targets about a replica, which anybody may have made: names, objects, listings, rows of a snapshot."""
+"""Targets about a replica, which may come from anywhere: names, objects, listings, rows of a snapshot."""
 
 from __future__ import annotations
 

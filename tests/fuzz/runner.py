@@ -1,6 +1,6 @@
 """Runs targets in a process of its own: ``python -m tests.fuzz.runner INPUT SEED SECONDS TARGET=RUNS …``.
 
-What is tried stands in the file INPUT before it is tried, so that whoever waits for a process that ended, or was ended,
+An input is in the file INPUT before it is tried, so that the parent of a process that ended, or was ended,
 knows of what. A run that takes longer than so many seconds, or has the process take more than ``BYTES_MAX``, is bad.
 """
 

@@ -1,4 +1,4 @@
-"""Bytes that anybody may have made: every reader ends well, or says in kvstore's own words what is wrong.
+"""Bytes from anywhere: every reader succeeds, or raises an error of kvstore that says what is wrong.
 
 Checksums are made right in most of what is tried, for they would keep the rest from being read at all. *Quick* and
 *long* try seeds, the corpus of what was trouble once, and what chance makes of them; *nightly* has atheris look for

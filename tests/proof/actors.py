@@ -53,7 +53,7 @@ class Doing(threading.Thread):
                 self.seen = HERE[self._operation](self._world, self._barrier)
             else:
                 self._answer(self._other.hear(HANG_SECONDS))
-        except BaseException as error:  # for whoever joins it
+        except BaseException as error:  # raised again when it is joined
             self.error = error
 
     def _answer(self, answer: object) -> None:
@@ -185,7 +185,7 @@ def serve(pipe: Pipe, path: Path, told: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is done that nobody asked for, and nothing waits for a while."""
+    """Nothing runs in the background, and nothing waits."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(Maintenance, "begin"))
         stack.enter_context(patch.object(Controller, "appended"))

@@ -4,7 +4,7 @@
   product has no switch.
 * Only what is done while the barrier is armed counts, and it is armed for one thing at a time: so its n-th step is the
   same each time.
-* Whether somebody waits for the one who is held is seen by what threads do, not by a clock: nobody runs, and the
+* Whether a thread waits for the one that is held is seen by what threads do, not by a clock: none runs, and the
   thread stands where it stood. Being wrong about it makes another order of events, never another verdict.
 """
 
@@ -66,7 +66,7 @@ CONTEXTS: list[tuple[Any, str]] = [
 ]
 """Context managers: a step before they are entered, one inside and one before they are left."""
 AFTER = {"Log.append", "Log.sync", "Index.commit", "Journal.append", "Files.rename", "WritePath.apply_all"}
-"""Steps that have another behind them: what was done is not told to anybody yet."""
+"""Steps with another step after them: what was done is not published yet."""
 HANG_SECONDS = 90
 """Nothing takes that long; who waits for longer waits for ever."""
 _SAMPLE_SECONDS = 0.002
@@ -75,7 +75,7 @@ _PATIENCE_SECONDS = 0.4
 
 
 class Hang(AssertionError):
-    """Somebody waits for ever; the message has the stacks of all threads."""
+    """A thread waits for ever; the message has the stacks of all threads."""
 
 
 class Barrier:
@@ -88,7 +88,7 @@ class Barrier:
         self.seen: list[str] = []
 
     def arm(self, at: int | None) -> None:
-        """Count steps from now on, and hold whoever comes to the step ``at``; None holds nobody."""
+        """Count steps from now on, and hold the thread that comes to the step ``at``; None holds no thread."""
         with self._change:
             self._armed, self._held, self._open, self._at, self.seen = True, False, False, at, []
 
@@ -114,7 +114,7 @@ class Barrier:
         return self._held
 
     def release(self) -> None:
-        """Let go whoever is held."""
+        """Release the thread that is held."""
         with self._change:
             self._open = True
             self._change.notify_all()
@@ -165,7 +165,7 @@ class Barrier:
 
 
 def ends_or_waits(thread: threading.Thread, *, sleeps: bool = True) -> bool:
-    """Whether a thread ends; False once it waits for somebody else.
+    """Whether a thread ends; False once it waits for another thread.
 
     Args:
         sleeps: Whether it waits in this process: what another does is not seen, only waited for, for a while.

@@ -49,7 +49,7 @@ def _forked(job: Callable[..., None], *arguments: object) -> int:
     if pid:
         return pid
     try:
-        os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # what a disk that is gone does to it is nobody's business
+        os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # messages about the missing disk are not needed
         job(*arguments)
         signal.pause()  # it is killed in the end
     finally:

@@ -106,7 +106,7 @@ class Disk:
             os.close(descriptor)
 
     def unmount(self) -> None:
-        """Take it off; whoever used it has ended."""
+        """Detach it; no process uses it any more."""
         deadline = time.monotonic() + _BUSY_SECONDS
         while True:
             try:

@@ -1,7 +1,7 @@
 """One operation held at each of its steps, while each other one runs to its end or waits; then both go on.
 
-Nothing acknowledged is lost, whoever reads sees the table as it was at some time, nobody waits for ever, and the store
-passes its check, also with indexes made anew of what is in the files.
+Nothing acknowledged is lost, every reader sees the table as it was at some time, no thread waits for ever, and the
+store passes its check, also with indexes rebuilt from its files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.proof import Proves
 VERIFIED_EVERY = 100
 Pair = tuple[str, int, str]
 IN_NEED = {"Files.truncate", "Files.remove_tree", "WritePath.restore", "Environment.show_last_commit"}
-"""Steps there are only when a disk refuses or somebody died."""
+"""Steps that occur only if a disk refuses or a process died."""
 
 
 def steps_of(found: Actors) -> dict[str, list[str]]:

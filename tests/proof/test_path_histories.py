@@ -233,7 +233,7 @@ def serve_without(pipe: Pipe, path: Path, seed: int, *, opens_by_path: bool) -> 
 
 @pytest.mark.parametrize("opens_by_path", [False, True])
 def test_a_writer_that_does_not_look_or_opens_by_path_is_found(work: Path, opens_by_path: bool) -> None:
-    """Planted: nobody looks where the path leads, and files are opened by it."""
+    """Planted: nothing checks where the path leads, and files are opened by it."""
     make_stores(work / "stores")
     paths = Paths(work / "w")
     paths.begin(work / "stores")

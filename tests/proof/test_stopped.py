@@ -305,7 +305,7 @@ def read_in_a_thread(pipe: Pipe, path: Path) -> None:
 
 
 def test_who_waits_for_the_catalog_does_not_stop_its_other_threads(store_path: Path) -> None:
-    """Opening a database of LMDB waits for whoever writes, and did so with Python's own lock held."""
+    """Opening a database of LMDB waits for the process that writes, and did so with Python's own lock held."""
     with kvstore.open(store_path) as store:
         store.create_table("t", SCHEMA, primary_key="k")
     with Child(edit_and_stop, store_path) as editor:

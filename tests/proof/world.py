@@ -166,7 +166,7 @@ class World:
         self._base, self.writes, self.epochs = states[end], [Written(end, end, {})], epochs
 
     def verify_all(self) -> None:
-        """The store's own check, and that of a replica; all of it again with indexes made anew."""
+        """The store's own check, and that of a replica; all of it again with rebuilt indexes."""
         self._check()
         self.close()
         for index in self.path.glob("tables/*/*/index"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Built]:
         how = shipped_after, log_bytes_max
         if how not in known:
             world = build(tmp_path_factory.mktemp("world"), shipped_after=shipped_after, log_bytes_max=log_bytes_max)
+            world = World(world.path, world.replica, world.replica.with_name("original"))
+            shutil.copytree(world.replica, world.replica.with_name("original"))
             known[how] = world, seen(world.path)
         return known[how]
 

@@ -32,15 +32,23 @@ WRITER = 7
 
 @dataclass(frozen=True)
 class World:
-    """A store that is closed, and its replica."""
+    """A store that is closed, and its replica.
+
+    Attributes:
+        original: A copy of the replica as it was built; None if it need not be restored.
+    """
 
     path: Path
     replica: Path
+    original: Path | None = None
 
     def copied(self, to: Path) -> World:
-        """A copy of the store with the same replica."""
+        """A copy of the store with the same replica, which is restored: another copy may have shipped to it."""
+        if self.original is not None:
+            shutil.rmtree(self.replica)
+            shutil.copytree(self.original, self.replica)
         shutil.copytree(self.path, to, ignore=shutil.ignore_patterns("lock.mdb", "LOCK"))
-        return World(to, self.replica)
+        return World(to, self.replica, self.original)
 
     def repair(
         self, *, replica: bool | Path = True, accepts_loss: bool = False, files: Files | None = None

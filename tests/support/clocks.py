@@ -30,7 +30,7 @@ class SetClock:
 
 
 class JumpingClock:
-    """A wall clock that somebody sets, while no time passes; the monotonic one is real."""
+    """A wall clock that the test sets, while no time passes; the monotonic one is real."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.now = now_ms

@@ -1,6 +1,6 @@
 """Values of any struct of ours in which no field has its default: what is saved and loaded again must have them all.
 
-A field that is added tomorrow is filled too, without anybody thinking of it.
+A field that is added tomorrow is filled, too, without a change here.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Model:
         after = self._numbered(before, merged)
         if self.rules.skip_identical and before is not None and after is not None and repr(before) == repr(after):
             return None
-        # Without preimages, nobody looks for the row before where nothing depends on it.
+        # Without preimages, the row before is not read where nothing depends on it.
         looks = self.rules.image == "full" or targets is not None or self.rules.auto_increment is not None
         tells_inserts = looks or engine.spec != "last_row"
         if after is None:
