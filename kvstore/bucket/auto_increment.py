@@ -17,35 +17,35 @@ from logformat.ids import BucketId
 from merge_engines.engine import Merged, Operations
 
 SEGMENT_IDS = 100_000
-"""Ids of a bucket that follow one another before another bucket's come."""
+"""Number of consecutive ids of one bucket before the ids of the next bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids of the new rows of one bucket of several, by their count from 1."""
+    """Maps the counts (from 1) of a bucket's new rows to ids, and back."""
 
     bucket: BucketId
     buckets: int
 
     def of(self, counts: np.ndarray) -> np.ndarray:
-        """The id of each new row: int64, and so must be the highest."""
+        """Ids of new rows as int64; the highest must fit into it."""
         segments, places = np.divmod(counts - 1, SEGMENT_IDS)
         return (segments * self.buckets + self.bucket) * SEGMENT_IDS + places + 1
 
     def highest(self, count: int) -> int:
-        """The id of one new row, of any size."""
+        """Id of one new row, of any size."""
         segment, place = divmod(count - 1, SEGMENT_IDS)
         return (segment * self.buckets + self.bucket) * SEGMENT_IDS + place + 1
 
     def counts(self, ids: np.ndarray) -> np.ndarray:
-        """The counts of new rows with these ids; 0 for ids of other buckets, and such as are never given."""
+        """Counts of the new rows with these ids; 0 for ids of other buckets, and for ids that are never given out."""
         segments, places = np.divmod(ids - 1, SEGMENT_IDS)
         is_own = (ids > 0) & (segments % self.buckets == self.bucket)
         return np.where(is_own, segments // self.buckets * SEGMENT_IDS + places + 1, 0)
 
 
 def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, next_count: int) -> Merged:
-    """Fill an auto-increment column: of rows that are new in the order they came, of others from the row before.
+    """Fill an auto-increment column: new rows get ids in the order of their operations, others keep their id.
 
     Args:
         next_count: That of the first new row, unless an overwriting write brings a higher id before it.
@@ -62,7 +62,7 @@ def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, n
     is_given = values.is_valid().to_numpy(zero_copy_only=False)[merged.after]
     ids = pc.fill_null(values, 0).cast(pa.int64()).to_numpy().copy()
     is_new = changed & (merged.before < 0) & ~is_given
-    # Only a write that overwrites brings ids of its own; rows computed have those of the rows before.
+    # Only a write with `overwrite` has ids of its own; computed rows have the ids of the rows before.
     is_own = changed & is_given & (merged.after >= operations.first_incoming)
     is_own &= merged.after < operations.pool.num_rows
     own = np.where(is_own, ids[merged.after], 0)
@@ -73,7 +73,7 @@ def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, n
             f'Reached maximum value of sequence "{column}" ({limit}); make a table with a wider column.', column=column
         )
     own[is_new] = ids_of.of(counts)
-    # Of one key, a row has the id of the operation that made it new or brought one, else that of the stored row.
+    # A row has the id of the operation that made its key new or that has an id, otherwise that of the stored row.
     starts = operations.by_key(operations.starts)
     stored = operations.by_key(operations.stored)
     source = np.maximum.accumulate(np.where(is_new | is_own, np.arange(len(order)), starts - 1))
@@ -84,13 +84,13 @@ def numbered(merged: Merged, operations: Operations, column: str, ids_of: Ids, n
 
 
 def next_count_after(rows: pa.RecordBatch, column: str, ids_of: Ids, next_count: int) -> int:
-    """The count of the next new row once these rows are in the log."""
+    """Count of the next new row once these rows are in the log."""
     ids = rows.column(column).drop_null().cast(pa.int64()).to_numpy()
     return max(next_count, int(ids_of.counts(ids).max(initial=0)) + 1)
 
 
 def _new_counts(is_new: np.ndarray, brought: np.ndarray, order: np.ndarray, next_count: int) -> tuple[np.ndarray, int]:
-    """Counts of new rows: each one more than the highest there was when its operation came.
+    """Counts of new rows: each is one more than the highest count before its operation.
 
     Args:
         brought: For each operation the count of the id it brings, 0 for none.
@@ -101,7 +101,7 @@ def _new_counts(is_new: np.ndarray, brought: np.ndarray, order: np.ndarray, next
     arrived = np.empty(len(order), np.int64)
     arrived[order] = is_new
     given = np.cumsum(arrived)
-    # Less as many as were given out up to then, the highest count only changes where a write brings a higher one.
+    # Minus the number of counts given out so far, the highest count changes only where a write has a higher one.
     highest = np.full(len(order), next_count - 1)
     brings = brought > 0
     if brings.any():

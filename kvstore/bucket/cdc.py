@@ -12,7 +12,7 @@ from merge_engines.engine import Merged
 _UPDATE = [ChangeType.UPDATE_PREIMAGE, ChangeType.UPDATE_POSTIMAGE]
 _WITH_INSERTS = np.array([[ChangeType.DELETE, ChangeType.INSERT], _UPDATE], np.uint8)
 _WITHOUT_INSERTS = np.array([[ChangeType.DELETE, ChangeType.UPDATE_POSTIMAGE], _UPDATE], np.uint8)
-"""What a row lost and a row gained are, by whether they are one update."""
+"""Change types of a removed row and an added row, by whether they are one update."""
 
 
 def records_of(
@@ -34,7 +34,7 @@ def records_of(
     """
     places = np.empty((len(order), 2), np.int64)
     places[order, 0], places[order, 1] = merged.before, merged.after
-    # For each operation whether it has a record of the row lost, and one of the row gained.
+    # For each operation, whether it has a record of the removed row, and one of the added row.
     recorded = (places >= 0) & (places[:, :1] != places[:, 1:])
     changed = recorded.all(axis=1)
     change_types = (_WITH_INSERTS if inserts else _WITHOUT_INSERTS)[changed.view(np.uint8)]

@@ -56,13 +56,13 @@ Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError]]
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
 GATHER_SECONDS = 0.002
-"""How long, at most, one more request is waited for while a group is smaller than the last one was."""
+"""How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    """Asks for everything acknowledged so far to be committed; ``settle``: for open commits first.
+    """A request to commit everything acknowledged so far; with ``settle``, to complete open commits first.
 
     ``last`` ends the thread.
     """
@@ -110,22 +110,22 @@ class Committer:
 
     @property
     def index(self) -> Index:
-        """The index; to be read under the bucket's lock while something is not committed."""
+        """The index; reads need the bucket's lock while changes are uncommitted."""
         return self._path.index
 
     @property
     def state(self) -> IndexState:
-        """How far the index is, all that is acknowledged included; under the bucket's lock."""
+        """State of the index with every acknowledged change; needs the bucket's lock."""
         return self._path.state
 
     @property
     def queued(self) -> int:
-        """Requests that wait; those being applied are not among them."""
+        """Number of waiting requests, without those being applied."""
         return self._queue.qsize()
 
     @property
     def waiting(self) -> int:
-        """Requests that wait or are being applied."""
+        """Number of requests that wait or are being applied."""
         return len(self._in_hand) + self.queued
 
     def check(self) -> None:
@@ -138,22 +138,22 @@ class Committer:
             raise copy(self._ended)
 
     def submit(self, request: Submitted) -> Future[AppendResult]:
-        """Have a request applied. Its answer comes; if it is an error, nothing of it was written."""
+        """Submit a request. Returns its future answer; if that is an error, nothing of the request was written."""
         self._enqueue(request)
         return request.answer
 
     def prepare(self, part: Prepared) -> None:
-        """Have a request applied as a part of a commit; the caller has to decide the commit."""
+        """Submit a request as a part of a commit; the caller has to decide the commit."""
         self._enqueue(part)
 
     def flush(self) -> None:
-        """Return once everything acknowledged before is committed, and so seen by every process."""
+        """Commit everything acknowledged before, so that every process sees it."""
         request = _Flush()
         self._enqueue(request)
         answer_of(request.answer)
 
     def settle(self) -> None:
-        """Append what the bucket lacks of open commits, and commit it.
+        """Append the batches of open commits that the bucket lacks, and commit them.
 
         Raises:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
@@ -180,7 +180,7 @@ class Committer:
             if self._options.durability != "sync":
                 raise
         except StoreReplaced:
-            self._path.log.sync()  # of what was acknowledged; it is where the directory is now
+            self._path.log.sync()  # makes acknowledged batches durable, wherever the directory is now
         finally:
             self._thread.join()
             self._path.close()
@@ -233,7 +233,7 @@ class Committer:
         return True
 
     def _another(self, there: int) -> Item | None:
-        """What comes next of what waits; those answered last are likely to come again at once, so they are awaited."""
+        """The next item, if one comes soon: callers that were just answered often send again at once."""
         try:
             return self._queue.get(timeout=GATHER_SECONDS if there < self._together else 0.0)
         except queue.Empty:
@@ -257,7 +257,7 @@ class Committer:
         if isinstance(outcomes, StoreError):
             failure = outcomes
             if len(group) > 1 and isinstance(failure, CorruptData):
-                # Committed first, so that little has to be replayed after each that fails.
+                # Committed first, so that each failing request causes only a short replay.
                 with suppress(StoreFull):
                     self._commit()
                 for request in group:
@@ -271,7 +271,7 @@ class Committer:
                 request.answer.set_result(outcome.result)
 
     def _attempt(self, work: Callable[[], T]) -> T | StoreError | None:
-        """Do work on the bucket; the one place that decides what an error means.
+        """Do work on the bucket; this is the only place that decides what an error means.
 
         Returns:
             The result; or why the work failed, and then it had no effect; or None if it is to be tried again.
@@ -299,7 +299,7 @@ class Committer:
                 return error
 
     def _restore(self) -> None:
-        """Bring the index back to what the log holds.
+        """Restore the index to the content of the log.
 
         Raises:
             LogFailed: The index can't be restored; nothing more may be written until the bucket is opened again.
@@ -379,7 +379,7 @@ class Committer:
         try:
             applied = self._path.apply(prepared.request)
         except (InvalidRequest, WriterRejected) as error:
-            return error  # nothing of it was put anywhere
+            return error  # nothing of it was stored
         self._catalog.check_leads()
         prepared.ready.set_result(applied.result)
         if prepared.decision.result():
@@ -391,11 +391,11 @@ class Committer:
     # Commits
 
     def _deadline(self) -> float | None:
-        """When the index must be committed even if no request comes, in seconds of the clock."""
+        """When the index must be committed even without a request, in seconds of the clock."""
         if not self._path.index.writing:
             return None
         options = self._options
-        # What takes long is done less often: a fifth of the time at most goes into commits.
+        # Slow commits happen less often: commits take at most a fifth of the time.
         wait = max(options.commit_wait_ms / 1000, 4 * self._commit_seconds)
         idle = max(options.commit_idle_ms / 1000, self._commit_seconds / 2)
         if options.durability == "interval":

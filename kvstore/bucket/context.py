@@ -1,4 +1,4 @@
-"""What the parts of one bucket share: where it is, its table in the catalog, the disk, the time, the settings."""
+"""Context shared by the parts of one bucket: its place, its table in the catalog, disk, time and settings."""
 
 from __future__ import annotations
 

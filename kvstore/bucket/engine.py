@@ -1,4 +1,4 @@
-"""What writes one bucket: its write path, its committer and its maintenance, opened and closed together.
+"""The engine of one bucket: its write path, its committer and its maintenance, opened and closed together.
 
 An engine is opened while the process holds the bucket's lock. It recovers the bucket first; then everything that was
 ever acknowledged, or decided by a commit over several buckets, is in it.
@@ -40,7 +40,7 @@ class BucketEngine:
     """
 
     def __init__(self, context: BucketContext, lock: threading.Lock) -> None:
-        context.catalog.show_last_commit()  # of a process that had the bucket, and died
+        context.catalog.show_last_commit()  # it may be of a process that wrote the bucket and died
         place = context.place
         with refusals(place.directory):
             path = open_for_writing(place, context.catalog.definition(), context.options, context.files, context.clock)
@@ -70,7 +70,7 @@ class BucketEngine:
 def create_bucket(
     place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
 ) -> None:
-    """Make the files of a new bucket; its directory is there.
+    """Create the files of a new bucket in its existing directory.
 
     Raises:
         StoreLocked: Another process has its lock.

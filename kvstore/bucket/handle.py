@@ -1,4 +1,4 @@
-"""A bucket as this process has it open: read by every thread, written by the process that owns it."""
+"""A bucket that is open in this process: every thread reads it, and the process that owns it writes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from logformat.log.index_state import IndexState
 
 T = TypeVar("T")
 RECOVER_SECONDS = 0.25
-"""How long a reader may not see what a dead writer has acknowledged."""
+"""How long changes that a dead writer acknowledged may stay invisible to a reader."""
 
 
 class BucketHandle:
@@ -95,7 +95,7 @@ class BucketHandle:
         self._writer().committer.prepare(part)
 
     def settle(self) -> None:
-        """Append what the bucket lacks of open commits; see :meth:`Committer.settle`.
+        """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.
 
         Raises:
             StoreLocked: Another process writes the bucket, and will append it.
@@ -111,10 +111,10 @@ class BucketHandle:
             except StoreClosed:
                 if not self._gave_up(engine):
                     raise
-                # It committed everything then.
+                # It has committed everything.
 
     def begin(self, writer_id: WriterId) -> Sequence | None:
-        """Become the bucket's writer; sequence of the last batch of a writer whose earlier incarnations are fenced.
+        """Become the bucket's writer; returns the last sequence of a writer whose earlier epochs are fenced.
 
         Raises:
             StoreLocked: Another process writes the bucket.
@@ -122,12 +122,12 @@ class BucketHandle:
         self._show_presence()
         self._writer(waits=False)
         self._ownership.writes_alone = True
-        self.flush()  # what was applied before they were fenced shows
+        self.flush()  # shows batches that were applied before the fencing
         return self.last_sequence(writer_id)
 
     @contextmanager
     def latest(self) -> Iterator[View]:
-        """Everything acknowledged; for short reads, because the bucket's writer waits meanwhile."""
+        """A view of every acknowledged change; for short reads, because the bucket's writer waits meanwhile."""
         while True:
             engine = self._engine
             if engine is None:
@@ -159,7 +159,7 @@ class BucketHandle:
             return view.state()
 
     def committed(self) -> IndexState:
-        """How far every process sees the bucket now; cheap enough to be called often, since it commits nothing.
+        """State of the bucket that every process sees; cheap enough for frequent calls, since it commits nothing.
 
         Every ``RECOVER_SECONDS`` it looks whether a writer died, or the index was rebuilt.
         """
@@ -178,7 +178,7 @@ class BucketHandle:
             return self._reading().committed_state()
 
     def log_end(self) -> Offset:
-        """The offset after everything acknowledged, by any process.
+        """The offset after every change that any process has acknowledged.
 
         Of what another process writes, this is where the whole batches of the log's files end: what is not committed
         to the index is counted, and so is a batch that is being written and not acknowledged yet.
@@ -189,7 +189,7 @@ class BucketHandle:
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:
-        """Everything acknowledged, at this moment; writing goes on."""
+        """A view of every change acknowledged until now; writing goes on."""
         self.flush()
         with self._reader().scan_view() as view:
             yield view
@@ -219,7 +219,7 @@ class BucketHandle:
         self._with_maintenance(Maintenance.retain)
 
     def verify_pages(self) -> None:
-        """Verify the pages of what is committed of the index.
+        """Verify the committed pages of the index.
 
         Raises:
             CorruptData: One is damaged.
@@ -238,7 +238,7 @@ class BucketHandle:
             self._ownership.claim()
 
     def give_back(self) -> None:
-        """Take a claim back: let other processes write, unless the bucket is written here."""
+        """Release a claim: other processes may write, unless this process writes the bucket."""
         with self._opening:
             self._ownership.give_back()
 
@@ -257,7 +257,7 @@ class BucketHandle:
 
     @property
     def engine(self) -> BucketEngine | None:
-        """What writes the bucket here; None while this process does not write it."""
+        """The engine; None while this process does not write the bucket."""
         return self._engine
 
     @property
@@ -267,7 +267,7 @@ class BucketHandle:
 
     @property
     def writes_alone(self) -> bool:
-        """Whether the bucket was written here other than by commits over several buckets, since it was taken."""
+        """Whether this process has written the bucket other than by commits over several buckets, since it took it."""
         return self._ownership.writes_alone
 
     def hand_over(self) -> None:
@@ -298,7 +298,7 @@ class BucketHandle:
                 if engine is not None:
                     engine.close()
             finally:
-                # Also if not everything could be committed: the process that opens the bucket next replays the log.
+                # Even if not everything could be committed: the next process that opens the bucket replays the log.
                 self._ownership.close()
                 if self._index is not None:
                     self._index.close()
@@ -376,12 +376,12 @@ class BucketHandle:
             return self._reading()
 
     def _is_to_be_looked_at(self) -> bool:
-        """Whether a writer may have died since it was looked last, so that there is something to recover."""
+        """Whether a writer may have died since the last check, so that there is something to recover."""
         return not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next)
 
     def _reading(self) -> Index:
         self._ownership.check_open()
-        if self._engine is not None:  # since the caller looked
+        if self._engine is not None:  # taken since the caller checked
             return self._engine.committer.index
         if self._is_to_be_looked_at():
             self._recover()
@@ -408,7 +408,7 @@ class BucketHandle:
             try:
                 BucketEngine(self._context, self._lock).close()
             except StoreError:
-                # What is there can be read; writes, and a check, report why a commit can't be completed.
+                # The bucket can be read; writes and `kvstore check` report why a commit can't be completed.
                 if not complete:
                     raise
 

@@ -26,9 +26,9 @@ from kvstore.log.segments import LogFiles
 from logformat.ids import Offset
 
 LOOK_SECONDS = 60.0
-"""The log is looked at when a segment begins, and this long after it was last."""
+"""The log is checked when a segment begins, and this long after the last check."""
 _REST = 4
-"""Snapshots of its own accord are that many times as long apart as the last one took."""
+"""Pause between automatic snapshots, as a multiple of the duration of the last one."""
 
 
 class _Interrupted(Exception):
@@ -43,10 +43,10 @@ class Maintenance:
         index: Its index.
         flush: Returns once everything acknowledged is committed.
         gate: Keeps reads of the index apart from its growth.
-        rolled: Set when the log continues in a new segment: it is looked at then.
+        rolled: Set when the log continues in a new segment: the log is checked then.
 
     Attributes:
-        failure: Why the last look at the log did not complete; None if it did.
+        failure: Error of the last check of the log; None if it succeeded.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Maintenance:
 
     @property
     def _cuts(self) -> bool:
-        """Whether the log expires at all."""
+        """Whether the log can expire."""
         return self._retention_ms is not None or self._options.log_bytes_max < retention.UNLIMITED
 
     def begin(self) -> None:
-        """Look at the log now and then, in a thread, if it expires at all."""
+        """Start the thread that checks the log, if it can expire."""
         if self._cuts and self._thread is None:
             self._rolled.set()
             self._thread = threading.Thread(target=self._run, name="kvstore-maintenance", daemon=True)
@@ -96,14 +96,14 @@ class Maintenance:
             return self._take()
 
     def retain(self) -> None:
-        """Look at the log once, and let go what has expired; takes a snapshot first if there must be a newer one.
+        """Check the log once and remove expired segments; takes a snapshot first if a newer one is needed.
 
         Raises:
             StoreError: Something refused; nothing that is needed is gone.
         """
         if not self._cuts:
             return
-        self._files.verify()  # snapshots that stand for what goes are this store's
+        self._files.verify()  # the snapshots that replace removed segments are this store's
         with self._working, refusals(self._place.log):
             log = LogFiles(self._place.log, self._place.identity, self._files)
             expired = self._expired(log)
@@ -124,7 +124,7 @@ class Maintenance:
             )
 
     def close(self) -> None:
-        """End what is at work, and do nothing any more."""
+        """End the running work, and begin no more."""
         self._gate.close()
         self._rolled.set()
         if self._thread is not None:

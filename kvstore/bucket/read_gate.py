@@ -12,7 +12,7 @@ from kvstore.errors import StoreClosed
 class ReadGate:
     """Used by the committer, whose index grows, and by maintenance, which reads the index for long.
 
-    Growth waits for the read under way, which checks :attr:`is_to_end` and ends early; it begins again afterwards.
+    Growth waits for the running read, which checks :attr:`is_to_end` and ends early; it begins again afterwards.
     """
 
     def __init__(self) -> None:
@@ -21,17 +21,17 @@ class ReadGate:
 
     @property
     def is_to_end(self) -> bool:
-        """Whether a read under way is to end now."""
+        """Whether a running read must end now."""
         return self._closed or (self._growing and self._reading)
 
     @property
     def is_closed(self) -> bool:
-        """Whether no read begins any more."""
+        """Whether the gate is closed: no read begins any more."""
         return self._closed
 
     @contextmanager
     def growing(self) -> Iterator[None]:
-        """Hold reads off; waits for the one under way to end."""
+        """Block reads, after the running one has ended."""
         with self._state:
             self._growing = True
             self._state.wait_for(lambda: not self._reading)
@@ -62,7 +62,7 @@ class ReadGate:
                 self._state.notify_all()
 
     def close(self) -> None:
-        """Let no read begin any more, and have the one under way end."""
+        """Close the gate: no read begins any more, and the running one ends."""
         with self._state:
             self._closed = True
             self._state.notify_all()

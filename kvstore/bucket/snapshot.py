@@ -41,7 +41,7 @@ from logformat.log.snapshot_manifest import (
 from logformat.log.writer_entry import WriterEntry
 
 KEPT = 2
-"""Snapshots of a bucket that are kept: the newest, and the one before for when that is damaged."""
+"""Number of kept snapshots: the newest, and the one before in case that is damaged."""
 ROWS_PER_GROUP = 1 << 16
 _PIECE_BYTES = 1 << 22
 
@@ -70,11 +70,11 @@ class Snapshot:
 
     @property
     def digest(self) -> int:
-        """As in the state record."""
+        """Digest of the rows, as in the state record."""
         return int(self.manifest.digest, 16)
 
     def state(self) -> IndexState:
-        """State of an index that holds what the snapshot does."""
+        """State of an index with the content of the snapshot."""
         manifest = self.manifest
         return IndexState(
             manifest.table_id,
@@ -152,7 +152,7 @@ def verified_rows(manifest: Manifest, data: memoryview, definition: TableDefinit
         count += len(rows.keys)
         digest += int(rows.hashes.sum(dtype=np.uint64))
         yield rows
-    if not _is_told(manifest, count, digest, definition):
+    if not _matches(manifest, count, digest, definition):
         raise CorruptData("A snapshot has other rows than it says; run `kvstore check`.", rows=count)
 
 
@@ -163,7 +163,7 @@ def offsets(bucket: Path) -> list[Offset]:
 
 
 def read(bucket: Path, identity: LogIdentity, offset: Offset) -> Snapshot:
-    """A snapshot by its offset; its files are not looked at but for the manifest.
+    """A snapshot by its offset; only the manifest is read.
 
     Raises:
         CorruptData: Its manifest is damaged or missing, or another one's.
@@ -184,14 +184,14 @@ def read(bucket: Path, identity: LogIdentity, offset: Offset) -> Snapshot:
 
 
 def readable(bucket: Path, identity: LogIdentity) -> Iterator[Snapshot]:
-    """Snapshots with a right manifest, the newest first."""
+    """Snapshots with a valid manifest, the newest first."""
     for offset in offsets(bucket):
         with suppress(CorruptData):
             yield read(bucket, identity, offset)
 
 
 def newest_valid(bucket: Path, identity: LogIdentity) -> Snapshot | None:
-    """The newest snapshot whose files are all right."""
+    """The newest snapshot with valid files."""
     for found in readable(bucket, identity):
         with suppress(CorruptData):
             found.verify()
@@ -200,7 +200,7 @@ def newest_valid(bucket: Path, identity: LogIdentity) -> Snapshot | None:
 
 
 def sweep(bucket: Path, files: Files) -> None:
-    """Remove what was begun and not finished, and what was about to be removed."""
+    """Remove unfinished snapshots, and those whose removal was not completed."""
     for stray in (bucket / paths.SNAPSHOTS).glob(f"*{paths.TEMPORARY}"):
         files.remove_tree(stray)
 
@@ -215,7 +215,7 @@ def take(
     now_ms: int,
     step: Callable[[], None] = lambda: None,
 ) -> Snapshot:
-    """Take a snapshot of what a view shows; if there is a right one of that offset, it is that.
+    """Take a snapshot of a view; an existing valid one of the same offset is returned instead.
 
     Args:
         reading: A view of what is committed; given up as soon as it is read.
@@ -255,7 +255,7 @@ def take(
         files.rename(unfinished, directory)
         files.sync_directory(snapshots)
         unless_done.pop_all()
-    # Whatever the disk says now, the snapshot is there.
+    # Even if the disk fails now, the snapshot is complete.
     with suppress(OSError):
         for old in offsets(bucket)[KEPT:]:
             _remove(paths.snapshot_directory(bucket, old), files)
@@ -309,7 +309,7 @@ def _write(
         created_ms=now_ms,
         files=sums,
     )
-    if not _is_told(manifest, count, digest, definition):
+    if not _matches(manifest, count, digest, definition):
         raise CorruptData("The index has other rows than it says; run `kvstore check`.", rows=count)
     _file(directory / paths.SNAPSHOT_MANIFEST, files, _all_of(encode_manifest(manifest)))
     return Snapshot(directory, manifest)
@@ -321,24 +321,24 @@ def _read_back(
     definition: TableDefinition,
     step: Callable[[], None],
 ) -> None:
-    """See that a snapshot makes the index it was made of: once the log is cut, there may be nothing else to make it."""
+    """Verify that a snapshot rebuilds its index: after the log has expired, nothing else may be left to rebuild it."""
     if written.writers() != writers:
         raise CorruptData("Writers of a snapshot do not read back as they were written.", path=written.directory)
     for _ in written.rows(definition):
         step()
 
 
-def _is_told(manifest: Manifest, count: int, digest: int, definition: TableDefinition) -> bool:
+def _matches(manifest: Manifest, count: int, digest: int, definition: TableDefinition) -> bool:
     # The row count of a log table is that of its records; it has no rows.
     counted = 0 if definition.primary_key is None else manifest.row_count
     return (count, digest % 2**64) == (counted, int(manifest.digest, 16))
 
 
 def _log_end(bucket: Path, identity: LogIdentity, state: IndexState) -> LogEnd:
-    """Where the log has the offset that an index was committed at."""
+    """Position in the log of the offset at which an index was committed."""
     if state.synced_offset == state.applied_offset:
         return LogEnd(state.synced_base, state.synced_position, state.synced_offset)
-    # It was committed in the middle of a replay.
+    # The index was committed during a replay.
     log = LogFiles(bucket / paths.LOG, identity)
     found = next(iter(log.batches(state.applied_offset, state.synced_offset)))
     return LogEnd(Offset(int(found.path.stem)), found.position, state.applied_offset)
@@ -361,7 +361,7 @@ def _all_of(data: bytes) -> Callable[[FileWriter], FileSum]:
 
 
 def _remove(directory: Path, files: Files) -> None:
-    """Remove a snapshot: first its name, so that no part of one ever has a name."""
+    """Remove a snapshot: first its name, so that an incomplete one never has a name."""
     leaving = directory.with_name(f"{directory.name}.old{paths.TEMPORARY}")
     files.remove_tree(leaving)
     files.rename(directory, leaving)
@@ -375,7 +375,7 @@ def _give_up(unfinished: Path, files: Files) -> None:
 
 
 def _checksum(descriptor: int, size: int) -> int:
-    """Checksum of a file, with memory for a piece of it."""
+    """Checksum of a file, read in pieces."""
     crc = 0
     for at in range(0, size, _PIECE_BYTES):
         crc = crc32c(os.pread(descriptor, min(_PIECE_BYTES, size - at), at), crc)
