@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -55,23 +56,21 @@ WRITES: dict[str, Callable[[kvstore.Store], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def fenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
-    """A store that was open while its copy was promoted."""
-    path = tmp_path_factory.mktemp("fenced")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leadership, "LEASE_SECONDS", 0.05)
-        patch.setattr(leadership, "WAIT_SECONDS", 60.0)  # however slow the machine is
-        with kvstore.open(path / "s") as store:
-            table = store.create_table("t", SCHEMA, "k")
-            table.upsert([{"k": 1, "v": 1}])
-            table.apply_epoch(kvstore.Changes.of([("upsert", {"k": 2, "v": 2})], SCHEMA), "old", 0)
-            store.consumer("old").commit("t", {0: 0})
-            store.flush()
-            store.add_replica(str(path / "r"), "r").ship()
-            kvstore.follow(str(path / "r"), path / "c").close()
-            kvstore.promote(path / "c")
-            yield store
+@pytest.fixture
+def fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvstore.Store]:
+    """A store that was open while its copy was promoted, and has not written since."""
+    monkeypatch.setattr(leadership, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(leadership, "WAIT_SECONDS", 60.0)  # however slow the machine is
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([{"k": 1, "v": 1}])
+        table.apply_epoch(kvstore.Changes.of([("upsert", {"k": 2, "v": 2})], SCHEMA), "old", 0)
+        store.consumer("old").commit("t", {0: 0})
+        store.flush()
+        store.add_replica(str(tmp_path / "r"), "r").ship()
+        kvstore.follow(str(tmp_path / "r"), tmp_path / "c").close()
+        kvstore.promote(tmp_path / "c")
+        yield store
 
 
 @pytest.mark.parametrize("name", WRITES)
