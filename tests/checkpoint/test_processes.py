@@ -201,7 +201,7 @@ def due(catalog: Catalog, edits_per_image: int, *, writes: bool = True, **more: 
         writes=lambda: writes,
         **more,  # type: ignore[arg-type]
     )
-    catalog.journal._appended = controller.appended
+    catalog.journal.listen(controller)
     return controller
 
 
