@@ -141,7 +141,7 @@ def test_one_at_a_time(catalog: Catalog) -> None:
     lock = ProcessLock(catalog.path / paths.IMAGES / paths.LOCK_FILE)
     lock.acquire()
     catalog.append(1)
-    with pytest.raises(StoreLocked, match="makes an image"):
+    with pytest.raises(StoreLocked, match="is writing an image"):
         catalog.controller(WorkerProcess).checkpoint()
     lock.release()
     catalog.controller().checkpoint()
