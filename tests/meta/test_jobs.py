@@ -29,7 +29,7 @@ from logformat.catalog.edits import (
 )
 from logformat.catalog.jobs import JobOptions, JobState, JobStatistics, JobStatus, SourceFile, TaskCounts
 from logformat.ids import Epoch, JobId, TableId, Txid
-from tests.test_format_doc import FORMAT
+from tests.documents import FORMAT
 
 TABLE = TableId(1)
 ID = JobId(2)
