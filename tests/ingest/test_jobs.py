@@ -1,56 +1,24 @@
-"""Jobs as users have them: what is loaded, what is left out, what is noticed, and what is refused."""
+"""Jobs as users have them: what is loaded, what is left out, and what is noticed."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
 import kvstore
-from kvstore.errors import (
-    CorruptData,
-    InvalidRequest,
-    NoSuchTable,
-    StoreLocked,
-    TaskFailed,
-    Unavailable,
-    UnsupportedOperation,
-)
-from kvstore.ingest import reading, runner, sources, tasks
+from kvstore.errors import InvalidRequest, StoreLocked, TaskFailed, Unavailable
+from kvstore.ingest import reading, runner, tasks
 from kvstore.ingest.engine import EmbeddedEngine
 from logformat.catalog.jobs import SourceFile, TaskCounts
-from tests.conftest import OpenStore
-from tests.ingest.worlds import BAD, SCHEMA, write
+from tests.ingest.worlds import BAD, SCHEMA, keys, left_out, write
 from tests.support.tables import rows_of
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    return tmp_path / "in"
-
-
-@pytest.fixture
-def job(store: kvstore.Store, source: Path) -> kvstore.Job:
-    store.create_table("t", SCHEMA, "k", buckets=2)
-    return store.create_job("j", source=source, format="csv", table="t", max_files=2)
-
-
-def keys(store: kvstore.Store) -> list[int]:
-    return sorted(row["k"] for row in rows_of(store.table("t")))
-
-
-def left_out(job: kvstore.Job, task: int = 1) -> list[tuple[str, int]]:
-    lines = map(json.loads, job.rejected(task).read_text().splitlines())
-    return [(line["file"], line["row"]) for line in lines]
 
 
 def test_files_are_taken_in_the_order_of_their_paths(store: kvstore.Store, job: kvstore.Job, source: Path) -> None:
@@ -357,140 +325,6 @@ class TestChangeTypes:
         assert left_out(job) == [("a.csv", 3), ("a.csv", 4), ("a.csv", 5)]
 
 
-class TestFilesThatAreNotAsTheyWere:
-    def dies_with_an_open_task(self, job: kvstore.Job) -> None:
-        class Engine:
-            def read(self, *_: Any) -> Any:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            job.run(engine=Engine())
-        assert job.show().task is not None
-
-    def test_changed_after_it_was_taken(self, store: kvstore.Store, job: kvstore.Job, source: Path) -> None:
-        write(source, "a.csv", 0)
-        path = write(source, "b.csv", 20)
-        self.dies_with_an_open_task(job)
-        path.write_text("k,v\n7,7\n")
-        with pytest.raises(TaskFailed, match="changed after a task had taken it") as failed:
-            job.run()
-        assert failed.value.where["path"] == "b.csv"
-        assert (keys(store), job.show().offset) == ([], None)
-        job.resume()
-        job.run()
-        assert keys(store) == [*range(12)]
-
-    def test_another_of_the_same_size_is_noticed(self, job: kvstore.Job, source: Path) -> None:
-        path = write(source, "a.csv", 0)
-        self.dies_with_an_open_task(job)
-        path.write_text(path.read_text().replace("a.csv 1", "a.csv X"))
-        with pytest.raises(TaskFailed, match="A file changed"):
-            job.run()
-
-    def test_vanished(self, store: kvstore.Store, job: kvstore.Job, source: Path) -> None:
-        write(source, "a.csv", 0)
-        write(source, "b.csv", 20)
-        self.dies_with_an_open_task(job)
-        (source / "a.csv").unlink()
-        with pytest.raises(TaskFailed, match="no longer exists") as failed:
-            job.run()
-        assert failed.value.where["path"] == "a.csv"
-        job.resume()
-        job.run()
-        assert keys(store) == [*range(20, 32)]
-
-    def test_changed_while_it_is_read(self, job: kvstore.Job, source: Path) -> None:
-        path = write(source, "a.csv", 0)
-
-        class Engine:
-            def read(self, reader: Callable[..., Any], files: Any) -> Any:
-                for file in files:
-                    with reader.source.opened(file) as opened:  # type: ignore[attr-defined]
-                        opened.read()
-                        path.write_text("k,v\n")
-                yield reading.FileRows()
-
-        with pytest.raises(TaskFailed, match="A file changed"):
-            job.run(engine=Engine())
-
-    def test_gone_after_it_was_applied_is_no_matter(
-        self, job: kvstore.Job, source: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write(source, "a.csv", 0)
-
-        def dies(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(runner.Taken, "add", dies)
-            with pytest.raises(KeyboardInterrupt):
-                job.run()
-        (source / "a.csv").unlink()
-        assert [each.counts for each in job.run().tasks] == [job.show().history[0].counts]
-        assert job.show().statistics.loaded_rows == 12
-
-    def test_late(self, store: kvstore.Store, job: kvstore.Job, source: Path, caplog: pytest.LogCaptureFixture) -> None:
-        for name in ("a.csv", "c.csv"):
-            write(source, name, 0)
-        job.run()
-        old = write(source.parent, "b.csv", 50)
-        os.utime(old, (1, 1))
-        old.rename(source / "b.csv")
-        write(source, "a.csv", 70)
-        write(source, "d.csv", 0)
-        done = job.run()
-        assert (done.overlooked.late, done.overlooked.changed) == (("b.csv",), ("a.csv",))
-        assert [each.first for each in done.tasks] == ["d.csv"]
-        assert keys(store) == [*range(12)]
-        assert "file 'b.csv' came after the job's offset had passed it" in caplog.text
-        assert "file 'a.csv' changed after it was loaded" in caplog.text
-
-    def test_who_sets_the_offset_knows_what_lies_before_it(self, job: kvstore.Job, source: Path) -> None:
-        for name in "abc":
-            write(source, f"{name}.csv", 0)
-        job.pause()
-        job.alter(offset="b.csv")
-        job.resume()
-        assert not job.run().overlooked
-        write(source, "a0.csv", 0)
-        assert job.run().overlooked.late == ("a0.csv",)
-
-    @pytest.mark.parametrize("cut", [b'{"version":0,"fi', b'{"version":0,"fi' + bytes(512) + b"}]}\n"])
-    def test_without_what_it_remembers_all_before_the_offset_passes_for_taken(
-        self, job: kvstore.Job, source: Path, store_path: Path, cut: bytes
-    ) -> None:
-        write(source, "b.csv", 0)
-        job.run()
-        (taken,) = store_path.glob("jobs/*/taken.jsonl")
-        whole = taken.read_bytes()
-        taken.write_bytes(whole + cut)
-        write(source, "c.csv", 0)
-        assert not job.run().overlooked
-        assert taken.read_bytes().startswith(whole + b'{"version":0,"files":[{"path":"c.csv"')
-        taken.unlink()
-        write(source, "a.csv", 0)
-        assert not job.run().overlooked
-        write(source, "a1.csv", 0)
-        assert job.run().overlooked.late == ("a1.csv",)
-
-    def test_damage_of_what_it_remembers_is_told_and_calls_no_file_late(
-        self, job: kvstore.Job, source: Path, store_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        for name in "abc":
-            write(source, f"{name}.csv", 0)
-            job.run()
-        (taken,) = store_path.glob("jobs/*/taken.jsonl")
-        first, second, third = taken.read_bytes().splitlines(keepends=True)
-        taken.write_bytes(first + second + third.replace(b"path", b"p\0th"))
-        assert not job.run().overlooked
-        assert "all files before its offset count as taken" in caplog.text
-        write(source, "b1.csv", 0)
-        assert job.run().overlooked.late == ("b1.csv",)
-        taken.write_bytes(first + second.replace(b"path", b"p\0th") + third)
-        with pytest.raises(CorruptData, match="remove it: all files"):
-            job.run()
-
-
 class TestFollow:
     def test_takes_files_as_they_come_and_waits_while_it_is_paused(
         self, job: kvstore.Job, source: Path, monkeypatch: pytest.MonkeyPatch
@@ -572,99 +406,6 @@ def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
             return
         waiting.wait(0.005)
     raise TimeoutError
-
-
-class TestRefused:
-    def test_to_create(self, store: kvstore.Store, source: Path) -> None:
-        store.create_table("t", SCHEMA, "k")
-        fine: dict[str, Any] = {"source": source, "format": "csv", "table": "t"}
-        store.create_job("there", **fine)
-        for name, other in [
-            ("there", {}),
-            ("", {}),
-            ("j", {"format": "xml"}),
-            ("j", {"source": source / "nowhere"}),
-            ("j", {"source": 5}),
-            ("j", {"source": __file__}),
-            ("j", {"offset": "/a"}),
-            ("j", {"max_files": 0}),
-            ("j", {"max_bytes": 1.5}),
-            ("j", {"max_filter_ratio": 1.1}),
-            ("j", {"max_filter_ratio": "x"}),
-        ]:
-            with pytest.raises(InvalidRequest):
-                store.create_job(name, **{**fine, **other})
-        with pytest.raises(NoSuchTable):
-            store.create_job("j", **{**fine, "table": "u"})
-        assert store.list_jobs() == ["there"]
-
-    def test_what_its_state_does_not_allow(self, job: kvstore.Job) -> None:
-        with pytest.raises(InvalidRequest, match="pause it first"):
-            job.alter(max_files=3)
-        with pytest.raises(InvalidRequest, match="is not paused"):
-            job.resume()
-        job.pause("lunch")
-        with pytest.raises(UnsupportedOperation, match=r"resume it first.*lunch"):
-            job.run()
-        with pytest.raises(InvalidRequest, match="no such option"):
-            job.alter(max_size=3)
-        assert job.show().version == 0
-
-    def test_what_is_gone(self, store: kvstore.Store, job: kvstore.Job, source: Path, store_path: Path) -> None:
-        write(source, "a.csv", 0)
-        job.run()
-        job.drop()
-        with pytest.raises(InvalidRequest, match="was dropped"):
-            job.run()
-        with pytest.raises(InvalidRequest, match="no such job"):
-            store.job("j")
-        assert not list(store_path.glob("jobs/*"))
-        assert store.table("t").writers == {}
-        again = store.create_job("j", source=source, format="csv", table="t")
-        assert again.run().tasks[0].number == 1
-        store.drop_table("t")
-        assert store.list_jobs() == []
-        with pytest.raises(InvalidRequest, match="was dropped"):
-            again.show()
-
-    def test_a_directory_that_goes_while_it_is_listed_has_no_files(
-        self, job: kvstore.Job, source: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (source / "b").mkdir()
-        write(source, "a.csv", 0)
-        scandir = os.scandir
-
-        def going(path: Any) -> Any:
-            if str(path).endswith("b/"):
-                (source / "b").rmdir()
-            return scandir(path)
-
-        monkeypatch.setattr(sources.os, "scandir", going)
-        assert [each.last for each in job.run().tasks] == ["a.csv"]
-
-    def test_what_can_not_be_looked_at_is_named(self, job: kvstore.Job, source: Path) -> None:
-        (source / "b").mkdir()
-        (source / "b" / "c.csv").symlink_to("c.csv")
-        with pytest.raises(Unavailable, match="can't be listed") as refused:
-            job.run()
-        assert refused.value.where["path"] == repr(str(source / "b" / "c.csv"))
-
-    def test_a_place_that_can_not_be_listed(self, job: kvstore.Job, source: Path) -> None:
-        shutil.rmtree(source)
-        with pytest.raises(Unavailable, match="can't be listed"):
-            job.run()
-        assert job.show().state == "waiting"
-
-    def test_a_store_that_is_only_read(self, open_store: OpenStore, source: Path) -> None:
-        with open_store() as store:
-            store.create_table("t", SCHEMA, "k")
-            store.create_job("j", source=source, format="csv", table="t")
-        with open_store(read_only=True) as store:
-            job = store.job("j")
-            assert job.show().offset is None
-            for call in (job.run, job.pause, job.drop):
-                with pytest.raises(UnsupportedOperation):
-                    call()
 
 
 def test_a_log_table_is_appended_to(store: kvstore.Store, source: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import Payload
 from tests.checkpoint.catalogs import Here
+from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 BUCKETS = 3
@@ -162,3 +164,12 @@ def lose_indexes(store: Path) -> None:
     """What a failing disk took: every bucket is built from its log again."""
     for index in store.glob(f"tables/*/*/{paths.INDEX}"):
         shutil.rmtree(index)
+
+
+def keys(store: kvstore.Store) -> list[int]:
+    return sorted(row["k"] for row in rows_of(store.table("t")))
+
+
+def left_out(job: kvstore.Job, task: int = 1) -> list[tuple[str, int]]:
+    lines = map(json.loads, job.rejected(task).read_text().splitlines())
+    return [(line["file"], line["row"]) for line in lines]
