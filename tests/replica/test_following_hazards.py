@@ -22,8 +22,8 @@ from kvstore.replica.follow import creation, divergence, follower as following
 from logformat.catalog.replicas import Shipped, Stream
 from logformat.ids import BucketId, Epoch, Offset, TableId
 from logformat.replica.object_file import ObjectName, leader_name
+from tests.replica.followers import Leader, everything, follower
 from tests.replica.objects import SCHEMA, Objects, replica_of
-from tests.replica.test_following import Leader, everything, follower
 from tests.replica.test_shipping import wait_until
 
 

@@ -12,8 +12,8 @@ from kvstore.bucket import recovery, write_path as apply
 from kvstore.meta import image
 from kvstore.replica.follow import bucket_files
 from kvstore.replica.ship import shipper
+from tests.replica.followers import contents, everything, follower
 from tests.replica.objects import Objects, replica_of, restored
-from tests.replica.test_following import contents, everything, follower
 from tests.replica.test_round_trip import SCHEMA, write
 
 
