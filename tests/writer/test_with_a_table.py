@@ -22,7 +22,7 @@ from kvstore.errors import (
     StoreLocked,
 )
 from tests.support.tables import rows_of
-from tests.writer.test_table_writer import eventually
+from tests.writer.inputs import eventually
 from writer import Identity, TableWriter
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int8())])
