@@ -21,6 +21,7 @@ from kvstore.repair.source import Source
 from kvstore.repair.store import RepairReport, StoreRepair
 from kvstore.replica.client import ObjectStore
 from kvstore.store import Store
+from tests.repair.damage import files_of
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -28,6 +29,7 @@ OPTIONS = StoreOptions(segment_bytes_max=3000, commit_idle_ms=60_000, commit_wai
 STEPS = 14
 SHIPPED_AFTER = (4, 9, STEPS - 1)
 WRITER = 7
+LOG = "tables/1/0/log"
 
 
 @dataclass(frozen=True)
@@ -135,3 +137,11 @@ def goes_on(path: Path, step: int = STEPS) -> None:
     with Store(path, OPTIONS) as store:
         assert all(answer.duplicated for answer in write(store, step))
         assert store.check().findings == []
+
+
+def segment(world: World, base: int) -> Path:
+    return world.path / LOG / f"{base:020d}.log"
+
+
+def segments(world: World) -> dict[str, bytes]:
+    return {name: (world.path / name).read_bytes() for name in files_of(world.path) if name.endswith(".log")}
