@@ -511,5 +511,5 @@ def test_a_line_of_the_files_of_a_job_is_read_as_far_as_one_can_be_long(
     taken.add([SourceFile(path="a", size=1, tag="1")], 0)
     Taken(tmp_path, Files())
     taken.add([SourceFile(path="b" * 200, size=1, tag="1")], 0)
-    with pytest.raises(CorruptData, match="What a job has taken is damaged"):
+    with pytest.raises(CorruptData, match="The list of files that a job has taken is damaged"):
         Taken(tmp_path, Files())
