@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import stream
+from rich.progress import track
 
 from benchmarks.measuring import Figure, Line, Lines, Setting, gathered
 from benchmarks.report import Grid
@@ -44,7 +44,7 @@ def main() -> None:
     lines: Lines = {}
     with _checked_out(given.ref) as other:
         sides = {"here": ROOT, given.ref: other}
-        for work in stream(given.only, "measuring", transient=True):
+        for work in track(given.only, "measuring", transient=True):
             for figure in _alternately(sides, work, given.rows, given.rounds):
                 list(gathered([figure], lines))
     rows = [_row(line, given.ref) for line in lines.values()]
