@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket import snapshot
-from kvstore.bucket.context import BucketPlace, open_for_writing
+from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
 from kvstore.files import Files
 from kvstore.log import recovery as log_recovery, retention
