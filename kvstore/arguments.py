@@ -75,7 +75,8 @@ def url_without_credentials(name: str, given: str) -> str:
     Raises:
         InvalidRequest: It has credentials: user info, or parameters. The message has none of them.
     """
-    if (without := shown_url(given)) != given:
+    # What is not text has no credentials; the call that gets it refuses it.
+    if isinstance(given, str) and (without := shown_url(given)) != given:
         raise InvalidRequest(
             "A URL is kept in the catalog and copied to replicas, so it has no user info, and no parameters but"
             f" {', '.join(HARMLESS_PARAMETERS)}. Give credentials by environment variables (such as AWS_ACCESS_KEY_ID"

@@ -330,7 +330,7 @@ def test_a_reader_that_comes_while_writing_begins_leaves_the_lock_to_the_writer(
     table.upsert({"k": 1, "v": "a"})
     handle = table._handles[0]
     assert handle._reader() is handle.engine.committer.index  # type: ignore[union-attr]
-    assert handle._process_lock.held
+    assert handle.writes
     table.upsert({"k": 2, "v": "b"})
     assert table.count() == 2
 
