@@ -66,7 +66,7 @@ def test_a_task_that_writes(spark: SparkSession, store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, primary_key="k")
     frame = spark.createDataFrame([(None, "a")], "k bigint, v string")
     write = frame.write.format("kvstore").options(path=str(store.path), table="t").mode("append")
-    assert shown(write.save) == "kvstore.errors.SchemaMismatch: This column takes no nulls. column=k nulls=1"
+    assert shown(write.save) == "kvstore.errors.SchemaMismatch: This column does not allow nulls. column=k nulls=1"
 
 
 def test_a_commit(spark: SparkSession, store: kvstore.Store) -> None:
@@ -93,7 +93,7 @@ def test_a_stream_that_begins(spark: SparkSession, store: kvstore.Store, tmp_pat
 
 def test_a_bad_option(spark: SparkSession, store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, primary_key="k")
-    assert shown(lambda: load(spark, store, "t", colums="k")).startswith("kvstore.errors.InvalidRequest: There is no")
+    assert shown(lambda: load(spark, store, "t", colums="k")).startswith("kvstore.errors.InvalidRequest: Unknown option.")
 
 
 def test_a_table_that_is_not_there(spark: SparkSession, store: kvstore.Store) -> None:
