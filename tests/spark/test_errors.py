@@ -93,7 +93,7 @@ def test_a_stream_that_begins(spark: SparkSession, store: kvstore.Store, tmp_pat
 
 def test_a_bad_option(spark: SparkSession, store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, primary_key="k")
-    assert shown(lambda: load(spark, store, "t", colums="k")).startswith("kvstore.errors.InvalidRequest: Unknown option.")
+    assert shown(lambda: load(spark, store, "t", colums="k")).startswith("kvstore.errors.InvalidRequest: Unknown")
 
 
 def test_a_table_that_is_not_there(spark: SparkSession, store: kvstore.Store) -> None:
