@@ -61,6 +61,11 @@ class Files:
         if self.place is not None:
             self.place.let_go(directory)
 
+    def forget(self, directory: Path) -> None:
+        """Forget the identity of a directory; see :meth:`StoreDirectory.forget`."""
+        if self.place is not None:
+            self.place.forget(directory)
+
     def check(self) -> int:
         """Verify the store's path from time to time; returns the number of checks. See :meth:`StoreDirectory.check`.
 
@@ -162,6 +167,7 @@ class Files:
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory and its contents, if it exists."""
+        self.forget(path)
         at = self._at(path)
         shutil.rmtree(at.name, onerror=_ignore_missing, dir_fd=at.descriptor)
 

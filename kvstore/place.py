@@ -107,6 +107,12 @@ class StoreDirectory:
         with suppress(OSError):
             self._noted.setdefault(directory, _identity(os.stat(directory)))
 
+    def forget(self, directory: Path) -> None:
+        """Forget which directory has a path, and those below it: this process removes them and may make others."""
+        with self._mutex:
+            for noted in [each for each in self._noted if each == directory or directory in each.parents]:
+                del self._noted[noted]
+
     def let_go(self, directory: Path) -> None:
         """Undo one :meth:`hold` of a directory; after the last one it is no longer verified."""
         with self._mutex:

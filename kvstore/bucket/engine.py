@@ -84,3 +84,5 @@ def create_bucket(
             open_for_writing(place, definition, options, files, clock).close()
     finally:
         lock.release()
+        # Until the catalog has the table another process may remove what is here, and give the same id to another.
+        files.forget(place.directory)
