@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+def alone() -> dict[str, str]:
+    """The environment without what a `make` that runs the tests adds to it: its own lines, and its flags."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
 
 
 def step(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +44,9 @@ def test_a_step_that_fails_shows_why_and_names_its_log(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("target", ["setup", "lint", "demo"])
 def test_all_that_prints_is_a_step(target: str) -> None:
-    done = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-n", "-B", target], cwd=ROOT, env=alone(), capture_output=True, text=True, check=True
+    )
     lines = done.stdout.replace("\\\n", "").splitlines()
     quiet = r"touch |rm -f |mv |\.venv/bin/python -c .* > \.venv/java\.tmp 2> \.venv/java\.none"
     assert [line for line in lines if not re.match(rf"\.ci/step |{quiet}", line)] == []
@@ -50,5 +58,5 @@ def test_processes_of_a_run_keep_what_they_compile(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     makefile = tmp_path / "Makefile"
     makefile.write_text((ROOT / "Makefile").read_text() + "\nshown:\n\t@echo [$$PYTHONDONTWRITEBYTECODE]\n")
-    done = subprocess.run(["make", "-f", makefile, "shown"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["make", "-f", makefile, "shown"], env=alone(), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -48,7 +48,7 @@ SEAMS: list[tuple[Any, str]] = [
     *((WritePath, name) for name in ("apply_all", "commit", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),
     *((BucketHandle, name) for name in ("submit", "flush", "write", "stop_writing", "value")),
-    *((Commits, name) for name in ("settle", "_end")),
+    (Commits, "_end"),
     *((Staging, name) for name in ("write", "remove")),
     *((snapshot, name) for name in ("newest_valid", "_read_back", "_remove")),
     (retention, "remove_before"),
