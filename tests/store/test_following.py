@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket import handle
 from kvstore.errors import NoSuchTable
 from tests.conftest import OpenStore
 from tests.read.test_follow import Following, changes, wait_until
@@ -83,17 +84,22 @@ def test_what_a_killed_writer_had_acknowledged_comes_and_then_what_the_next_one_
     assert following.ended() == changes(table.changelog())
 
 
-def test_an_index_that_is_built_anew_is_noticed(open_store: OpenStore, store_path: Path) -> None:
+def test_a_follower_notices_a_rebuilt_index(
+    open_store: OpenStore, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store()
     table = store.create_table("t", SCHEMA, "k")
     run(store_path, "kvstore.open(path).table('t').upsert({'k': 1, 'v': 1})")
     following = Following(table.changelog(follow=True, end=2))
     following.wait_for(1)
-    table._handles[0]._look_next = math.inf  # for a moment there is none
-    shutil.rmtree(store_path / "tables/1/0/index")
-    run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
-    time.sleep(0.05)
-    assert len(following.taken) == 1
+    with monkeypatch.context() as patch:
+        # For a moment there is no index, and the follower does not look, also if it is about to.
+        patch.setattr(handle, "RECOVER_SECONDS", math.inf)
+        table._handles[0]._look_next = math.inf
+        shutil.rmtree(store_path / "tables/1/0/index")
+        run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
+        time.sleep(0.05)
+        assert len(following.taken) == 1
     table._handles[0]._look_next = 0.0
     assert following.ended() == changes(table.changelog())
     assert [offset for offset, *_ in changes_of(table)] == [0, 1]
