@@ -327,9 +327,10 @@ class BucketHandle:
     def _become_writer(self, *, waits: bool) -> BucketEngine:
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
         while True:
-            with refusals(self.place.directory):
-                commits = waits and self._context.commit_lock.held_elsewhere()
             with self._opening:
+                self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
+                with refusals(self.place.directory):
+                    commits = waits and self._context.commit_lock.held_elsewhere()
                 if self._engine is None and self._ownership.try_take():
                     try:
                         self._engine = BucketEngine(self._context, self._lock)
