@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -41,7 +40,6 @@ def test_a_step_that_fails_shows_why_and_names_its_log(tmp_path: Path) -> None:
     assert re.search(r"types +\d+ s, failed with status 3\nwrong\n.*: \.logs/types\.log\n", done.stderr)
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("target", ["setup", "lint", "demo"])
 def test_all_that_prints_is_a_step(target: str) -> None:
     done = subprocess.run(
@@ -52,7 +50,6 @@ def test_all_that_prints_is_a_step(target: str) -> None:
     assert [line for line in lines if not re.match(rf"\.ci/step |{quiet}", line)] == []
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_processes_of_a_run_keep_what_they_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each of hundreds would compile all that it imports, which is a tenth of the time of all tests."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
