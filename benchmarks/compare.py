@@ -2,6 +2,7 @@
 
 Each is a process of its own, and they take turns, figure by figure; a ratio is the median of the rounds' ratios.
 ``--turns`` is what such a process runs: it measures kvstore alone, and waits for a line before each figure.
+Both run the benchmarks of here; ``--its-own`` is for a reference from before modules moved that these import.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=WORKS, default=_COMPARED, metavar="WORK")
+    parser.add_argument("--its-own", action="store_true", help="measure the reference by its own benchmarks")
     parser.add_argument("--turns", metavar="WORK", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.turns:
         _take_turns(given.turns, given.rows, given.rounds)
         return
     lines: Lines = {}
-    with _checked_out(given.ref) as other:
+    with _checked_out(given.ref, its_own=given.its_own) as other:
         sides = {"here": ROOT, given.ref: other}
         for work in track(given.only, "measuring", transient=True):
             for figure in _alternately(sides, work, given.rows, given.rounds):
@@ -59,14 +61,15 @@ def _row(line: Line, ref: str) -> list[str]:
 
 
 @contextmanager
-def _checked_out(ref: str) -> Iterator[Path]:
-    """kvstore of a reference, with the benchmarks of here."""
+def _checked_out(ref: str, *, its_own: bool) -> Iterator[Path]:
+    """kvstore of a reference, with the benchmarks of here or its own."""
     with tempfile.TemporaryDirectory(prefix="kvstore-compare-") as directory:
         place = Path(directory, "checkout")
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", place, ref], check=True, cwd=ROOT)
         try:
-            (place / BENCHMARKS).rename(place / "its-own-benchmarks")
-            (place / BENCHMARKS).symlink_to(ROOT / BENCHMARKS)
+            if not its_own:
+                (place / BENCHMARKS).rename(place / "its-own-benchmarks")
+                (place / BENCHMARKS).symlink_to(ROOT / BENCHMARKS)
             yield place
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", place], check=True, cwd=ROOT)
