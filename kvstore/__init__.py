@@ -1,5 +1,8 @@
 """kvstore: an embedded primary-key table for Python that writes its own changelog."""
 
+import kvstore.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
+
+# isort: split
 from kvstore.check import BucketReport, CheckReport
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health

@@ -34,7 +34,7 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files, open_file, refusal, refusals, refuse_links, refuse_no_directory
+from kvstore.files import Files, allocate, open_file, refusal, refusals, refuse_links, refuse_no_directory
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """Files that LMDB creates in a directory."""
@@ -466,7 +466,7 @@ def _allocate_lock(directory: Path) -> None:
             return  # LMDB works without it, or raises its own error
         raise
     try:
-        os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+        allocate(descriptor, _LOCK_BYTES)
     finally:
         os.close(descriptor)
 

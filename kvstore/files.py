@@ -3,11 +3,15 @@
 Exceptions are LMDB, which writes by itself (``kvstore/environment.py``), and temporary files that end with their
 process. All files are created for their owner alone, and no symbolic link to a file is followed. Files of an open store
 are looked up in its directory, not by its path; see ``kvstore/place.py``.
+
+It is also the only module that knows how systems differ: macOS syncs, allocates and finds holes by other calls than
+Linux.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import shutil
@@ -34,6 +38,7 @@ _NO_DIRECTORY = (
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+_NOT_SUPPORTED = (errno.ENOTSUP, errno.ENOTTY, errno.EINVAL)
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
 
 
@@ -149,7 +154,7 @@ class Files:
 
     def sync(self, descriptor: int) -> None:
         """Return when everything written through any descriptor of the file is durable."""
-        os.fsync(descriptor)
+        _sync(descriptor)
 
     def truncate(self, descriptor: int, length: int) -> None:
         """Truncate the file to ``length`` bytes."""
@@ -184,7 +189,7 @@ class Files:
         at = self._at(path)
         descriptor = os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
         try:
-            os.fsync(descriptor)
+            _sync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -225,6 +230,40 @@ class _ByPath(NamedTuple):
 
 
 _DISK = Files()
+
+
+def _sync(descriptor: int) -> None:
+    """Have the disk itself store what was written: fsync on Linux; on macOS, fsync ends in the disk's cache."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            fcntl.fcntl(descriptor, full)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def write_back(descriptor: int) -> None:
+    """Have the system write what the file has in memory, to save time later; nothing is durable because of it."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def allocate(descriptor: int, length: int) -> None:
+    """Give a file at least ``length`` bytes, for which the disk has room from then on.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, length)
+        return
+    # A byte that was never written has no room yet, and writing zeros over others would lose them.
+    size = os.fstat(descriptor).st_size
+    while size < length:
+        size += os.pwrite(descriptor, bytes(length - size), size)
 
 
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
@@ -338,6 +377,9 @@ def size_of(descriptor: int, path: Path, *, bytes_max: int, error: type[CorruptD
 
 def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Ranges of a file between two positions that have data; the rest are holes, which read as zeros."""
+    if not hasattr(os, "SEEK_DATA"):
+        yield start, end
+        return
     while start < end:
         try:
             begin = os.lseek(descriptor, start, os.SEEK_DATA)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,8 +22,6 @@ from kvstore.files import data_ranges
 ALL_PAGES_BYTES_MAX = 4 << 20
 """Files up to this size are verified whole at every open; larger ones only on demand."""
 
-PAGE_BYTES = 4096
-"""Page size of this system; LMDB uses the system's page size."""
 BRANCH, LEAF, OVERFLOW = 1, 2, 4
 """Kinds of pages."""
 BIG = 1
@@ -118,15 +117,23 @@ def values(path: Path, *, bytes_max: int) -> Iterator[bytes]:
     """
     size = path.stat().st_size
     with open(path, "rb", buffering=0) as file:
+        page_bytes = _likely_page_bytes(file.fileno())
         for begin, end in data_ranges(file.fileno(), 0, size):
-            for start in range(begin // PAGE_BYTES * PAGE_BYTES, end, PAGE_BYTES):
-                yield from _values_in(file.fileno(), os.pread(file.fileno(), PAGE_BYTES, start), size, bytes_max)
+            for start in range(begin // page_bytes * page_bytes, end, page_bytes):
+                page = os.pread(file.fileno(), page_bytes, start).ljust(page_bytes, b"\0")
+                yield from _values_in(file.fileno(), page, size, bytes_max)
+
+
+def _likely_page_bytes(descriptor: int) -> int:
+    """Size of a page as the first meta page has it; if that is damaged, what LMDB takes for new files here."""
+    try:
+        return _File(descriptor).page_bytes
+    except _Wrong:
+        return mmap.PAGESIZE
 
 
 def _values_in(descriptor: int, page: bytes, size: int, bytes_max: int) -> Iterator[bytes]:
     """Values of a page, if it looks like a leaf."""
-    if len(page) < HEAD.size:
-        return
     _, _, kind, lower, _ = HEAD.unpack_from(page)
     if kind != LEAF:
         return
@@ -142,11 +149,11 @@ def _values_in(descriptor: int, page: bytes, size: int, bytes_max: int) -> Itera
             yield node.value
         elif len(node.value) == _WORD.size and node.value_bytes <= bytes_max:
             first = _WORD.unpack(node.value)[0]
-            if first >= size // PAGE_BYTES:
+            if first >= size // len(page):
                 continue
-            number, _, kind, _, _ = HEAD.unpack(os.pread(descriptor, HEAD.size, first * PAGE_BYTES))
+            number, _, kind, _, _ = HEAD.unpack(os.pread(descriptor, HEAD.size, first * len(page)))
             if (number, kind) == (first, OVERFLOW):
-                yield os.pread(descriptor, node.value_bytes, first * PAGE_BYTES + HEAD.size)
+                yield os.pread(descriptor, node.value_bytes, first * len(page) + HEAD.size)
 
 
 def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:

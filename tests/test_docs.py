@@ -39,13 +39,13 @@ def test_nothing_is_installed_by_a_name_that_is_another_projects() -> None:
 
 
 def test_where_spark_is_imported() -> None:
-    assert "it and the demo (`kvstore/cli/demo/command.py`)" in (ROOT / "docs" / "architecture.md").read_text()
+    assert "it and the demo (`kvstore/cli/demo/spark_reader.py`)" in (ROOT / "docs" / "architecture.md").read_text()
     importing = {
         str(module.relative_to(ROOT))
         for module in (ROOT / "kvstore").rglob("*.py")
         if re.search(r"^ *(from|import) pyspark", module.read_text(), re.MULTILINE)
     }
-    assert {name for name in importing if not name.startswith("kvstore/spark/")} == {"kvstore/cli/demo/command.py"}
+    assert {name for name in importing if not name.startswith("kvstore/spark/")} == {"kvstore/cli/demo/spark_reader.py"}
 
 
 def test_spark_users_are_told_when_writes_are_seen() -> None:

@@ -6,13 +6,18 @@ It is built as an installation from a checkout builds it, without a network.
 from __future__ import annotations
 
 import email
+import os
 import subprocess
 import sys
+import venv
+from collections.abc import Iterator
 from email.message import Message
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 import kvstore
 from tests.cli.commands import run
@@ -81,6 +86,59 @@ def test_the_unpacked_wheel_is_imported_without_the_checkout(wheel: ZipFile, tmp
     )
     assert done.stderr == ""
     assert done.stdout.split() == [str(tmp_path / "site/kvstore/__init__.py"), kvstore.__version__]
+
+
+def closure(*names: str) -> Iterator[Distribution]:
+    """Distributions of the base dependencies, and of what these need."""
+    waiting, seen = list(names), set[str]()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(requirement.name)
+        found = distribution(requirement.name)
+        waiting += found.requires or []
+        yield found
+
+
+@pytest.fixture(scope="module")
+def environment(metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the dependencies without extras, as they are here, and nothing else."""
+    directory = tmp_path_factory.mktemp("environment")
+    venv.create(directory, symlinks=True)
+    (site,) = directory.glob("lib/python*/site-packages")
+    for found in closure(*(metadata.get_all("Requires-Dist") or [])):
+        for name in {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            (site / name).symlink_to(found.locate_file(name))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["wheel", "source distribution"])
+def test_an_empty_environment_runs_what_was_installed(
+    wheel: ZipFile, environment: Path, tmp_path: Path, kind: str
+) -> None:
+    package = Path(wheel.filename or "")
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")
+    if kind == "source distribution":
+        build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+        (package,) = tmp_path.iterdir()
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", *offline, "--force-reinstall", str(package)]
+    backend = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)} if kind == "source distribution" else None
+    subprocess.run(pip, check=True, env=backend)
+    code = "import kvstore, importlib.util as u; print(kvstore.__file__, u.find_spec('pyspark'), u.find_spec('pandas'))"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    about = subprocess.run([python, "-c", code], cwd=tmp_path, env=clean, check=True, capture_output=True, text=True)
+    assert about.stdout.split() == [
+        str(next(environment.glob("lib/*/site-packages/kvstore/__init__.py"))),
+        "None",
+        "None",
+    ]
+    demo = [environment / "bin" / "kvstore", "demo"]
+    done = subprocess.run(demo, cwd=tmp_path, env=clean, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "a small history of its own" in done.stdout.replace("\n", " ")
 
 
 def test_the_command_prints_the_version() -> None:

@@ -30,7 +30,6 @@ _STATE = b"\x00"
 _AFTER_STATE = b"\x00\x00"
 _WRITER = b"\x01"
 _WRITER_KEY = struct.Struct(">cq")
-PAGE_BYTES = 4096
 _STEP_ROWS = 256
 
 
@@ -129,7 +128,8 @@ class View:
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""
-        return PAGE_BYTES * int(self._transaction.stat()["leaf_pages"])
+        found = self._transaction.stat()
+        return int(found["psize"]) * int(found["leaf_pages"])
 
     def _between(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._transaction.cursor()
@@ -151,7 +151,7 @@ class Index:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._transaction: Transaction | None = None
-        self._leaf_pages = 0
+        self._page_bytes = self._leaf_pages = 0
         self._touched = 0
         self._committed: tuple[int, IndexState] | None = None
 
@@ -237,7 +237,7 @@ class Index:
         """Approximate bytes of pages that wait for a commit."""
         pages = max(self._leaf_pages, 1)
         # r random rows touch P(1 - e^(-r/P)) of P pages; this approximates it.
-        return int(PAGE_BYTES * pages * self._touched / (pages + self._touched))
+        return int(self._page_bytes * pages * self._touched / (pages + self._touched))
 
     def commit(self, state: IndexState) -> None:
         """Make all changes durable, together with the state.
@@ -286,7 +286,8 @@ class Index:
     def _writable(self) -> Transaction:
         if self._transaction is None:
             self._transaction = self._environment.begin_write()
-            self._leaf_pages = self._transaction.stat()["leaf_pages"]
+            found = self._transaction.stat()
+            self._page_bytes, self._leaf_pages = found["psize"], found["leaf_pages"]
             self._touched = 0
         return self._transaction
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvstore.files import write_back
+
 BYTES_MIN = 16 << 20
 """Size of a commit from which a thread pays off."""
 _PAUSE_SECONDS = 0.005
@@ -23,18 +25,18 @@ def writing_back(path: Path) -> Iterator[None]:
     """Sync a file repeatedly inside the context; if that fails, only time is lost."""
     done = threading.Event()
 
-    def write_back() -> None:
+    def write() -> None:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 while True:
-                    os.fdatasync(descriptor)  # noqa: TID251 - nothing relies on it
+                    write_back(descriptor)
                     if done.wait(_PAUSE_SECONDS):
                         break
             finally:
                 os.close(descriptor)
 
-    thread = threading.Thread(target=write_back, name="kvstore-writeback", daemon=True)
+    thread = threading.Thread(target=write, name="kvstore-writeback", daemon=True)
     with suppress(RuntimeError):  # no more threads can start
         thread.start()
     try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import kvstore
 from kvstore.cli.demo.command import batch_of
 from kvstore.cli.demo.git_history import Repository
+from kvstore.cli.demo.own_history import COMMITS, OwnHistory
 from kvstore.cli.main import app
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from logformat.rows.keys import KeyCodec
@@ -120,13 +121,12 @@ def test_only_a_new_directory_becomes_the_store(tmp_path: Path, kind: str, monke
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "file").touch()
     (tmp_path / "file").touch()
-    monkeypatch.setattr("kvstore.cli.demo.command._spark_session", lambda _: pytest.fail("Spark was started"))
+    monkeypatch.setattr("kvstore.cli.demo.spark_reader.session", lambda _: pytest.fail("Spark was started"))
     result = CliRunner().invoke(app, ["demo", "--repo", str(repository), "--store", str(tmp_path / kind)])
     assert isinstance(result.exception, InvalidRequest)
     assert "new or empty" in str(result.exception)
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_passes_a_path_on_whole() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(["make", "-n", "demo", "REPO=a b"], cwd=root, capture_output=True, text=True, check=True)
@@ -153,7 +153,7 @@ def test_the_demo_compares_equal(tmp_path: Path, spark: SparkSession, run: Calla
     assert commits == 8
     assert int(numbers["empty batches"]) == 2
     assert int(numbers["duplicates answered"]) == (commits + 2) // 3
-    assert len(numbers["compared with git after commit"].split(",")) == 4
+    assert len(numbers["compared after commit"].split(",")) == 4
     assert numbers["differences"] == "0"
     with kvstore.open(tmp_path / "store", read_only=True) as store:
         assert store.table("files").count() == len(Repository(tmp_path / "repo").tree("HEAD"))
@@ -169,8 +169,27 @@ def test_a_difference_is_shown_and_is_exit_code_1(
     )
     result = CliRunner().invoke(app, ["demo", "--repo", str(eventful_repository(tmp_path / "repo"))])
     assert result.exit_code == 1
-    assert "differs from git in 1 files" in result.output
+    assert "differs from the history in 1 files" in result.output
     assert "'[/red] never there'" in result.output
+
+
+def test_where_there_is_no_repository_a_history_of_its_own_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pyspark" else found(name))
+    status, output = in_this_process("demo", "--store", tmp_path / "store")
+    assert status == 0, output
+    assert "No git repository here" in output
+    assert "Spark is not installed" in output
+    numbers = {name.strip(): value.strip() for name, value in re.findall(r"│([^│]+)│([^│]+)│", output)}
+    assert numbers["commits"] == str(COMMITS)
+    assert int(numbers["empty batches"]) == COMMITS // 10
+    assert int(numbers["changes: delete"]) > 10
+    assert numbers["differences"] == "0"
+    with kvstore.open(tmp_path / "store", read_only=True) as store:
+        assert store.table("files").count() == len(OwnHistory().tree(OwnHistory().commits()[-1].id))
 
 
 def test_repositories_that_can_not_be_replayed_get_a_word(tmp_path: Path) -> None:

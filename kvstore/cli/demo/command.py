@@ -1,18 +1,19 @@
 """``kvstore demo``: replay a git history into a table, read its changelog with Spark, and compare with git.
 
 Every commit is one batch with the writer's next sequence; every third is sent twice. Spark then folds the changelog up
-to four offsets, and each time the files must be those of ``git ls-tree -r``.
+to four offsets, and each time the files must be those of ``git ls-tree -r``. Without Spark, Python folds it; where
+there is no git repository, a small history of the demo's own takes its place.
 """
 
 from __future__ import annotations
 
-import os
+import importlib.util
 import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import pyarrow as pa
 import typer
@@ -21,14 +22,12 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from rich.table import Table as Printed
 
 import kvstore
-from kvstore.cli.demo.git_history import Commit, Repository
+from kvstore.cli.demo.git_history import Commit, History, Repository
+from kvstore.cli.demo.own_history import OwnHistory
+from kvstore.cli.demo.readers import TABLE, PythonReader, Reader, files_of
 from kvstore.cli.findings import print_findings
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-TABLE = "files"
 SCHEMA = pa.schema(
     [
         pa.field("path", pa.string(), False),
@@ -42,15 +41,6 @@ SCHEMA = pa.schema(
 )
 RESENT = 3
 """Every third batch is sent twice."""
-LOGGING = """\
-rootLogger = error, console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %p %c{1}: %m%n
-"""
-"""Spark's logging configuration: errors only."""
 
 
 @dataclass
@@ -65,20 +55,23 @@ class Replay:
 
 
 def demo(
-    repo: Annotated[Path, typer.Option(help="Git repository whose history is replayed.")] = Path("."),
+    repo: Annotated[
+        Path | None,
+        typer.Option(help="Git repository whose history is replayed; if there is none here, a history of its own."),
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="New directory for the store; by default a temporary one.")] = None,
 ) -> None:
     """Replay a git history into a table, read its changelog with Spark, and compare with git."""
     console = Console()
-    repository = Repository(repo)
+    repository = _history(repo, console)
     if store is not None:
         _check_new(store)
     with tempfile.TemporaryDirectory(prefix="kvstore-demo-") as temporary:
-        spark = _spark_session(Path(temporary))
+        reader = _reader(Path(temporary), console)
         path = store or Path(temporary) / "store"
         replay, commits = _replay(repository, path, console)
-        compared, counts, spark_seconds = _compare(repository, path, commits, replay, spark, console)
-    console.print(_summary(commits, replay, compared, counts, spark_seconds))
+        compared, counts, seconds = _compare(repository, path, commits, replay, reader, console)
+    console.print(_summary(commits, replay, compared, counts, reader.name, seconds))
     print_findings(console, replay.mistakes)
     if replay.mistakes:
         raise typer.Exit(1)
@@ -110,7 +103,7 @@ def _check_new(path: Path) -> None:
         )
 
 
-def _replay(repository: Repository, path: Path, console: Console) -> tuple[Replay, list[Commit]]:
+def _replay(repository: History, path: Path, console: Console) -> tuple[Replay, list[Commit]]:
     commits = repository.commits()
     replay = Replay()
     bar = Progress(
@@ -124,7 +117,7 @@ def _replay(repository: Repository, path: Path, console: Console) -> tuple[Repla
         replay.mistakes += report.findings
         replay.empty = sum(bucket.empty_batches for bucket in report.buckets)
         rows = table.scan(["path", "mode", "blob"]).read_all()
-        _expect(replay, "the table itself", _files(rows), repository.tree(commits[-1].id))
+        _expect(replay, "the table itself", files_of(rows), repository.tree(commits[-1].id))
     return replay, commits
 
 
@@ -144,74 +137,51 @@ def _apply_commits(replay: Replay, table: kvstore.Table, writer_id: int, commits
 
 
 def _compare(
-    repository: Repository, path: Path, commits: list[Commit], replay: Replay, spark: SparkSession, console: Console
+    repository: History, path: Path, commits: list[Commit], replay: Replay, reader: Reader, console: Console
 ) -> tuple[list[int], dict[str, int], float]:
-    """Fold the changelog with Spark up to the last commit and three before it, and compare each with git."""
+    """Fold the changelog up to the last commit and three before it, and compare each with the history."""
     started = time.perf_counter()
     last = len(commits) - 1
     places = sorted({last * quarter // 4 for quarter in (1, 2, 3, 4)})
-    reader = spark.read.format("kvstore").option("path", str(path))
-    changes = reader.option("table", f"{TABLE}$changelog").load()
-    counted = changes.groupBy("_change_type").count().collect()
-    with console.status("folding the changelog with Spark"):
-        for place in places:
-            folded = _fold(changes, replay.ends[place])
-            _expect(replay, f"the changelog up to commit {place + 1}", folded, repository.tree(commits[place].id))
-        rows = reader.option("table", TABLE).load().select("path", "mode", "blob").toArrow()
-        _expect(replay, "the table read by Spark", _files(rows), repository.tree(commits[last].id))
-    return places, {row["_change_type"]: row["count"] for row in counted}, time.perf_counter() - started
-
-
-def _fold(changes: DataFrame, end: int) -> dict[str, tuple[str, str]]:
-    """The files before an offset: the last change of each path, unless it is a delete."""
-    from pyspark.sql import functions as sql
-
-    latest = (
-        changes.where((sql.col("_log_offset") < end) & (sql.col("_change_type") != "update_preimage"))
-        .groupBy("path")
-        .agg(sql.max_by(sql.struct("_change_type", "mode", "blob"), "_log_offset").alias("last"))
-        .where("last._change_type != 'delete'")
-    )
-    return _files(latest.select("path", "last.mode", "last.blob").toArrow())
-
-
-def _files(rows: pa.Table) -> dict[str, tuple[str, str]]:
-    columns = (rows.column(name).to_pylist() for name in ("path", "mode", "blob"))
-    return {path: (mode, blob) for path, mode, blob in zip(*columns, strict=True)}
+    with console.status(f"folding the changelog with {reader.name}"):
+        counts, folded, rows = reader.read(path, [replay.ends[place] for place in places])
+    for place, files in zip(places, folded, strict=True):
+        _expect(replay, f"the changelog up to commit {place + 1}", files, repository.tree(commits[place].id))
+    _expect(replay, f"the table read by {reader.name}", rows, repository.tree(commits[last].id))
+    return places, counts, time.perf_counter() - started
 
 
 def _expect(replay: Replay, what: str, found: dict[str, tuple[str, str]], expected: dict[str, tuple[str, str]]) -> None:
     wrong = [path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)]
     if wrong:
-        replay.mistakes.append(f"{what} differs from git in {len(wrong)} files, such as {min(wrong)!r}")
+        replay.mistakes.append(f"{what} differs from the history in {len(wrong)} files, such as {min(wrong)!r}")
 
 
-def _spark_session(configuration: Path) -> SparkSession:
+def _history(repo: Path | None, console: Console) -> History:
+    """The history of a repository; that of the demo itself where nothing was asked for, and here is none."""
+    if repo is not None:
+        return Repository(repo)
     try:
-        from pyspark.sql import SparkSession
+        return Repository(Path("."))
+    except (InvalidRequest, UnsupportedOperation):
+        console.print("No git repository here: the demo replays a small history of its own. --repo takes another.")
+        return OwnHistory()
 
-        from kvstore.spark import KvStoreSource, configure
-    except ModuleNotFoundError as error:
-        raise UnsupportedOperation("The demo needs Spark; `pip install -e '.[spark]'` from a checkout.") from error
-    (configuration / "log4j2.properties").write_text(LOGGING)
-    os.environ["SPARK_CONF_DIR"] = str(configuration)  # Spark logs before a session can configure it
-    builder = configure(SparkSession.builder.master("local[2]").appName("kvstore demo"))
-    quiet = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
-    for name, value in quiet.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.dataSource.register(KvStoreSource)
-    return spark
+
+def _reader(configuration: Path, console: Console) -> Reader:
+    """Spark if it is installed, else Python."""
+    if importlib.util.find_spec("pyspark") is not None:
+        from kvstore.cli.demo.spark_reader import SparkReader
+
+        return SparkReader(configuration)
+    console.print(
+        "Spark is not installed: Python folds the changelog. `pip install 'kvstore-cdc[spark]'` adds it.", markup=False
+    )
+    return PythonReader()
 
 
 def _summary(
-    commits: list[Commit], replay: Replay, compared: list[int], counts: dict[str, int], spark_seconds: float
+    commits: list[Commit], replay: Replay, compared: list[int], counts: dict[str, int], reader: str, seconds: float
 ) -> Printed:
     table = Printed(show_header=False)
     rows = [
@@ -221,8 +191,8 @@ def _summary(
         ("duplicates answered", str(replay.duplicates)),
         ("offsets", f"0 to {replay.ends[-1] - 1}"),
         ("changes a second, one synced batch a commit", f"{sum(counts.values()) / replay.seconds:,.0f}"),
-        ("compared with git after commit", ", ".join(str(place + 1) for place in compared)),
-        ("Spark seconds", f"{spark_seconds:.1f}"),
+        ("compared after commit", ", ".join(str(place + 1) for place in compared)),
+        (f"{reader} seconds", f"{seconds:.1f}"),
         ("differences", str(len(replay.mistakes))),
     ]
     for row in rows:

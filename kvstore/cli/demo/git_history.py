@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from logformat.rows.keys import KEY_BYTES_MAX
@@ -41,6 +42,19 @@ class Commit:
     author: str
     written: list[FileVersion] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+
+
+class History(Protocol):
+    """Commits that change files."""
+
+    def commits(self) -> list[Commit]:
+        """All commits, parents first, without their changes."""
+
+    def changes(self) -> Iterator[Commit]:
+        """All commits with their changes; after the nth, the tree is that of the nth commit."""
+
+    def tree(self, commit: str) -> dict[str, tuple[str, str]]:
+        """Mode and blob of every file of a commit."""
 
 
 class Repository:
