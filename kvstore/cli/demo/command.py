@@ -174,9 +174,7 @@ def _reader(configuration: Path, console: Console) -> Reader:
         from kvstore.cli.demo.spark_reader import SparkReader
 
         return SparkReader(configuration)
-    console.print(
-        "Spark is not installed: Python folds the changelog. `pip install 'kvstore-cdc[spark]'` adds it.", markup=False
-    )
+    console.print("Spark is not installed: Python folds the changelog. The extra `spark` of the package adds it.")
     return PythonReader()
 
 
