@@ -11,29 +11,42 @@ from crc32c import crc32c
 from msgspec import inspect as mi
 
 from logformat.catalog.edits import (
+    AddReplica,
     AddSchema,
     AllocateWriter,
     AlterJob,
+    BeginCommit,
+    BeginEpoch,
     BeginTask,
     CreateJob,
     CreateTable,
     DropConsumer,
     DropJob,
+    DropReplica,
     DropTable,
+    DropWriter,
     Edit,
+    EndCommit,
     EndTask,
     FailTask,
+    FindReplica,
+    LoseLead,
+    OpenWriter,
     PauseJob,
     Payload,
     ReadTask,
+    ReportReplica,
     ResumeJob,
     SetConsumer,
     TableOptions,
+    TellReplica,
     decode,
     encode,
 )
 from logformat.catalog.jobs import JobOptions, JobStatistics, SourceFile, TaskCounts
+from logformat.catalog.replicas import CATALOG, Finding, Shipped, Stream
 from logformat.errors import CorruptImage, UnsupportedVersion
+from logformat.ids import BucketId, TableId
 from tests.logformat.damage import bit_flips, cuts
 
 KINDS = Payload.__subclasses__()
@@ -99,103 +112,156 @@ def test_op_codes_are_never_reused() -> None:
     assert codes.items() >= {1: CreateTable, 2: DropTable, 3: AllocateWriter, 4: AddSchema}.items()
 
 
-@pytest.mark.parametrize(
-    ("op", "written", "payload"),
-    [
-        (
-            1,
-            b'{"table_id":7,"name":"t","columns":[{"name":"a","type":"int8","nullable":false}],"primary_key":["a"],'
-            b'"buckets":2,"options":{"merge_engine":"first_row","changelog_image":"wal","compression":null}}',
-            CreateTable(
-                table_id=7,
-                name="t",
-                columns=[{"name": "a", "type": "int8", "nullable": False}],
-                primary_key=["a"],
-                buckets=2,
-                options=TableOptions(merge_engine="first_row", changelog_image="wal", compression=None),
+OLD_EDITS: list[tuple[int, bytes, Payload]] = [
+    (
+        1,
+        b'{"table_id":7,"name":"t","columns":[{"name":"a","type":"int8","nullable":false}],"primary_key":["a"],'
+        b'"buckets":2,"options":{"merge_engine":"first_row","changelog_image":"wal","compression":null}}',
+        CreateTable(
+            table_id=7,
+            name="t",
+            columns=[{"name": "a", "type": "int8", "nullable": False}],
+            primary_key=["a"],
+            buckets=2,
+            options=TableOptions(merge_engine="first_row", changelog_image="wal", compression=None),
+        ),
+    ),
+    (
+        1,
+        b'{"table_id":7,"name":"t","columns":[],"primary_key":null,"buckets":1,"options":{}}',
+        CreateTable(table_id=7, name="t", columns=[], primary_key=None, buckets=1, options=TableOptions()),
+    ),
+    (2, b'{"table_id":7}', DropTable(table_id=7)),
+    (3, b'{"writer_id":9}', AllocateWriter(writer_id=9)),
+    (4, b'{"table_id":7,"schema_id":2,"columns":[]}', AddSchema(table_id=7, schema_id=2, columns=[])),
+    (
+        5,
+        b'{"table_id":7,"name":"a","writer_id":9,"writer_epoch":2,"kind":"batches","run":null,"first_epoch":null}',
+        OpenWriter(table_id=7, name="a", writer_id=9, writer_epoch=2, kind="batches"),
+    ),
+    (
+        5,
+        b'{"table_id":7,"name":"a","writer_id":9,"writer_epoch":0,"kind":"epochs","run":"r","first_epoch":3}',
+        OpenWriter(table_id=7, name="a", writer_id=9, writer_epoch=0, kind="epochs", run="r", first_epoch=3),
+    ),
+    (6, b'{"table_id":7,"name":"a"}', DropWriter(table_id=7, name="a")),
+    (
+        7,
+        b'{"table_id":7,"commit_id":"7-0a","writer_id":9,"writer_epoch":2,"sequence":5}',
+        BeginCommit(table_id=7, commit_id="7-0a", writer_id=9, writer_epoch=2, sequence=5),
+    ),
+    (8, b'{"table_id":7,"commit_id":"7-0a"}', EndCommit(table_id=7, commit_id="7-0a")),
+    (9, b'{"table_id":7,"name":"a","offsets":[3,0]}', SetConsumer(table_id=7, name="a", offsets=[3, 0])),
+    (
+        9,
+        b'{"table_id":7,"name":"a","offsets":[3],"until_ms":5}',
+        SetConsumer(table_id=7, name="a", offsets=[3], until_ms=5),
+    ),
+    (10, b'{"table_id":7,"name":"a"}', DropConsumer(table_id=7, name="a")),
+    (11, b'{"leader":"l"}', BeginEpoch(leader="l")),
+    (12, b'{"name":"a","url":"s3://b/r"}', AddReplica(name="a", url="s3://b/r")),
+    (13, b'{"name":"a"}', DropReplica(name="a")),
+    (
+        14,
+        b'{"name":"a","shipped":[{"track":{"table_id":7,"bucket":1},"start":3,"end":9,"snapshots":[4,6]}]}',
+        ReportReplica(
+            name="a",
+            shipped=[Shipped(stream=Stream(TableId(7), BucketId(1)), start=3, end=9, snapshots=[4, 6])],
+        ),
+    ),
+    (
+        15,
+        b'{"name":"a","checked_ms":5,"findings":['
+        b'{"kind":"BAD","track":{"table_id":7,"bucket":1},"start":3,"end":9,"object":"o"},'
+        b'{"kind":"MISSING_VERSION","track":{"table_id":-1,"bucket":-1},"start":2,"end":4,"object":null}]}',
+        FindReplica(
+            name="a",
+            checked_ms=5,
+            findings=[
+                Finding(kind="BAD", stream=Stream(TableId(7), BucketId(1)), start=3, end=9, object="o"),
+                Finding(kind="MISSING_VERSION", stream=CATALOG, start=2, end=4),
+            ],
+        ),
+    ),
+    (16, b'{"by":4}', LoseLead(by=4)),
+    (
+        17,
+        b'{"name":"a","as_of_ms":5,"shipped":[{"track":{"table_id":-1,"bucket":-1},"start":0,"end":9,"snapshots":[]}]}',
+        TellReplica(name="a", as_of_ms=5, shipped=[Shipped(stream=CATALOG, start=0, end=9, snapshots=[])]),
+    ),
+    (
+        20,
+        b'{"table_id":7,"name":"a","source":"/in","format":"csv",'
+        b'"options":{"max_files":3,"max_bytes":4,"max_filter_ratio":0.5},"offset":"x.csv"}',
+        CreateJob(
+            table_id=7,
+            name="a",
+            source="/in",
+            format="csv",
+            options=JobOptions(max_files=3, max_bytes=4, max_filter_ratio=0.5),
+            offset="x.csv",
+        ),
+    ),
+    (
+        21,
+        b'{"table_id":7,"job_id":9,"task":1,"version":0,"files":[{"path":"a.csv","size":5,"tag":"6"}]}',
+        BeginTask(table_id=7, job_id=9, task=1, version=0, files=[SourceFile(path="a.csv", size=5, tag="6")]),
+    ),
+    (
+        22,
+        b'{"table_id":7,"job_id":9,"task":1,"counts":{"scanned_rows":3,"loaded_rows":2,"filtered_rows":1,"load_bytes":8}}',
+        ReadTask(
+            table_id=7,
+            job_id=9,
+            task=1,
+            counts=TaskCounts(scanned_rows=3, loaded_rows=2, filtered_rows=1, load_bytes=8),
+        ),
+    ),
+    (
+        23,
+        b'{"table_id":7,"job_id":9,"task":1,"version":0,"offset":"a.csv","statistics":{"file_number":1,"file_size":5,'
+        b'"scanned_rows":3,"loaded_rows":2,"filtered_rows":1,"load_bytes":8,"succeeded_tasks":1,"failed_tasks":0}}',
+        EndTask(
+            table_id=7,
+            job_id=9,
+            task=1,
+            version=0,
+            offset="a.csv",
+            statistics=JobStatistics(
+                file_number=1,
+                file_size=5,
+                scanned_rows=3,
+                loaded_rows=2,
+                filtered_rows=1,
+                load_bytes=8,
+                succeeded_tasks=1,
             ),
         ),
-        (
-            1,
-            b'{"table_id":7,"name":"t","columns":[],"primary_key":null,"buckets":1,"options":{}}',
-            CreateTable(table_id=7, name="t", columns=[], primary_key=None, buckets=1, options=TableOptions()),
-        ),
-        (2, b'{"table_id":7}', DropTable(table_id=7)),
-        (3, b'{"writer_id":9}', AllocateWriter(writer_id=9)),
-        (4, b'{"table_id":7,"schema_id":2,"columns":[]}', AddSchema(table_id=7, schema_id=2, columns=[])),
-        (9, b'{"table_id":7,"name":"a","offsets":[3,0]}', SetConsumer(table_id=7, name="a", offsets=[3, 0])),
-        (
-            9,
-            b'{"table_id":7,"name":"a","offsets":[3],"until_ms":5}',
-            SetConsumer(table_id=7, name="a", offsets=[3], until_ms=5),
-        ),
-        (10, b'{"table_id":7,"name":"a"}', DropConsumer(table_id=7, name="a")),
-        (
-            20,
-            b'{"table_id":7,"name":"a","source":"/in","format":"csv",'
-            b'"options":{"max_files":3,"max_bytes":4,"max_filter_ratio":0.5},"offset":"x.csv"}',
-            CreateJob(
-                table_id=7,
-                name="a",
-                source="/in",
-                format="csv",
-                options=JobOptions(max_files=3, max_bytes=4, max_filter_ratio=0.5),
-                offset="x.csv",
-            ),
-        ),
-        (
-            21,
-            b'{"table_id":7,"job_id":9,"task":1,"version":0,"files":[{"path":"a.csv","size":5,"tag":"6"}]}',
-            BeginTask(table_id=7, job_id=9, task=1, version=0, files=[SourceFile(path="a.csv", size=5, tag="6")]),
-        ),
-        (
-            22,
-            b'{"table_id":7,"job_id":9,"task":1,"counts":{"scanned_rows":3,"loaded_rows":2,"filtered_rows":1,"load_bytes":8}}',
-            ReadTask(
-                table_id=7,
-                job_id=9,
-                task=1,
-                counts=TaskCounts(scanned_rows=3, loaded_rows=2, filtered_rows=1, load_bytes=8),
-            ),
-        ),
-        (
-            23,
-            b'{"table_id":7,"job_id":9,"task":1,"version":0,"offset":"a.csv","statistics":{"file_number":1,"file_size":5,'
-            b'"scanned_rows":3,"loaded_rows":2,"filtered_rows":1,"load_bytes":8,"succeeded_tasks":1,"failed_tasks":0}}',
-            EndTask(
-                table_id=7,
-                job_id=9,
-                task=1,
-                version=0,
-                offset="a.csv",
-                statistics=JobStatistics(
-                    file_number=1,
-                    file_size=5,
-                    scanned_rows=3,
-                    loaded_rows=2,
-                    filtered_rows=1,
-                    load_bytes=8,
-                    succeeded_tasks=1,
-                ),
-            ),
-        ),
-        (
-            24,
-            b'{"table_id":7,"job_id":9,"task":1,"reason":"r","statistics":{"failed_tasks":1},"resume_ms":5}',
-            FailTask(table_id=7, job_id=9, task=1, reason="r", statistics=JobStatistics(failed_tasks=1), resume_ms=5),
-        ),
-        (25, b'{"table_id":7,"job_id":9,"reason":"r"}', PauseJob(table_id=7, job_id=9, reason="r")),
-        (26, b'{"table_id":7,"job_id":9}', ResumeJob(table_id=7, job_id=9)),
-        (
-            27,
-            b'{"table_id":7,"job_id":9,"version":1,"offset":null,"options":{}}',
-            AlterJob(table_id=7, job_id=9, version=1, offset=None, options=JobOptions()),
-        ),
-        (28, b'{"table_id":7,"job_id":9}', DropJob(table_id=7, job_id=9)),
-    ],
-)
+    ),
+    (
+        24,
+        b'{"table_id":7,"job_id":9,"task":1,"reason":"r","statistics":{"failed_tasks":1},"resume_ms":5}',
+        FailTask(table_id=7, job_id=9, task=1, reason="r", statistics=JobStatistics(failed_tasks=1), resume_ms=5),
+    ),
+    (25, b'{"table_id":7,"job_id":9,"reason":"r"}', PauseJob(table_id=7, job_id=9, reason="r")),
+    (26, b'{"table_id":7,"job_id":9}', ResumeJob(table_id=7, job_id=9)),
+    (
+        27,
+        b'{"table_id":7,"job_id":9,"version":1,"offset":null,"options":{}}',
+        AlterJob(table_id=7, job_id=9, version=1, offset=None, options=JobOptions()),
+    ),
+    (28, b'{"table_id":7,"job_id":9}', DropJob(table_id=7, job_id=9)),
+]
+"""Op code, JSON as kvstore wrote it once, and what it stands for."""
+
+
+@pytest.mark.parametrize(("op", "written", "payload"), OLD_EDITS)
 def test_old_edits_stay_readable(op: int, written: bytes, payload: Payload) -> None:
     assert decode(sealed(op, written)) == Edit(txid=3, epoch=2, time_ms=1_700_000_000_000, payload=payload)
+
+
+def test_every_op_code_has_old_edits() -> None:
+    assert {op for op, *_ in OLD_EDITS} == {kind.op for kind in KINDS}
 
 
 class TestRefused:
