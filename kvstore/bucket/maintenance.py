@@ -67,19 +67,15 @@ class Maintenance:
         self._gate = gate
         self._rolled = rolled
         self._retention_ms = context.catalog.definition().options.retention_ms
+        self._can_expire = retention.can_expire(self._retention_ms, context.options.log_bytes_max)
         self._working = threading.Lock()
         self._rested = 0.0
         self._thread: threading.Thread | None = None
         self.failure: StoreError | None = None
 
-    @property
-    def _cuts(self) -> bool:
-        """Whether the log can expire."""
-        return self._retention_ms is not None or self._options.log_bytes_max < retention.UNLIMITED
-
     def begin(self) -> None:
         """Start the thread that checks the log, if it can expire."""
-        if self._cuts and self._thread is None:
+        if self._can_expire and self._thread is None:
             self._rolled.set()
             self._thread = threading.Thread(target=self._run, name="kvstore-maintenance", daemon=True)
             self._thread.start()
@@ -101,7 +97,7 @@ class Maintenance:
         Raises:
             StoreError: Something refused; nothing that is needed is gone.
         """
-        if not self._cuts:
+        if not self._can_expire:
             return
         self._files.verify()  # the snapshots that replace removed segments are this store's
         with self._working, refusals(self._place.log):

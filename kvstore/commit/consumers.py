@@ -17,7 +17,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.named_writers import NAME_BYTES_MAX
 from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreFull, UnsupportedOperation
-from kvstore.log.retention import UNLIMITED
+from kvstore.log.retention import can_expire
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import TableCatalog
@@ -71,7 +71,7 @@ class Consumers:
             self._put(name, self._offsets_given(offsets), until, strict=False)
 
     def _expires(self) -> bool:
-        if self._catalog.definition().options.retention_ms is not None or self._options.log_bytes_max < UNLIMITED:
+        if can_expire(self._catalog.definition().options.retention_ms, self._options.log_bytes_max):
             return True
         # Only the writing process knows a limit by size; others see that there is one once it has taken effect.
         return any(handle.log.start() for handle in self._handles)

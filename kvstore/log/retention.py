@@ -30,6 +30,11 @@ def no_readers() -> AbstractContextManager[Iterable[Offset]]:
     return nullcontext(())
 
 
+def can_expire(retention_ms: int | None, bytes_max: int) -> bool:
+    """Whether a log has a limit, by age (ms) or by size: without one, nothing of it ever expires."""
+    return retention_ms is not None or bytes_max < UNLIMITED
+
+
 def expired_before(
     log: LogFiles, *, older_than_ms: int | None, bytes_max: int = UNLIMITED, now_ms: int = OFFSET_MAX
 ) -> Offset:
@@ -80,7 +85,7 @@ def remove_before(
     """Remove every segment that has nothing from ``offset`` on; returns the new start of the log.
 
     Args:
-        standing: Positions of the log's readers; everything from there on is kept.
+        reader_positions: Positions of the log's readers; everything from there on is kept.
 
     Raises:
         OSError: The disk failed; the remaining log has no hole.
