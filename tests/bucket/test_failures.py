@@ -19,6 +19,7 @@ from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.log.index_state import IndexState
 from tests.read.test_follow import wait_until
+from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 
@@ -185,6 +186,54 @@ def test_relaxed_durability_is_durable_after_a_flush(store_path: Path, durabilit
     with kvstore.open(store_path) as store:
         assert store.table("t").count() == 5
         assert store.check().ok
+
+
+HOUR_MS = 3_600_000
+NEVER_DUE = {"commit_wait_ms": 99 * HOUR_MS, "commit_idle_ms": 99 * HOUR_MS}
+
+
+@pytest.mark.parametrize("others", ["never due", "due after slow commits"])
+def test_durability_interval_syncs_after_the_interval_and_not_before(
+    store_path: Path, others: str, disk: FailingDisk
+) -> None:
+    """Whatever else the time of the next commit of the index follows from."""
+    clock, slow = SetClock(), others != "never due"
+    options = StoreOptions("interval", sync_interval_ms=HOUR_MS, **{} if slow else NEVER_DUE)
+    with Store(store_path, options, files=disk, clock=clock) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+
+        def take_long(call: str) -> int:
+            clock.now += 99 * HOUR_MS if call == "sync" else 0
+            return 0
+
+        disk.fail = take_long if slow else disk.fail
+        table.upsert({"k": 0, "v": 0})
+        table.flush()
+        disk.fail = lambda _: 0
+        disk.calls.clear()
+        # The committer looks at its clock after each group, so it has looked once the next group is answered.
+        for key in (1, 2):
+            table.upsert({"k": key, "v": 0})
+        clock.now += HOUR_MS // 2
+        for key in (3, 4):
+            table.upsert({"k": key, "v": 0})
+        assert "write" in disk.calls
+        assert "sync" not in disk.calls
+        clock.now += HOUR_MS // 2
+        for key in (5, 6):
+            table.upsert({"k": key, "v": 0})
+        assert "sync" in disk.calls
+
+
+def test_durability_interval_syncs_without_another_request(store_path: Path, disk: FailingDisk) -> None:
+    options = StoreOptions("interval", sync_interval_ms=1, **NEVER_DUE)
+    with Store(store_path, options, files=disk) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert({"k": 0, "v": 0})
+        table.flush()
+        disk.calls.clear()
+        table.upsert({"k": 1, "v": 0})
+        wait_until(lambda: "sync" in disk.calls)
 
 
 def test_durability_sync_syncs_before_every_answer(table: kvstore.Table, disk: FailingDisk) -> None:
