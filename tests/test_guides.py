@@ -6,11 +6,13 @@ A name in backticks that looks like a path of the repository is one. "`symbol` i
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
+from hypothesis import settings
 from typer.core import TyperCommand, TyperGroup
 
 import kvstore
@@ -22,9 +24,10 @@ GUIDES = [
     ROOT / name
     for name in (
         *("CONTRIBUTING.md", "SECURITY.md", "NOTICE", "CHANGELOG.md", "changes/README.md"),
-        *("docs/glossary.md", "tests/README.md"),
+        *("docs/architecture.md", "docs/concurrency.md", "docs/glossary.md", "tests/README.md"),
     )
 ]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOP = ("kvstore", "logformat", "merge_engines", "pyspark_kvstore", "writer", "tests", "docs", "benchmarks", "examples")
 guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 
@@ -92,6 +95,23 @@ def test_every_room_has_its_line_and_its_tests() -> None:
         assert in_backticks(tests), room
 
 
+def test_the_suite_of_a_room_stands_in_its_row() -> None:
+    rows = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
+    tests_of = {name: in_backticks(tests) for room, _, tests in rows for name in in_backticks(room)}
+    for room in packages():
+        suite = f"tests/{Path(room).name}"
+        # Those of logformat have the names of rooms of kvstore, and share `tests/logformat`.
+        if (ROOT / suite).exists() and not room.startswith("logformat/"):
+            assert suite in tests_of[room], room
+
+
+def test_layers_are_those_of_the_import_contract() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("\n## The rooms\n")[2]
+    drawn = page.split("```")[1].split("\n")[1:-1]
+    [contract] = [each for each in PYPROJECT["tool"]["importlinter"]["contracts"] if each["name"] == "rooms of kvstore"]
+    assert [line.strip() for line in drawn] == contract["layers"]
+
+
 def test_every_suite_is_on_the_map() -> None:
     page = ROOT / "tests" / "README.md"
     named = {name for first, *_ in rows_of(page, "The suites") for name in in_backticks(first)}
@@ -105,6 +125,14 @@ def test_every_shared_module_is_on_the_map() -> None:
     named = {name for first, *_ in rows_of(page, "What tests share") for name in in_backticks(first)}
     support = ROOT / "tests" / "support"
     assert {f"tests/support/{path.name}" for path in support.glob("*.py") if path.stem != "__init__"} <= named
+
+
+def test_figures_of_a_run_are_those_in_force() -> None:
+    page = re.sub(r"\s+", " ", (ROOT / "tests" / "README.md").read_text())
+    timeout = PYPROJECT["tool"]["pytest"]["ini_options"]["faulthandler_timeout"]
+    assert f"a test that hangs for {timeout} s dumps" in page
+    for profile in ("quick", "long"):
+        assert f"`{profile}` with {settings.get_profile(profile).max_examples:,} examples" in page
 
 
 # The glossary
