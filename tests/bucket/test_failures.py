@@ -18,6 +18,7 @@ from kvstore.log.segments import Segment
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.log.index_state import IndexState
+from tests.crash.bugs import planted
 from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
@@ -192,12 +193,12 @@ HOUR_MS = 3_600_000
 NEVER_DUE = {"commit_wait_ms": 99 * HOUR_MS, "commit_idle_ms": 99 * HOUR_MS}
 
 
-@pytest.mark.parametrize("others", ["never due", "due after slow commits"])
-def test_durability_interval_syncs_after_the_interval_and_not_before(
-    store_path: Path, others: str, disk: FailingDisk
-) -> None:
-    """Whatever else the time of the next commit of the index follows from."""
-    clock, slow = SetClock(), others != "never due"
+def synced_in(store_path: Path, disk: FailingDisk, *, slow: bool) -> tuple[bool, bool]:
+    """Whether changes are on the disk before the sync interval is over, and after it.
+
+    Commits of the index are due much later: as set, or because commits are ``slow``.
+    """
+    clock = SetClock()
     options = StoreOptions("interval", sync_interval_ms=HOUR_MS, **{} if slow else NEVER_DUE)
     with Store(store_path, options, files=disk, clock=clock) as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
@@ -218,11 +219,24 @@ def test_durability_interval_syncs_after_the_interval_and_not_before(
         for key in (3, 4):
             table.upsert({"k": key, "v": 0})
         assert "write" in disk.calls
-        assert "sync" not in disk.calls
+        before = "sync" in disk.calls
         clock.now += HOUR_MS // 2
         for key in (5, 6):
             table.upsert({"k": key, "v": 0})
-        assert "sync" in disk.calls
+        return before, "sync" in disk.calls
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["quick commits", "slow commits"])
+def test_durability_interval_syncs_after_the_interval_and_not_before(
+    store_path: Path, disk: FailingDisk, slow: bool
+) -> None:
+    assert synced_in(store_path, disk, slow=slow) == (False, True)
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["quick commits", "slow commits"])
+def test_a_sync_interval_that_is_ignored_is_found(store_path: Path, disk: FailingDisk, slow: bool) -> None:
+    with planted("sync_interval_is_ignored"):
+        assert synced_in(store_path, disk, slow=slow) == (False, False)
 
 
 def test_durability_interval_syncs_without_another_request(store_path: Path, disk: FailingDisk) -> None:

@@ -13,6 +13,8 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from kvstore.bucket import write_path as apply
+from kvstore.bucket.committer import Committer
+from kvstore.bucket.context import BucketContext
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.environment import Environment
 from kvstore.files import Files
@@ -22,6 +24,7 @@ from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.image import TXID_MAX
 from kvstore.meta.journal import Journal
+from kvstore.options import RANGES
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.request.request import Request, group
 from kvstore.request.results import AppendResult
@@ -186,6 +189,18 @@ def _task_that_was_applied_is_applied_again() -> Patches:
     return [patch.object(Runner, "_is_applied", return_value=False)]
 
 
+def _sync_interval_is_ignored() -> Patches:
+    begin = Committer.__init__
+
+    def without_it(self: Committer, path: WritePath, context: BucketContext, *others: Any) -> None:
+        options = replace(context.options, sync_interval_ms=RANGES["sync_interval_ms"][1])
+        begin(self, path, replace(context, options=options), *others)
+
+    return [patch.object(Committer, "__init__", without_it)]
+
+
+INTERVAL_BUGS: dict[str, Callable[[], Patches]] = {"sync_interval_is_ignored": _sync_interval_is_ignored}
+"""Found by setting the clock ahead, in tests/bucket/test_failures.py."""
 JOURNAL_BUGS: dict[str, Callable[[], Patches]] = {
     function.__name__.removeprefix("_"): function
     for function in (_journal_is_not_flushed_before_an_image, _journal_is_not_synced)
@@ -226,6 +241,6 @@ BUGS: dict[str, Callable[[], Patches]] = {
 def planted(bug: str | None) -> Iterator[None]:
     """Have a bug, or none."""
     with ExitStack() as stack:
-        for each in (BUGS | CATALOG_BUGS | JOURNAL_BUGS | WHOLE_BUGS)[bug]() if bug is not None else ():
+        for each in (BUGS | CATALOG_BUGS | INTERVAL_BUGS | JOURNAL_BUGS | WHOLE_BUGS)[bug]() if bug is not None else ():
             stack.enter_context(each)
         yield
