@@ -30,7 +30,7 @@ class CallerInterrupted(BaseException):
     """The caller of this thread's call was interrupted. It ends the call, and is seen by nobody else."""
 
 
-class _Call(Generic[T]):
+class Call(Generic[T]):
     """One call, from the thread that waits and from the one that works."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -98,7 +98,7 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
     def called(*args: P.args, **given: P.kwargs) -> T:
         if threading.get_ident() != threading.main_thread().ident:
             return work(*args, **given)
-        call = _Call(lambda: work(*args, **given))
+        call = Call(lambda: work(*args, **given))
         try:
             try:
                 _begin(call.run)

@@ -78,7 +78,7 @@ class _Meta:
     transaction: int
 
 
-class _Wrong(Exception):
+class WrongPage(Exception):
     """The bytes are not what LMDB writes."""
 
 
@@ -97,9 +97,9 @@ def verify(path: Path, *, all_pages: bool) -> None:
         for _ in range(_TRIES):
             before = file.read(_META_BYTES) if not file.seek(0) else b""
             try:
-                _File(file.fileno()).verify(all_pages=all_pages)
+                PageFile(file.fileno()).verify(all_pages=all_pages)
                 return
-            except _Wrong as wrong:
+            except WrongPage as wrong:
                 file.seek(0)
                 if file.read(_META_BYTES) == before:
                     raise CorruptData(
@@ -143,7 +143,7 @@ def _values_in(descriptor: int, page: bytes, size: int, bytes_max: int) -> Itera
             continue
         try:
             node = _Node.of(page, place, kind)
-        except _Wrong:
+        except WrongPage:
             continue
         if not node.flags & BIG:
             yield node.value
@@ -171,10 +171,10 @@ def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
         CorruptData: A meta page is damaged.
     """
     try:
-        file = _File(descriptor)
+        file = PageFile(descriptor)
         # The order matters: as long as the next commit is not there, the commit after it has not begun to write.
         its, other = file.meta(transaction % 2), file.meta((transaction + 1) % 2)
-    except _Wrong as wrong:
+    except WrongPage as wrong:
         raise CorruptData("A page of an LMDB file is damaged; run `kvstore check`.", reason=str(wrong)) from wrong
     if its.transaction != transaction or other.transaction > transaction:
         return None
@@ -184,7 +184,7 @@ def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
 _META_BYTES = 1 << 17  # both meta pages, whatever the page size
 
 
-class _File:
+class PageFile:
     """One pass over a file.
 
     Attributes:
@@ -198,19 +198,24 @@ class _File:
         first = self._read(0)
         self.page_bytes = _TREE.unpack(_META_BODY.unpack_from(first, HEAD.size)[4])[0]
         if not (256 <= self.page_bytes <= 1 << 15) or self.page_bytes & (self.page_bytes - 1):
-            raise _Wrong(f"a page of {self.page_bytes} bytes")
+            raise WrongPage(f"a page of {self.page_bytes} bytes")
         self._seen = bytearray()
 
     def verify(self, *, all_pages: bool) -> None:
+        """See :func:`verify`.
+
+        Raises:
+            WrongPage: LMDB could not safely open the file.
+        """
         metas = self.meta(0), self.meta(1)
         last = max(metas, key=lambda meta: meta.transaction)
         if abs(metas[0].transaction - metas[1].transaction) != bool(last.transaction):
-            raise _Wrong("the meta pages are not of two consecutive commits")
+            raise WrongPage("the meta pages are not of two consecutive commits")
         for number, meta in enumerate(metas):
             self._belongs_to_its_commit(number, meta, is_last=meta is last)
         pages = self._size // self.page_bytes
         if not 1 <= last.last_page < 2 * pages + _UNWRITTEN_PAGES_MAX:
-            raise _Wrong(f"the file ends long before page {last.last_page}")
+            raise WrongPage(f"the file ends long before page {last.last_page}")
         # Free pages at the end may never have been written; the walk detects missing pages that are in use.
         if all_pages or last.last_page >= pages:
             self._walk_all(last)
@@ -222,9 +227,9 @@ class _File:
         magic, version, _, _, free, main, last_page, transaction = _META_BODY.unpack_from(page, HEAD.size)
         page_bytes, unused = _TREE.unpack(free)[0], _TREE.unpack(main)[0]
         if (stored_number, flags, magic, version) != (number, _META, _MAGIC, _VERSION):
-            raise _Wrong(f"meta page {number} is damaged")
+            raise WrongPage(f"meta page {number} is damaged")
         if (page_bytes, unused) != (self.page_bytes, 0):
-            raise _Wrong(f"meta page {number} has another page size")
+            raise WrongPage(f"meta page {number} has another page size")
         return _Meta(Tree.of(free), Tree.of(main), last_page, transaction)
 
     def _belongs_to_its_commit(self, number: int, meta: _Meta, *, is_last: bool) -> None:
@@ -236,22 +241,22 @@ class _File:
         """
         transaction = meta.transaction
         if transaction and transaction % 2 != number:
-            raise _Wrong(f"transaction {transaction} is in meta page {number}")
+            raise WrongPage(f"transaction {transaction} is in meta page {number}")
         if transaction <= 1:
             if meta.free.root != NOWHERE or (not transaction and meta.main.root != NOWHERE):
-                raise _Wrong(f"transaction {transaction} has pages of earlier ones")
+                raise WrongPage(f"transaction {transaction} has pages of earlier ones")
             return
         if is_last:
-            if self._last_that_freed(meta) != _WORD.pack(transaction):
-                raise _Wrong(f"the pages that transaction {transaction} freed are not recorded")
+            if self.last_that_freed(meta) != _WORD.pack(transaction):
+                raise WrongPage(f"the pages that transaction {transaction} freed are not recorded")
             return
         found = b""
-        with suppress(_Wrong):  # the pages may have been reused
-            found = self._last_that_freed(meta)
+        with suppress(WrongPage):  # the pages may have been reused
+            found = self.last_that_freed(meta)
         if found == _WORD.pack(transaction + 2):
-            raise _Wrong(f"transaction {transaction + 2} has the number {transaction}")
+            raise WrongPage(f"transaction {transaction + 2} has the number {transaction}")
 
-    def _last_that_freed(self, meta: _Meta) -> bytes:
+    def last_that_freed(self, meta: _Meta) -> bytes:
         """Number of the last commit in the tree of free pages."""
         at = meta.free.root
         for _ in range(DEPTH_MAX):
@@ -259,35 +264,35 @@ class _File:
             if flags == LEAF:
                 return nodes[-1].key
             at = nodes[-1].child
-        raise _Wrong("the tree of free pages has no end")
+        raise WrongPage("the tree of free pages has no end")
 
     def _walk_all(self, meta: _Meta) -> None:
         self._seen = bytearray(meta.last_page + 1)
         self._seen[:2] = b"\1\1"
         for key, value, flags in self._walk(meta.free, _FREE_FLAGS):
             if len(key) != _WORD.size or len(value) % _WORD.size or not value or flags & _NAMED:
-                raise _Wrong("a list of free pages is damaged")
+                raise WrongPage("a list of free pages is damaged")
             count, *pages = (number for (number,) in _WORD.iter_unpack(value))
             if count != len(pages):
-                raise _Wrong("a list of free pages has a wrong length")
+                raise WrongPage("a list of free pages has a wrong length")
             for page in pages:
                 self._see(page)
         for _, value, flags in self._walk(meta.main, 0):
             if flags & _NAMED:
                 if len(value) != _TREE.size or _TREE.unpack(value)[0]:
-                    raise _Wrong("the record of a database is damaged")
+                    raise WrongPage("the record of a database is damaged")
                 if any(below & _NAMED for _, _, below in self._walk(Tree.of(value), 0)):
-                    raise _Wrong("a database contains a named database")
+                    raise WrongPage("a database contains a named database")
         if not all(self._seen):
-            raise _Wrong(f"page {self._seen.index(0)} is neither used nor free")
+            raise WrongPage(f"page {self._seen.index(0)} is neither used nor free")
 
     def _walk(self, tree: Tree, flags: int) -> Iterator[tuple[bytes, bytes, int]]:
         """Verify a tree; yields every key, its value, including values with their own pages, and the node's flags."""
         if tree.flags != flags:
-            raise _Wrong(f"a tree has flags {tree.flags}")
+            raise WrongPage(f"a tree has flags {tree.flags}")
         if tree.root == NOWHERE:
             if tree.depth or any(tree.counts):
-                raise _Wrong("an empty tree has nonzero counts")
+                raise WrongPage("an empty tree has nonzero counts")
             return
         found = [0, 0, 0, 0]
         before: bytes | None = None
@@ -297,7 +302,7 @@ class _File:
             self._see(number)
             kind, nodes = self._nodes(number)
             if (kind == LEAF) != (depth == tree.depth) or depth > DEPTH_MAX:
-                raise _Wrong(f"page {number} is at a wrong depth")
+                raise WrongPage(f"page {number} is at a wrong depth")
             keys = [_in_order(node.key, flags) for node in nodes]
             if kind == BRANCH:
                 found[0] += 1
@@ -310,7 +315,7 @@ class _File:
             found[3] += len(nodes)
             for node, key in zip(nodes, keys, strict=True):
                 if (before is not None and key <= before) or (low is not None and key < low):
-                    raise _Wrong(f"a key of page {number} is out of order")
+                    raise WrongPage(f"a key of page {number} is out of order")
                 before = key
                 value = node.value
                 if node.flags & BIG:
@@ -318,31 +323,31 @@ class _File:
                     found[2] += pages
                 yield node.key, value, node.flags
             if high is not None and before is not None and before >= high:
-                raise _Wrong(f"a key of page {number} is out of order")
+                raise WrongPage(f"a key of page {number} is out of order")
         if tuple(found) != tree.counts:
-            raise _Wrong(f"a tree counts {tree.counts} and has {tuple(found)}")
+            raise WrongPage(f"a tree counts {tree.counts} and has {tuple(found)}")
 
     def _nodes(self, number: int) -> tuple[int, list[_Node]]:
         """Kind and nodes of a branch or leaf: at least one, and together they exactly fill their part of the page."""
         page = self._read(number)
         stored_number, _, kind, lower, upper = HEAD.unpack_from(page)
         if stored_number != number or kind not in (BRANCH, LEAF):
-            raise _Wrong(f"page {number} has another number or kind")
+            raise WrongPage(f"page {number} has another number or kind")
         if not HEAD.size < lower <= upper <= len(page) or lower % 2:
-            raise _Wrong(f"page {number} has wrong bounds")
+            raise WrongPage(f"page {number} has wrong bounds")
         places = [place for (place,) in Struct("=H").iter_unpack(page[HEAD.size : lower])]
         nodes = []
         filled = []
         for place in places:
             if not upper <= place <= len(page) - NODE.size:
-                raise _Wrong(f"a node of page {number} is outside of it")
+                raise WrongPage(f"a node of page {number} is outside of it")
             node = _Node.of(page, place, kind)
             nodes.append(node)
             filled.append((place, node.end + node.end % 2))
         filled.sort()
         ends = [upper, *(end for _, end in filled)]
         if ends[:-1] != [place for place, _ in filled] or ends[-1] != len(page):
-            raise _Wrong(f"nodes of page {number} overlap or leave gaps")
+            raise WrongPage(f"nodes of page {number} overlap or leave gaps")
         return kind, nodes
 
     def _big_value(self, where: bytes, length: int) -> tuple[bytes, int]:
@@ -352,7 +357,7 @@ class _File:
         stored = low + (high << 16)
         # A value that is put twice in a transaction, shorter the second time, keeps its pages.
         if (stored_number, kind) != (first, OVERFLOW) or stored < pages:
-            raise _Wrong(f"page {first} does not hold a value of {pages} pages")
+            raise WrongPage(f"page {first} does not hold a value of {pages} pages")
         for number in range(first, first + stored):
             self._see(number)
         start = first * self.page_bytes + HEAD.size
@@ -360,12 +365,12 @@ class _File:
 
     def _see(self, number: int) -> None:
         if number >= len(self._seen) or self._seen[number]:
-            raise _Wrong(f"page {number} is used twice, or does not exist")
+            raise WrongPage(f"page {number} is used twice, or does not exist")
         self._seen[number] = 1
 
     def _read(self, number: int) -> bytes:
         if (number + 1) * self.page_bytes > self._size:
-            raise _Wrong(f"page {number} is beyond the end of the file")
+            raise WrongPage(f"page {number} is beyond the end of the file")
         return os.pread(self._descriptor, self.page_bytes, number * self.page_bytes)
 
 
@@ -395,11 +400,11 @@ class _Node:
         if kind == BRANCH:
             return cls(key, 0, low | high << 16 | flags << 32, b"", 0, value_at)
         if flags & ~(BIG | _NAMED) or flags == BIG | _NAMED:
-            raise _Wrong(f"a node has flags {flags}")
+            raise WrongPage(f"a node has flags {flags}")
         value_bytes = low | high << 16
         end = value_at + (_WORD.size if flags & BIG else value_bytes)
         if end > len(page):
-            raise _Wrong("a node is longer than its page")
+            raise WrongPage("a node is longer than its page")
         return cls(key, flags, -1, page[value_at:end], value_bytes, end)
 
 

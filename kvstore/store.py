@@ -160,7 +160,7 @@ class Store:
             InvalidRequest: A name, type or option is not possible. Nothing was written.
         """
         self._session.check_writable()
-        name = _table_name(name)
+        name = table_name(name)
         buckets = integer_within("buckets", buckets, 1, BUCKETS_MAX)
         key = None if primary_key is None else column_names("primary_key", primary_key)
         columns = schemas.normalise(schema, key or ())
@@ -459,7 +459,12 @@ class Store:
         return self.table(definition.name)
 
 
-def _table_name(name: str) -> str:
+def table_name(name: str) -> str:
+    """The name, if a table may have it.
+
+    Raises:
+        InvalidRequest: It may not.
+    """
     name = printable("name", name, TABLE_NAME_BYTES_MAX)
     if "$" in name:
         raise InvalidRequest("A table's name is without $.", name=name)

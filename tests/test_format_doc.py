@@ -195,36 +195,36 @@ def snapshot_again(data: bytes) -> bytes:
     return writer_entry.encode_snapshot(*writer_entry.decode_snapshot(data))
 
 
-ROW_HEAD = "<" + "".join(np.dtype(kind).char for _, kind in rows._HEAD)
-ENTRY_HEAD = "<I" + writer_entry._HEAD[1:]
+ROW_HEAD = "<" + "".join(np.dtype(kind).char for _, kind in rows.HEAD)
+ENTRY_HEAD = "<I" + writer_entry.HEAD[1:]
 SPARSE = "Sparse index"
 CONSTANTS = {"magic", "version", "zero", "crc"}
 STORED = [
-    Stored("Segment", segment._FORMAT, decoded_segment, segment_again, "Segment"),
+    Stored("Segment", segment.HEAD, decoded_segment, segment_again, "Segment"),
     Stored("Header of magic 3", batch.LAYOUTS[batch.MAGIC].format, decoded_batch, batch_again, "Record batch"),
     Stored(
         "Head of a sparse index", "<4sH10x", lambda _: {}, lambda d: sparse_index.encode([entry_of(d[16:])]), SPARSE
     ),
     Stored(
-        *("Entry of a sparse index", sparse_index._ENTRY, lambda data: entry_of(data)._asdict()),
+        *("Entry of a sparse index", sparse_index.ENTRY, lambda data: entry_of(data)._asdict()),
         *(lambda data: sparse_index.encode_entry(entry_of(data)), SPARSE, sparse_index.HEAD_BYTES),
     ),
     Stored("Writer entry", ENTRY_HEAD, decoded_entry, entry_again, "Writer entry"),
-    Stored("Remembered batch", writer_entry._BATCH, decoded_remembered, lambda data: data, "Writer entry", 12),
-    Stored("Writer snapshot", writer_entry._SNAPSHOT_HEAD, decoded_snapshot, snapshot_again, "Writer snapshot"),
+    Stored("Remembered batch", writer_entry.BATCH, decoded_remembered, lambda data: data, "Writer entry", 12),
+    Stored("Writer snapshot", writer_entry.SNAPSHOT_HEAD, decoded_snapshot, snapshot_again, "Writer snapshot"),
     Stored(
-        *("Uncounted time of a writer", writer_entry._UNCOUNTED, decoded_uncounted, lambda data: data),
+        *("Uncounted time of a writer", writer_entry.UNCOUNTED, decoded_uncounted, lambda data: data),
         *("Writer entry of version 1", 12),
     ),
-    Stored("State record", index_state._FORMAT, decoded_state, state_again, "State record"),
+    Stored("State record", index_state.LAYOUT, decoded_state, state_again, "State record"),
     Stored(
-        *("Times of a state record", index_state._TIMES, decoded_times, lambda data: data),
+        *("Times of a state record", index_state.TIMES, decoded_times, lambda data: data),
         *("State record of version 2", 88),
     ),
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),
-    Stored("Catalog edit", edits._HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
-    Stored("Catalog image", image._HEAD, decoded_image_record, image_record_again, "Catalog image"),
-    Stored("Replica object", replica_object._HEAD, decoded_object, object_again, "Replica object"),
+    Stored("Catalog edit", edits.HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
+    Stored("Catalog image", image.RECORD_HEAD, decoded_image_record, image_record_again, "Catalog image"),
+    Stored("Replica object", replica_object.HEAD, decoded_object, object_again, "Replica object"),
 ]
 every_stored = pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.heading)
 
@@ -403,8 +403,8 @@ SAID = [
     (FORMAT, r"unless (\d+) ≤ size", MAGIC_3.size),
     (FORMAT, r"`statistics_length` ≤ size - (\d+)", MAGIC_3.size),
     (FORMAT, r"Unless its (\d+) bytes are exactly these", sparse_index.HEAD_BYTES),
-    (FORMAT, r"^(\d+) bytes, then \d+ for each batch", struct.calcsize(writer_entry._HEAD) + 4),
-    (FORMAT, r"^\d+ bytes, then (\d+) for each batch", struct.calcsize(writer_entry._BATCH)),
+    (FORMAT, r"^(\d+) bytes, then \d+ for each batch", struct.calcsize(writer_entry.HEAD) + 4),
+    (FORMAT, r"^\d+ bytes, then (\d+) for each batch", struct.calcsize(writer_entry.BATCH)),
     (FORMAT, r"Always a multiple of (\d+) bytes", WORD),
     (FORMAT, r"then zeros to a multiple of (\d+) bytes", WORD),
     (FORMAT, r"A table's first schema has id (\d+)", 1),

@@ -106,7 +106,7 @@ def test_rows_of_a_snapshot_have_the_types_in_the_table() -> None:
             )
             assert str(found.field("c").type).split("(")[0] == written.split(" ")[0]
             assert found.field("n").type.value_type.field("x").type == found.field("c").type
-    others = [kind for kind in schemas._PLAIN.values() if all(kind not in given for given in samples.values())]
+    others = [kind for kind in schemas.PLAIN_TYPES.values() if all(kind not in given for given in samples.values())]
     for kind in [*others, pa.decimal128(5, 0), pa.decimal128(5, 5), pa.binary(3), pa.map_(pa.int8(), pa.int8())]:
         assert snapshot_rows.parquet_schema(pa.schema([("c", kind)])).field("c").type == kind
     (schema_id,) = re.findall(r"then the column `(\w+)`, int16, not null", FORMAT.prose)
@@ -268,7 +268,7 @@ def test_widths_of_the_fixed_part() -> None:
         spread = names_in(width) if len(names_in(width)) > 1 else [width] * len(names_in(types))
         widths |= dict(zip(names_in(types), spread, strict=True))
     assert widths.pop("fixed_size_binary") == "its width"
-    samples = [*schemas._PLAIN.values(), pa.decimal128(10, 2), pa.list_(pa.int8()), pa.struct({"a": pa.int8()})]
+    samples = [*schemas.PLAIN_TYPES.values(), pa.decimal128(10, 2), pa.list_(pa.int8()), pa.struct({"a": pa.int8()})]
     samples.append(pa.map_(pa.int8(), pa.int8()))
     said = {kind: int(widths[re.split(r"\W", str(kind))[0]]) for kind in samples}
     assert said == {kind: RecordCodec([kind]).dtype.itemsize - 1 for kind in samples}
@@ -279,7 +279,7 @@ def test_payloads_of_edits() -> None:
     said = {int(op): (name, names_in(fields)) for op, name, fields, _ in FORMAT.tables("Payloads")[0]}
     assert said == {
         op: (kind.__name__, [field.name for field in msgspec.structs.fields(kind)])
-        for op, kind in edits._PAYLOADS.items()
+        for op, kind in edits.PAYLOADS.items()
     }
     (example,) = FORMAT.blocks("Payloads", "json")
     create = msgspec.json.decode(example, type=edits.CreateTable)
@@ -297,7 +297,7 @@ def test_types_of_columns_in_json() -> None:
         assert schemas.to_json(schemas.from_json(again)) == again
         if isinstance(kind, str):
             plain_names.append(kind)
-    assert plain_names == list(schemas._PLAIN)
+    assert plain_names == list(schemas.PLAIN_TYPES)
 
 
 def test_merge_engines_in_json() -> None:
@@ -376,7 +376,7 @@ def test_every_arrow_type_has_a_line() -> None:
     there = {type_of(given).id for given in lines}
     no_python_type = {pa.lib.Type_INTERVAL_DAY_TIME, pa.lib.Type_INTERVAL_MONTHS}
     assert {getattr(pa.lib, name) for name in dir(pa.lib) if name.startswith("Type_")} - no_python_type <= there
-    assert {str(kind) for kind in schemas._PLAIN.values()} <= {plain(line[1]) for line in type_lines()}
+    assert {str(kind) for kind in schemas.PLAIN_TYPES.values()} <= {plain(line[1]) for line in type_lines()}
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_values_go_into_columns_as_the_table_says(given: str, target: str) -> No
 
 @pytest.mark.parametrize("pair", [("string", "int64"), ("double", "int64"), ("bool", "int8"), ("int8", "bool")])
 def test_values_that_are_of_another_kind_are_refused(pair: tuple[str, str]) -> None:
-    given, target = (schemas._PLAIN[name] for name in pair)
+    given, target = (schemas.PLAIN_TYPES[name] for name in pair)
     with pytest.raises(SchemaMismatch):
         intake.conform(pa.record_batch([pa.nulls(1, given)], names=["c"]), pa.schema([("c", target)]))
 

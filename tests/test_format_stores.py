@@ -21,7 +21,6 @@ import kvstore
 from kvstore.checkpoint import worker
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import SystemClock
-from kvstore.commit.coordinator import Commits
 from kvstore.files import Files
 from kvstore.meta.image import items_of
 from kvstore.read.changelog import CHANGE_FIELDS
@@ -36,6 +35,7 @@ from logformat.log import batch, writer_entry
 from logformat.log.change import ChangeType
 from logformat.rows import schema as schemas
 from tests.documents import DIGITS, FORMAT, OTHERS, Arithmetic, covered, names_in, plain
+from tests.support.commits import refuse_ends_of_commits
 
 # Names of files
 
@@ -141,7 +141,7 @@ def leave_a_commit(path: Path) -> None:
             table.schema,
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Commits, "_end", lambda *_: None)
+            refuse_ends_of_commits(patch)
             table.apply_epoch(changes, "w", 4, "r")
 
 

@@ -28,7 +28,7 @@ ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 ASSIGNED = re.compile(r"(?:self\.)?(\w+) = threading\.")
 MADE = re.compile(r"threading\.(Lock|RLock|Condition)\((?!self)")
 """A condition that is given a lock is none of its own."""
-SIGNALS = {"kvstore/calls.py _Call._ended"}
+SIGNALS = {"kvstore/calls.py Call._ended"}
 LMDB = "kvstore/environment.py Environment.begin_write"
 JOURNAL = "kvstore/meta/journal.py Journal._mutex"
 OPENING = "kvstore/bucket/handle.py BucketHandle._opening"

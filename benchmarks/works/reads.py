@@ -101,10 +101,10 @@ def _key_rows(keys: list[int]) -> pa.RecordBatch:
 
 
 def _got(table: kvstore.Table, codes: list[bytes]) -> list[bytes | None]:
-    with table._handles[0].latest() as view:
+    with table.bucket(0).handle.latest() as view:
         return list(map(view._transaction.get, codes))
 
 
 def _through_the_cursor(table: kvstore.Table) -> int:
-    with table._handles[0].snapshot() as view, view._transaction.cursor() as cursor:
+    with table.bucket(0).handle.snapshot() as view, view._transaction.cursor() as cursor:
         return sum(1 for _ in cursor)

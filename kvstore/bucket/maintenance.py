@@ -27,7 +27,7 @@ from logformat.ids import Offset
 
 LOOK_SECONDS = 60.0
 """The log is checked when a segment begins, and this long after the last check."""
-_REST = 4
+REST_FACTOR = 4
 """Pause between automatic snapshots, as a multiple of the duration of the last one."""
 
 
@@ -151,7 +151,7 @@ class Maintenance:
             with suppress(_Interrupted):
                 taken = self._try()
                 now = self._clock.monotonic()
-                self._rested = now + _REST * (now - began)
+                self._rested = now + REST_FACTOR * (now - began)
                 return taken
 
     def _try(self) -> Snapshot:

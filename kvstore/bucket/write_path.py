@@ -67,7 +67,7 @@ COMPRESSED_RECORDS_MIN = 4096
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the index is committed when this much waits in it."""
 
-_REPLAY_TOGETHER_BYTES_MAX = 32 << 20
+REPLAY_TOGETHER_BYTES_MAX = 32 << 20
 """Batches with up to this many bytes of rows are replayed together."""
 
 _LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
@@ -230,7 +230,7 @@ class WritePath:
             size = batch.rows.nbytes
             # A row is stored with the schema of its batch.
             if waiting and (
-                batch.schema_id != waiting[0].schema_id or waiting_bytes + size > _REPLAY_TOGETHER_BYTES_MAX
+                batch.schema_id != waiting[0].schema_id or waiting_bytes + size > REPLAY_TOGETHER_BYTES_MAX
             ):
                 self._replay(waiting)
                 waiting, waiting_bytes = [], 0

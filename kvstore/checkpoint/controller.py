@@ -78,7 +78,9 @@ class Controller:
             such machine.
 
     Attributes:
+        start: The function given as ``start``.
         elsewhere: The function given as ``elsewhere``.
+        at_work: Whether an automatic checkpoint is being made.
         failure: Why the last automatic checkpoint failed; None if it succeeded.
     """
 
@@ -105,7 +107,7 @@ class Controller:
         self._writes = writes
         self._edits_per_image = edits_per_image
         self._followers = followers
-        self._start = start
+        self.start = start
         self.elsewhere = elsewhere
         self._newest = Txid(0)
         self._rested = 0.0
@@ -113,22 +115,22 @@ class Controller:
         self._working = threading.Lock()
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
-        self._at_work = self._closing = self._over = False
+        self.at_work = self._closing = self._over = False
         self.failure: StoreError | None = None
 
     def appended(self, txid: Txid) -> None:
         """Note that this process added an edit, and begin a checkpoint in its own thread if one is due; never waits."""
-        if txid - self._newest < self._edits_per_image or self._at_work:
+        if txid - self._newest < self._edits_per_image or self.at_work:
             return
         with self._mutex:
-            if self._at_work or self._closing or not self._writes() or self._clock.monotonic() < self._rested:
+            if self.at_work or self._closing or not self._writes() or self._clock.monotonic() < self._rested:
                 return
             try:
                 self._newest = next(iter(image.txids(self._images)), Txid(0))  # other processes make some too
                 if txid - self._newest >= self._edits_per_image:
                     thread = threading.Thread(target=self._run, name="kvstore-checkpoint", daemon=True)
                     thread.start()
-                    self._thread, self._at_work = thread, True
+                    self._thread, self.at_work = thread, True
             except (OSError, RuntimeError) as error:
                 # The directory can't be read or no thread begins: the edit was added nevertheless.
                 self._fail(Unavailable("A checkpoint of the catalog can't begin.", reason=str(error)))
@@ -191,7 +193,7 @@ class Controller:
             self._fail(error)
         finally:
             with self._mutex:
-                self._at_work = False
+                self.at_work = False
 
     def _fail(self, reason: StoreError | None) -> None:
         self.failure = reason
@@ -227,7 +229,7 @@ class Controller:
 
     def _started(self, task: Task, reason: StoreError | None) -> Running:
         if reason is None:
-            return self._start(task)
+            return self.start(task)
         running = self.elsewhere(task)
         if running is None:
             raise reason

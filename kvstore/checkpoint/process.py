@@ -16,7 +16,8 @@ from kvstore.calls import check_caller
 from kvstore.checkpoint.messages import Answer, Refused, Task, decode_answer, encode
 from kvstore.errors import StoreError, Unavailable
 
-_MODULE = "kvstore.checkpoint.worker"
+WORKER_MODULE = "kvstore.checkpoint.worker"
+"""Module that the process runs."""
 _REASON_LETTERS = 500
 _LOOK_SECONDS = 0.25
 _NICENESS = 10
@@ -40,6 +41,9 @@ class Running(Protocol):
 class WorkerProcess:
     """A worker in its own process, which the constructor starts.
 
+    Attributes:
+        process: The process.
+
     Raises:
         Unavailable: The system can't start the process.
     """
@@ -49,9 +53,9 @@ class WorkerProcess:
         here = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 # -P: no file in the current directory replaces a module.
-                [sys.executable, "-P", "-m", _MODULE, encode(task).decode()],
+                [sys.executable, "-P", "-m", WORKER_MODULE, encode(task).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -61,7 +65,7 @@ class WorkerProcess:
         except OSError as error:
             raise Unavailable("The worker of a checkpoint can't be started.", reason=error.strerror) from error
         with suppress(OSError):  # it may have ended
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)
 
     def answer(self, seconds: float) -> Answer:
         """Wait for the worker's answer; see :meth:`Running.answer`."""
@@ -69,7 +73,7 @@ class WorkerProcess:
             out, errors_out = self._communicate(seconds)
         except BaseException as error:
             self.kill()
-            self._process.communicate()
+            self.process.communicate()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise Unavailable("The worker of a checkpoint took too long, and was ended.", seconds=seconds) from error
@@ -78,7 +82,7 @@ class WorkerProcess:
         except msgspec.DecodeError as error:
             raise Unavailable(
                 "The worker of a checkpoint ended without an answer; try again.",
-                status=self._process.returncode,
+                status=self.process.returncode,
                 reason=errors_out.decode(errors="replace").strip()[-_REASON_LETTERS:],
             ) from error
 
@@ -86,7 +90,7 @@ class WorkerProcess:
         left = seconds
         while True:
             try:
-                return self._process.communicate(timeout=min(left, _LOOK_SECONDS))
+                return self.process.communicate(timeout=min(left, _LOOK_SECONDS))
             except subprocess.TimeoutExpired:
                 left -= _LOOK_SECONDS
                 if left <= 0:
@@ -95,7 +99,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker."""
-        self._process.kill()
+        self.process.kill()
 
 
 def error_of(refused: Refused) -> StoreError:

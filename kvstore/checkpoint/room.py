@@ -17,8 +17,10 @@ _STATE_PER_BYTE = 12
 """Memory for each byte of an image: its objects, twice, because it is read back; measured: 4 to 10."""
 _SPARE_BYTES = 16 << 20
 
-_MEMORY = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+"""Where the system says how much memory is available."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container says how much memory it has."""
 
 
 def obstacle(store: Path) -> StoreError | None:
@@ -56,7 +58,7 @@ def available_memory() -> int | None:
 
 def _of_machine() -> int | None:
     with suppress(OSError):
-        for line in _MEMORY.read_text().splitlines():
+        for line in MEMINFO.read_text().splitlines():
             name, _, amount = line.partition(":")
             if name == "MemAvailable":
                 return int(amount.split()[0]) << 10
@@ -66,8 +68,8 @@ def _of_machine() -> int | None:
 def _of_group() -> int | None:
     """Memory left in the container's limit."""
     with suppress(OSError, ValueError):  # no container, or no limit ("max")
-        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        pages = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        pages = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         return limit - used + int(pages.get("inactive_file", 0))  # the system frees these when needed
     return None
 

@@ -67,7 +67,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
         try:
             place = _step(log, place)
         except CorruptBatch:
-            if _was_durable_beyond(last, place.position, identity, place.offset):
+            if was_durable_beyond(last, place.position, identity, place.offset):
                 raise
             break
     return place
@@ -126,7 +126,7 @@ def _missing(directory: Path, base: Offset, offset: Offset) -> CorruptBatch:
     )
 
 
-def _was_durable_beyond(segment: Segment, position: Position, identity: LogIdentity, offset: Offset) -> bool:
+def was_durable_beyond(segment: Segment, position: Position, identity: LogIdentity, offset: Offset) -> bool:
     """Whether a whole batch lies from a position on that was written when the log was durable beyond ``offset``."""
     for data in segment.possible_batches(position):
         try:

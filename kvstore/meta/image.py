@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 TXID_MAX = Txid(2**63 - 1)
 """Greater than the txid of any edit: txids are signed integers of 64 bits."""
-_BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 20
+"""Records are written together once they have this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ def _blocks(parts: Iterator[bytes]) -> Iterator[bytes]:
     waiting = bytearray()
     for part in parts:
         waiting += part
-        if len(waiting) >= _BUFFER_BYTES:
+        if len(waiting) >= BUFFER_BYTES:
             yield bytes(waiting)
             waiting.clear()
     yield bytes(waiting)

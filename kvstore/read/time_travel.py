@@ -81,15 +81,16 @@ def first_changes(
         waiting.append(batch.select(names).filter(pc.not_equal(batch.column(_KIND), ChangeType.UPDATE_POSTIMAGE.word)))
         count += waiting[-1].num_rows
         if count >= max(FOLD_ROWS, folded.num_rows):
-            folded = _folded([folded, *waiting], definition)[1]
+            folded = fold([folded, *waiting], definition)[1]
             waiting, count = [], 0
-    keys, folded = _folded([folded, *waiting], definition)
+    keys, folded = fold([folded, *waiting], definition)
     existed = pc.not_equal(folded.column(_KIND), ChangeType.INSERT.word).to_numpy(zero_copy_only=False)
     rows = pa.RecordBatch.from_arrays([folded.column(name) for name in wanted.names], schema=wanted)
     return FirstChanges(keys, rows, existed)
 
 
-def _folded(batches: list[pa.RecordBatch], definition: TableDefinition) -> tuple[BinaryColumn, pa.RecordBatch]:
+def fold(batches: list[pa.RecordBatch], definition: TableDefinition) -> tuple[BinaryColumn, pa.RecordBatch]:
+    """Keys in order, and the first change of each."""
     changes = pa.concat_batches(batches)
     grouping = group(layout_of(definition).encode_keys(changes))
     return grouping.keys, changes.take(pa.array(grouping.order[grouping.starts]))

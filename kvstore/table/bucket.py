@@ -27,10 +27,13 @@ class Bucket:
     """A bucket's changes, one batch at a time.
 
     Made by :meth:`kvstore.table.table.Table.bucket`.
+
+    Attributes:
+        handle: What this process has open of the bucket; for maintenance and inspection.
     """
 
     def __init__(self, handle: BucketHandle, catalog: TableCatalog, access: Access) -> None:
-        self._handle = handle
+        self.handle = handle
         self._catalog = catalog
         self._access = access
 
@@ -118,7 +121,7 @@ class Bucket:
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
         request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
-        return self._handle.submit(request, waits=waits)
+        return self.handle.submit(request, waits=waits)
 
     def begin(self, writer_id: int) -> int | None:
         """Become the bucket's writer, and tell the sequence of the last batch of a writer; None if there is none.
@@ -131,7 +134,7 @@ class Bucket:
         """
         self._access.check_writable()
         self._current()
-        return self._handle.begin(WriterId(integer("writer_id", writer_id)))
+        return self.handle.begin(WriterId(integer("writer_id", writer_id)))
 
     def last_sequence(self, writer_id: int) -> int | None:
         """Sequence of a writer's last batch; None if there is none.
@@ -143,7 +146,7 @@ class Bucket:
             CorruptData: The index is damaged.
         """
         self._current()
-        return self._handle.last_sequence(WriterId(integer("writer_id", writer_id)))
+        return self.handle.last_sequence(WriterId(integer("writer_id", writer_id)))
 
     def remembered_from(self) -> int:
         """The first offset from which on every batch's writer is remembered.
@@ -152,17 +155,17 @@ class Bucket:
             CorruptData: The index or the log is damaged.
         """
         self._current()
-        return self._handle.remembered_from()
+        return self.handle.remembered_from()
 
     @property
     def log(self) -> LogFiles:
         """The log's files, for reading up to the end that :meth:`kvstore.Table.offsets` says."""
         self._current()
-        return self._handle.log
+        return self.handle.log
 
     def _check_own(self, changes: Changes, definition: TableDefinition) -> None:
         if definition.buckets > 1 and definition.bucket_key is not None:
-            own = self._handle.place.identity.bucket_id
+            own = self.handle.place.identity.bucket_id
             strange = int(np.count_nonzero(buckets_of_rows(definition, changes.rows) != own))
             if strange:
                 raise InvalidRequest(

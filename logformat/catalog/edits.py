@@ -26,8 +26,9 @@ WriterKind = Literal["batches", "epochs"]
 
 EDIT_BYTES_MAX = 1 << 27
 
-_HEAD = "<IHHqqq"
-_HEAD_BYTES = struct.calcsize(_HEAD)
+HEAD = "<IHHqqq"
+"""Layout of the head of an edit, for ``struct``."""
+_HEAD_BYTES = struct.calcsize(HEAD)
 
 
 class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -304,7 +305,7 @@ class DropJob(Payload, frozen=True, kw_only=True):
 AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
 """Edits of an existing job."""
 
-_PAYLOADS: dict[int, type[Payload]] = {
+PAYLOADS: dict[int, type[Payload]] = {
     kind.op: kind
     for kind in (
         *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, DropWriter, BeginCommit, EndCommit),
@@ -330,7 +331,7 @@ def encode(edit: Edit) -> bytes:
     Raises:
         InvalidRequest: It is too large.
     """
-    body = struct.pack(_HEAD[0] + _HEAD[2:], edit.payload.op, 1, edit.txid, edit.epoch, edit.time_ms)
+    body = struct.pack(HEAD[0] + HEAD[2:], edit.payload.op, 1, edit.txid, edit.epoch, edit.time_ms)
     body += msgspec.json.encode(edit.payload)
     if len(body) >= EDIT_BYTES_MAX:
         raise InvalidRequest(
@@ -349,13 +350,13 @@ def decode(data: bytes) -> Edit:
     """
     if len(data) < _HEAD_BYTES or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
         raise CorruptImage("An edit of the catalog fails its checksum; run `kvstore check`.")
-    _, op, version, txid, epoch, time_ms = struct.unpack_from(_HEAD, data)
-    if version != 1 or op not in _PAYLOADS:
+    _, op, version, txid, epoch, time_ms = struct.unpack_from(HEAD, data)
+    if version != 1 or op not in PAYLOADS:
         raise UnsupportedVersion(
             "The catalog holds an edit of a newer version; upgrade kvstore.", op=op, version=version, txid=txid
         )
     try:
-        payload = msgspec.json.decode(data[_HEAD_BYTES:], type=_PAYLOADS[op])
+        payload = msgspec.json.decode(data[_HEAD_BYTES:], type=PAYLOADS[op])
     except msgspec.ValidationError as error:
         raise UnsupportedVersion(
             "The catalog holds an edit this version can't read; upgrade kvstore.", op=op, txid=txid, reason=str(error)

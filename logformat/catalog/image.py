@@ -28,8 +28,9 @@ FORMAT = 1
 IMAGE_BYTES_MAX = 1 << 32
 RECORD_BYTES_MAX = 1 << 28
 
-_HEAD = "<II"
-_HEAD_BYTES = struct.calcsize(_HEAD)
+RECORD_HEAD = "<II"
+"""Layout of the head of a record, for ``struct``."""
+_RECORD_HEAD_BYTES = struct.calcsize(RECORD_HEAD)
 _COVERED = struct.calcsize("<I")
 _DAMAGED = "An image of the catalog is damaged; see docs/operations.md, A damaged image."
 
@@ -266,11 +267,11 @@ def read_record(read: Callable[[int], bytes], left: int) -> bytes:
     Raises:
         CorruptImage: The record is damaged.
     """
-    head = read(_HEAD_BYTES)
-    if len(head) < _HEAD_BYTES:
+    head = read(_RECORD_HEAD_BYTES)
+    if len(head) < _RECORD_HEAD_BYTES:
         raise CorruptImage(_DAMAGED, reason="it is cut off")
-    length, crc = struct.unpack(_HEAD, head)
-    body = read(length) if length <= min(left - _HEAD_BYTES, RECORD_BYTES_MAX) else b""
+    length, crc = struct.unpack(RECORD_HEAD, head)
+    body = read(length) if length <= min(left - _RECORD_HEAD_BYTES, RECORD_BYTES_MAX) else b""
     if len(body) < length or crc != crc32c(body, crc32c(head[:_COVERED])):
         raise CorruptImage(_DAMAGED, reason="a record fails its checksum, or is cut off")
     return head + body
@@ -283,7 +284,7 @@ def decode_record(data: bytes) -> Head | Item | Foot:
         CorruptImage: The record is not JSON.
         UnsupportedVersion: A newer version wrote it.
     """
-    body = memoryview(data)[_HEAD_BYTES:]
+    body = memoryview(data)[_RECORD_HEAD_BYTES:]
     try:
         version = _decode_version(body).format
         if version != FORMAT:

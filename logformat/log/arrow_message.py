@@ -76,16 +76,16 @@ def _is_compressed(message: memoryview) -> bool:
     metadata, body = message[8 : 8 + metadata_bytes], message[8 + metadata_bytes :]
     if continuation != _CONTINUATION or metadata_bytes < 8 or metadata_bytes % 8:
         raise CorruptBatch("The Arrow message of a batch has no head; run `kvstore check`.")
-    table = _Table(metadata, _follow(metadata, 0))
+    table = FlatTable(metadata, follow(metadata, 0))
     if metadata[table.field(1)] != _RECORD_BATCH:
         raise CorruptBatch("The Arrow message of a batch is not a record batch; run `kvstore check`.")
     if table.field(4):
         # Arrow 0.17 stored the codec there. Arrow still reads it, and then the sizes would go unchecked.
         raise CorruptBatch("The Arrow message of a batch has metadata of its own; run `kvstore check`.")
-    batch = _Table(metadata, _follow(metadata, table.field(2)))
+    batch = FlatTable(metadata, follow(metadata, table.field(2)))
     if not batch.field(3):
         return False
-    buffers = _follow(metadata, batch.field(2))
+    buffers = follow(metadata, batch.field(2))
     (count,) = struct.unpack_from("<I", metadata, buffers)
     raw = 0
     for place, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
@@ -99,22 +99,27 @@ def _is_compressed(message: memoryview) -> bool:
     return True
 
 
-class _Table:
-    """A flatbuffers table: fields by number, found through its vtable."""
+class FlatTable:
+    """A flatbuffers table: fields by number, found through its vtable.
+
+    Attributes:
+        vtable: Position of the vtable.
+    """
 
     def __init__(self, data: memoryview, place: int) -> None:
         self._data, self._place = data, place
-        self._vtable = place - struct.unpack_from("<i", data, place)[0]
-        (self._size,) = struct.unpack_from("<H", data, self._vtable)
+        self.vtable = place - struct.unpack_from("<i", data, place)[0]
+        (self._size,) = struct.unpack_from("<H", data, self.vtable)
 
     def field(self, number: int) -> int:
         """Position of the field; 0 if it is absent."""
         slot = 4 + 2 * number
         if slot >= self._size:
             return 0
-        (place,) = struct.unpack_from("<H", self._data, self._vtable + slot)
+        (place,) = struct.unpack_from("<H", self._data, self.vtable + slot)
         return self._place + place if place else 0
 
 
-def _follow(data: memoryview, place: int) -> int:
+def follow(data: memoryview, place: int) -> int:
+    """The position that a flatbuffers offset leads to."""
     return place + int(struct.unpack_from("<I", data, place)[0])

@@ -214,7 +214,7 @@ def verify(header: BatchHeader, buffer: bytes | memoryview) -> None:
     """
     if len(buffer) < header.size:
         raise CorruptBatch("A batch is cut short; run `kvstore check`.", bytes=len(buffer), expected=header.size)
-    if _checksum(memoryview(buffer)[: header.size], header.magic) != header.crc:
+    if checksum(memoryview(buffer)[: header.size], header.magic) != header.crc:
         raise CorruptBatch("A batch fails its checksum; run `kvstore check`.", base_offset=header.base_offset)
 
 
@@ -336,7 +336,8 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     return pieces
 
 
-def _checksum(batch: memoryview, magic: int) -> int:
+def checksum(batch: memoryview, magic: int) -> int:
+    """The checksum that the header of a whole batch must have."""
     crc = crc32c(batch[:_CRC_POSITION]) if magic == MAGIC else 0
     return crc32c(batch[LAYOUTS[magic].checksum_from :], crc)
 

@@ -11,9 +11,10 @@ from logformat.ids import BucketId, Offset, Position, TableId
 
 VERSION = 2
 """Written where timestamps were stepped over or went back; a record without these is of version 1, and shorter."""
-_FORMAT = "<IHHqIIqqqqqQqQ"
-_TIMES = "<qq"
-STATE_BYTES_MAX = struct.calcsize(_FORMAT) + struct.calcsize(_TIMES)
+LAYOUT = "<IHHqIIqqqqqQqQ"
+TIMES = "<qq"
+"""Layouts of a state record, and of the times that follow it from version 2 on, for ``struct``."""
+STATE_BYTES_MAX = struct.calcsize(LAYOUT) + struct.calcsize(TIMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,13 @@ def encode(state: IndexState) -> bytes:
     """The record, 88 bytes, or 104 of version 2."""
     times = state.uncounted_ms, state.back_offset
     body = struct.pack(
-        _FORMAT[0] + _FORMAT[2:],
+        LAYOUT[0] + LAYOUT[2:],
         *(VERSION if any(times) else 1, 0, state.table_id, state.bucket_id, 0, state.applied_offset, state.synced_base),
         *(state.synced_position, state.synced_offset, state.row_count, state.digest, state.last_timestamp),
         state.next_count,
     )
     if any(times):
-        body += struct.pack(_TIMES, *times)
+        body += struct.pack(TIMES, *times)
     return struct.pack("<I", crc32c(body)) + body
 
 
@@ -73,17 +74,17 @@ def decode(data: bytes) -> IndexState:
         CorruptData: The record is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
-    size = struct.calcsize(_FORMAT)
+    size = struct.calcsize(LAYOUT)
     if len(data) < size or struct.unpack_from("<I", data)[0] != crc32c(memoryview(data)[4:]):
         raise CorruptData("The state of an index fails its checksum; run `kvstore check`.")
     _, version, _, table, bucket, _, applied, base, position, synced, rows, digest, timestamp, next_count = (
-        struct.unpack_from(_FORMAT, data)
+        struct.unpack_from(LAYOUT, data)
     )
     if not 1 <= version <= VERSION:
         raise UnsupportedVersion("This index was written by a newer kvstore; upgrade.", version=version)
-    if len(data) != size + (version - 1) * struct.calcsize(_TIMES):
+    if len(data) != size + (version - 1) * struct.calcsize(TIMES):
         raise CorruptData("The state of an index has another length than its version; run `kvstore check`.")
-    uncounted, back = struct.unpack_from(_TIMES, data, size) if version > 1 else (0, 0)
+    uncounted, back = struct.unpack_from(TIMES, data, size) if version > 1 else (0, 0)
     return IndexState(
         TableId(table),
         BucketId(bucket),

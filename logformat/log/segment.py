@@ -14,8 +14,9 @@ MAGIC = b"KVLG"
 NO_OFFSET = Offset(-1)
 START = Position(0)
 VERSION = 1
-_FORMAT = "<4sHHq16siIqqII"
-HEAD_BYTES = struct.calcsize(_FORMAT)
+HEAD = "<4sHHq16siIqqII"
+"""Layout of the head of a segment, for ``struct``."""
+HEAD_BYTES = struct.calcsize(HEAD)
 assert HEAD_BYTES == 64  # so that the first batch is aligned
 SEGMENT_BYTES_MAX = (1 << 32) - 1
 """Positions are unsigned integers of 32 bits; a larger file is no segment."""
@@ -43,7 +44,7 @@ class SegmentHead:
 def encode_head(head: SegmentHead) -> bytes:
     """Encode the 64 bytes."""
     body = struct.pack(
-        _FORMAT[:-1],
+        HEAD[:-1],
         *(MAGIC, VERSION, 0, head.table_id, head.store_id.bytes, head.bucket_id, 0),
         *(head.base_offset, head.previous_base, head.previous_end),
     )
@@ -59,7 +60,7 @@ def decode_head(data: bytes | memoryview) -> SegmentHead:
     """
     if len(data) < HEAD_BYTES or data[:4] != MAGIC:
         raise CorruptBatch("A log segment has no head; run `kvstore check`.", bytes=len(data))
-    _, version, _, table, store, bucket, _, base, previous, end, crc = struct.unpack_from(_FORMAT, data)
+    _, version, _, table, store, bucket, _, base, previous, end, crc = struct.unpack_from(HEAD, data)
     if crc32c(memoryview(data)[:_CRC_POSITION]) != crc:
         raise CorruptBatch("The head of a log segment fails its checksum; run `kvstore check`.")
     if version != VERSION:

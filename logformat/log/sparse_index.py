@@ -20,8 +20,9 @@ INTERVAL_BYTES = 1 << 16
 """Minimum distance of two entries, in bytes of the log."""
 
 _HEAD = struct.pack("<4sHHQ", b"KVIX", 1, 0, 0)
-_ENTRY = "<qqII"
-ENTRY_BYTES = struct.calcsize(_ENTRY)
+ENTRY = "<qqII"
+"""Layout of an entry, for ``struct``."""
+ENTRY_BYTES = struct.calcsize(ENTRY)
 HEAD_BYTES = len(_HEAD)
 SPARSE_INDEX_BYTES_MAX = HEAD_BYTES + (SEGMENT_BYTES_MAX // INTERVAL_BYTES + 1) * ENTRY_BYTES
 
@@ -45,7 +46,7 @@ def is_due(position: Position, last: Position | None) -> bool:
 
 def encode_entry(entry: Entry) -> bytes:
     """Encode one entry, 24 bytes."""
-    body = struct.pack(_ENTRY[:-1], *entry)
+    body = struct.pack(ENTRY[:-1], *entry)
     return body + struct.pack("<I", crc32c(body))
 
 
@@ -61,7 +62,7 @@ def decode(data: bytes) -> list[Entry]:
         return entries
     whole = len(data) - (len(data) - HEAD_BYTES) % ENTRY_BYTES
     for place in range(HEAD_BYTES, whole, ENTRY_BYTES):
-        offset, timestamp, position, crc = struct.unpack_from(_ENTRY, data, place)
+        offset, timestamp, position, crc = struct.unpack_from(ENTRY, data, place)
         if crc32c(memoryview(data)[place : place + ENTRY_BYTES - 4]) != crc:
             break
         entry = Entry(Offset(offset), timestamp, Position(position))

@@ -16,12 +16,16 @@ WINDOW = 5
 WRITERS_BYTES_MAX = 1 << 27
 """A writer snapshot: of 800,000 writers."""
 
-_HEAD = "<iBBH"
-_UNCOUNTED = "<q"
+HEAD = "<iBBH"
+"""Layout of the head of an entry, for ``struct``; its checksum comes before it."""
+UNCOUNTED = "<q"
+"""Layout of the uncounted time after the head, for ``struct``; only in version 1."""
 _AGED = 1
 """Version of an entry that has :attr:`WriterEntry.uncounted_ms`; without it, it is 0."""
-_BATCH = "<iiqq"
-_SNAPSHOT_HEAD = "<4sHHqI"
+BATCH = "<iiqq"
+"""Layout of a remembered batch, for ``struct``."""
+SNAPSHOT_HEAD = "<4sHHqI"
+"""Layout of the head of a writer snapshot, for ``struct``."""
 _SNAPSHOT_MAGIC = b"KVWS"
 
 
@@ -61,10 +65,10 @@ class WriterEntry(NamedTuple):
 
 def encode_entry(writer_id: WriterId, entry: WriterEntry) -> bytes:
     """12 bytes, 8 if some of its time is uncounted, and 24 for each batch; the checksum covers the writer id too."""
-    head = struct.pack(_HEAD, entry.epoch, entry.named, len(entry.batches), _AGED if entry.uncounted_ms else 0)
+    head = struct.pack(HEAD, entry.epoch, entry.named, len(entry.batches), _AGED if entry.uncounted_ms else 0)
     if entry.uncounted_ms:
-        head += struct.pack(_UNCOUNTED, entry.uncounted_ms)
-    body = head + b"".join(struct.pack(_BATCH, *batch) for batch in entry.batches)
+        head += struct.pack(UNCOUNTED, entry.uncounted_ms)
+    body = head + b"".join(struct.pack(BATCH, *batch) for batch in entry.batches)
     return _checksum(writer_id, body) + body
 
 
@@ -76,26 +80,26 @@ def decode_entry(writer_id: WriterId, data: bytes) -> WriterEntry:
         UnsupportedVersion: A newer version wrote it.
     """
     body = data[4:]
-    if len(body) < struct.calcsize(_HEAD) or data[:4] != _checksum(writer_id, body):
+    if len(body) < struct.calcsize(HEAD) or data[:4] != _checksum(writer_id, body):
         raise CorruptData("A writer entry fails its checksum; run `kvstore check`.", writer_id=writer_id)
-    epoch, named, count, version = struct.unpack_from(_HEAD, body)
+    epoch, named, count, version = struct.unpack_from(HEAD, body)
     if version > _AGED:
         raise UnsupportedVersion("A writer entry was written by a newer kvstore; upgrade.", version=version)
-    place = struct.calcsize(_HEAD) + version * struct.calcsize(_UNCOUNTED)
-    if not count or len(body) != place + count * struct.calcsize(_BATCH):
+    place = struct.calcsize(HEAD) + version * struct.calcsize(UNCOUNTED)
+    if not count or len(body) != place + count * struct.calcsize(BATCH):
         raise CorruptData("A writer entry has other batches than it counts; run `kvstore check`.", writer_id=writer_id)
     batches = tuple(
         RememberedBatch(Sequence(sequence), delta, Offset(base), timestamp)
-        for sequence, delta, base, timestamp in struct.iter_unpack(_BATCH, body[place:])
+        for sequence, delta, base, timestamp in struct.iter_unpack(BATCH, body[place:])
     )
-    uncounted = struct.unpack_from(_UNCOUNTED, body, struct.calcsize(_HEAD))[0] if version else 0
+    uncounted = struct.unpack_from(UNCOUNTED, body, struct.calcsize(HEAD))[0] if version else 0
     return WriterEntry(Epoch(epoch), bool(named), batches, uncounted)
 
 
 def encode_snapshot(next_offset: Offset, writers: Mapping[WriterId, WriterEntry]) -> bytes:
     """A whole file: every writer known when the log ended at ``next_offset``."""
     version = 2 if any(entry.uncounted_ms for entry in writers.values()) else 1
-    body = struct.pack(_SNAPSHOT_HEAD, _SNAPSHOT_MAGIC, version, 0, next_offset, len(writers))
+    body = struct.pack(SNAPSHOT_HEAD, _SNAPSHOT_MAGIC, version, 0, next_offset, len(writers))
     for writer_id, entry in sorted(writers.items()):
         encoded = encode_entry(writer_id, entry)
         body += struct.pack("<qI", writer_id, len(encoded)) + encoded
@@ -108,10 +112,10 @@ def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
     Raises:
         CorruptData: The file is damaged.
     """
-    place = struct.calcsize(_SNAPSHOT_HEAD)
+    place = struct.calcsize(SNAPSHOT_HEAD)
     if len(data) < place + 4 or struct.unpack_from("<I", data, len(data) - 4)[0] != crc32c(memoryview(data)[:-4]):
         raise CorruptData("A writer snapshot fails its checksum; run `kvstore check`.")
-    magic, version, _, next_offset, count = struct.unpack_from(_SNAPSHOT_HEAD, data)
+    magic, version, _, next_offset, count = struct.unpack_from(SNAPSHOT_HEAD, data)
     if magic != _SNAPSHOT_MAGIC or version not in (1, 2):
         raise CorruptData("This is no writer snapshot; run `kvstore check`.")
     writers = {}

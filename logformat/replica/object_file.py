@@ -27,9 +27,11 @@ LEADER_BYTES_MAX = 1 << 12
 """Size limit of a leader object."""
 _MAGIC = b"KVRO"
 _KINDS: tuple[Kind, ...] = ("range", "snapshot")
-_HEAD = "<4sHH16sqi4xqqqQII"
-HEAD_BYTES = struct.calcsize(_HEAD)
-_CRC_AT = HEAD_BYTES - 4
+HEAD = "<4sHH16sqi4xqqqQII"
+"""Layout of the head of an object, for ``struct``."""
+HEAD_BYTES = struct.calcsize(HEAD)
+CRC_AT = HEAD_BYTES - 4
+"""Position of the head's own checksum."""
 _PART = "<Q"
 _PART_BYTES = struct.calcsize(_PART)
 _DIGITS = "([0-9]{20})"
@@ -115,7 +117,7 @@ def encode_object(name: ObjectName, store_id: UUID, parts: Sequence[bytes | memo
     for piece in body:
         crc = crc32c(piece, crc)
     head = struct.pack(
-        _HEAD[:-1],
+        HEAD[:-1],
         *(_MAGIC, FORMAT, _KINDS.index(name.kind), store_id.bytes),
         *(name.stream.table_id, name.stream.bucket, name.start, name.end, name.epoch),
         *(sum(map(len, body)), crc),
@@ -167,8 +169,8 @@ def _decode_head(data: memoryview, name: ObjectName, store_id: UUID) -> tuple[in
     """Length and checksum of the bytes after the head."""
     if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
         raise CorruptData("This is not an object of a replica, or it is cut off.", object=str(name), bytes=len(data))
-    _magic, version, kind, of, table, bucket, start, end, epoch, length, crc, head_crc = struct.unpack_from(_HEAD, data)
-    if head_crc != crc32c(data[:_CRC_AT]):
+    _magic, version, kind, of, table, bucket, start, end, epoch, length, crc, head_crc = struct.unpack_from(HEAD, data)
+    if head_crc != crc32c(data[:CRC_AT]):
         raise CorruptData("The head of an object fails its checksum.", object=str(name))
     if version != FORMAT:
         raise UnsupportedVersion("A newer kvstore wrote this object; upgrade.", object=str(name), format=version)

@@ -16,9 +16,9 @@ from logformat.rows.keys import ROW
 
 _PASSES_MAX = 4
 _BYTES_MORE = 5
-"""Bytes of a later number after the rank,"""
-_KEYS_MAX = 1 << 24
-"""which takes the other bytes."""
+"""Bytes of a later number after the rank of its key."""
+KEYS_MAX = 1 << 24
+"""Number of keys whose rank fits into the other bytes; more are ordered by their bytes."""
 _SPREAD_MAX = 16
 """Largest difference of key lengths; each byte of it costs a pass over all keys."""
 
@@ -58,7 +58,7 @@ def in_order(keys: BinaryColumn) -> tuple[np.ndarray, np.ndarray]:
 
 def _padded(keys: BinaryColumn) -> np.ndarray | None:
     """Keys as rows of a matrix, padded with zeros; None if there are too many, or if their lengths differ too much."""
-    if len(keys) > _KEYS_MAX:
+    if len(keys) > KEYS_MAX:
         return None
     if keys.width is not None:
         return keys.matrix()

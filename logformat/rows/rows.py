@@ -19,7 +19,8 @@ from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.record import RecordCodec
 
-_HEAD = [("checksum", "<u4"), ("schema_id", "<u2")]
+HEAD = [("checksum", "<u4"), ("schema_id", "<u2")]
+"""Fields before the columns of a stored row, with their NumPy types."""
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -33,7 +34,7 @@ class RowCodec:
     def __init__(self, schemas: Mapping[SchemaId, pa.Schema]) -> None:
         self._schemas = dict(schemas)
         self._names = {id: schema.names for id, schema in schemas.items()}
-        self._codecs = {id: RecordCodec(schema.types, _HEAD, aligned=True) for id, schema in schemas.items()}
+        self._codecs = {id: RecordCodec(schema.types, HEAD, aligned=True) for id, schema in schemas.items()}
 
     def encode(
         self, columns: Sequence[pa.Array], key_sums: np.ndarray, schema_id: SchemaId

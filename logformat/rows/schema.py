@@ -1,7 +1,7 @@
 """Types of a table's columns, normalisation of given types, and the JSON form of a schema.
 
-* A stored schema has only the types of ``_PLAIN`` and lists, maps and structs of them: other types that carry the same
-  values (dictionary, large, view …) are normalised to these, all others are refused by name.
+* A stored schema has only the types of ``PLAIN_TYPES`` and lists, maps and structs of them: other types that carry the
+  same values (dictionary, large, view …) are normalised to these, all others are refused by name.
 * Key columns are never null. Timestamps with a time zone are UTC.
 """
 
@@ -26,7 +26,7 @@ RESERVED_NAMES = frozenset(
     )
 )
 
-_PLAIN = {
+PLAIN_TYPES = {
     str(plain): plain
     for plain in [
         *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
@@ -37,6 +37,7 @@ _PLAIN = {
         *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
     ]
 }
+"""Stored types that are neither lists, maps nor structs, by their names."""
 
 
 def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
@@ -88,7 +89,7 @@ def normalise_type(given: pa.DataType, column: str = "", depth: int = 0) -> pa.D
     types = pa.types
     if depth > NESTING_MAX:
         raise InvalidRequest(f"Types can nest at most {NESTING_MAX} deep.", column=column)
-    if str(given) in _PLAIN:
+    if str(given) in PLAIN_TYPES:
         return given
     if types.is_dictionary(given):
         return normalise_type(given.value_type, column, depth)
@@ -174,7 +175,7 @@ def _field_to_json(field: pa.Field) -> dict[str, Any]:
 
 def _type_to_json(stored: pa.DataType) -> str | dict[str, Any]:
     types = pa.types
-    if str(stored) in _PLAIN:
+    if str(stored) in PLAIN_TYPES:
         return str(stored)
     if types.is_fixed_size_binary(stored):
         return {"fixed_size_binary": stored.byte_width}
@@ -196,8 +197,8 @@ def _field_from_json(column: Any, depth: int) -> pa.Field:
 
 def _type_from_json(written: Any, depth: int) -> pa.DataType:
     match written:
-        case str() if written in _PLAIN:
-            return _PLAIN[written]
+        case str() if written in PLAIN_TYPES:
+            return PLAIN_TYPES[written]
         case {"fixed_size_binary": int(width)} if 0 < width < 2**31:
             return pa.binary(width)
         case {"decimal128": [int(precision), int(scale)]} if 0 < precision <= 38 and -(2**31) <= scale < 2**31:

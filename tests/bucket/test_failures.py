@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
 from kvstore.index.index import Index
-from kvstore.log.segments import Segment
+from kvstore.log import segments
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.log.index_state import IndexState
@@ -109,7 +109,7 @@ def test_a_disk_that_disappears_is_reported_and_ends_no_thread_silently(
     def refuse(*_: object) -> None:
         raise lmdb.Error("Input/output error")
 
-    def refuse_to_open(self: Segment) -> None:
+    def refuse_to_open(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with kvstore.open(store_path, commit_wait_ms=60_000, commit_idle_ms=60_000) as store:
@@ -117,7 +117,7 @@ def test_a_disk_that_disappears_is_reported_and_ends_no_thread_silently(
         table.upsert({"k": 1, "v": 1})
         with monkeypatch.context() as gone:
             gone.setattr(Index, "commit", refuse)
-            gone.setattr(Segment, "_extend", refuse_to_open)
+            gone.setattr(segments, "open_file", refuse_to_open)
             with pytest.raises(LogFailed, match="brought back"):
                 store.flush()
     with kvstore.open(store_path) as store:
@@ -139,7 +139,7 @@ def test_only_the_request_at_fault_fails(store_path: Path, disk: FailingDisk) ->
         table = store.table("t")
         table.upsert({"k": 99, "v": 0})
         answers: dict[int, StoreError | None] = {}
-        committer = table._handles[0].engine.committer
+        committer = table.bucket(0).handle.engine.committer
         gathered = threading.Event()
 
         def slow(call: str) -> int:

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.bucket import batching as joined, write_path as apply
-from kvstore.bucket.write_path import WritePath
+from kvstore.bucket import batching, write_path as apply
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.options import StoreOptions
 from kvstore.store import Store
@@ -65,7 +64,7 @@ def submit(table: kvstore.Table, request: tuple[Any, ...]) -> Future[Any]:
 
 def outcome(answer: Future[Any]) -> Any:
     error = answer.exception(timeout=600)
-    # Where a refused batch would have begun is only told, so it may be of the beginning of its group.
+    # A refusal only reports where the batch would have begun, which may be the beginning of its group.
     return answer.result() if error is None else type(error)
 
 
@@ -75,7 +74,7 @@ def one_by_one(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> lis
 
 def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
     """All but the first as one group: the first keeps the committer busy."""
-    handle = table._handles[0]
+    handle = table.bucket(0).handle
     handle.write()
     assert handle.engine is not None
     committer = handle.engine.committer
@@ -89,7 +88,7 @@ def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[
 
 def written(table: kvstore.Table) -> Any:
     """Everything that must be equal: every batch of the log, and the whole index."""
-    handle = table._handles[0]
+    handle = table.bucket(0).handle
     with handle.snapshot() as view:
         state, writers = view.state(), view.writers()
         rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
@@ -153,13 +152,13 @@ class TestAGroup:
     def passes(self) -> Iterator[list[int]]:
         """The number of requests that each pass over the index served."""
         found: list[int] = []
-        replace_rows = WritePath._replace
+        joined = batching.joined
 
-        def counted(self: WritePath, requests: Any, timestamp: int) -> Any:
+        def counted(requests: Any, layout: Any) -> Any:
             found.append(len(requests))
-            return replace_rows(self, requests, timestamp)
+            return joined(requests, layout)
 
-        with mock.patch.object(WritePath, "_replace", counted):
+        with mock.patch.object(apply, "joined", counted):
             yield found
 
     def upsert(self, key: str, *numbers: int) -> tuple[Any, ...]:
@@ -197,7 +196,7 @@ class TestAGroup:
         assert table.count() == 3
 
     def test_large_requests_are_applied_separately(self, table: kvstore.Table, passes: list[int]) -> None:
-        with mock.patch.object(joined, "ROWS_MAX", 3):
+        with mock.patch.object(batching, "ROWS_MAX", 3):
             together(table, [self.upsert(key) for key in "abcdefgh"])
         assert passes == [1, 3, 3, 1]
 

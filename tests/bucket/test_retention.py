@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -54,7 +56,7 @@ class Kept:
             self.table.upsert([{"k": k, "v": f"{number}" * 20} for k in range(3)])
 
     def retain(self) -> None:
-        self.table._handles[0].retain()
+        self.table.bucket(0).handle.retain()
 
     @property
     def start(self) -> int:
@@ -68,6 +70,16 @@ class Kept:
         return max(int(name.split(".")[0]) for name in files_in(self.path, "log"))
 
 
+LONG_MS = 10**14
+
+
+@contextmanager
+def long_pause() -> Iterator[None]:
+    """After a snapshot that is taken here, the next automatic one waits for hours, and not longer than ``LONG_MS``."""
+    with patch.object(maintenance, "REST_FACTOR", 10**8):
+        yield
+
+
 @pytest.fixture
 def opened(store_path: Path) -> Iterator[Callable[..., Kept]]:
     every: list[Kept] = []
@@ -76,7 +88,7 @@ def opened(store_path: Path) -> Iterator[Callable[..., Kept]]:
         every.append(Kept(store_path, *arguments, **options))
         return every[-1]
 
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         yield make
         for kept in every:
             report = kept.store.check()
@@ -160,21 +172,19 @@ def test_one_snapshot_covers_everything_up_to_its_time(opened: Callable[..., Kep
     assert files_in(kept.path, "snapshots") == names
 
 
-def test_snapshots_pause_in_between(opened: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_pause_in_between(opened: Callable[..., Kept]) -> None:
     kept = opened()
     kept.write()
     kept.clock.now += HOUR_MS + 1
-    kept.retain()
+    with long_pause():
+        kept.retain()
     start, names = kept.start, files_in(kept.path, "snapshots")
     assert start
     kept.write()
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._handles[0].engine.maintenance
-    assert keeper is not None
-    keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
     assert (kept.start, files_in(kept.path, "snapshots")) == (start, names)
-    keeper._rested = 0.0
+    kept.clock.now += LONG_MS
     kept.retain()
     assert kept.start > start
 
@@ -183,17 +193,15 @@ def test_a_damaged_snapshot_is_replaced_before_retention(opened: Callable[..., K
     """The damage is detected before anything is removed, and a valid snapshot is taken first."""
     kept = opened()
     kept.write()
-    path = kept.table.snapshot().paths[0]
+    with long_pause():
+        path = kept.table.snapshot().paths[0]
     rows = path / "rows.parquet"
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
     kept.write(1)
     kept.clock.now += HOUR_MS + 1
-    keeper = kept.table._handles[0].engine.maintenance
-    assert keeper is not None
-    keeper._rested = kept.clock.monotonic() + 100
     kept.retain()
     assert kept.start == 0
-    keeper._rested = 0.0
+    kept.clock.now += LONG_MS
     kept.retain()
     assert kept.start > 0
     kept.write(1)
@@ -315,7 +323,7 @@ def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest
     monkeypatch.setattr(maintenance, "LOOK_SECONDS", 0.02)
     kept = Kept(store_path)
     kept.write()
-    keeper = kept.table._handles[0].engine.maintenance
+    keeper = kept.table.bucket(0).handle.engine.maintenance
     assert keeper is not None
     kept.table.flush()
     kept.disk.fail = lambda call: errno.ENOSPC if call == "rename" else 0
@@ -329,9 +337,8 @@ def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest
 def test_a_table_without_retention_has_no_thread(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
-    keeper = table._handles[0].engine.maintenance
-    assert keeper is not None
-    assert keeper._thread is None
+    assert table.bucket(0).handle.writes
+    assert "kvstore-maintenance" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_retention_survives_in_the_catalog(store_path: Path) -> None:
@@ -339,7 +346,7 @@ def test_retention_survives_in_the_catalog(store_path: Path) -> None:
         with kvstore.open(store_path) as store:
             store.create_table(name, SCHEMA, "k", retention=retention)
     with kvstore.open(store_path) as store:
-        kept = [store.table(name)._current().options.retention_ms for name in "abc"]
+        kept = [store.runtime.definition(name).options.retention_ms for name in "abc"]
     assert kept == [7 * 24 * HOUR_MS, None, 1]
 
 
@@ -354,7 +361,7 @@ class RetentionMachine(TableMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = SetClock()
-        self._patches = [patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0)]
+        self._patches = [patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0)]
         for each in self._patches:
             each.start()
 
@@ -371,7 +378,7 @@ class RetentionMachine(TableMachine):
     @rule()
     def retain(self) -> None:
         before = self.table.offsets()[0][0]
-        self.table._handles[0].retain()
+        self.table.bucket(0).handle.retain()
         assert self.table.offsets()[0][0] >= before
 
     @rule()

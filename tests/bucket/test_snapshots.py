@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Never, TypeAlias
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -284,17 +284,36 @@ def test_a_failing_disk_costs_only_the_snapshot(store_path: Path, call: str, cod
     assert contents(store_path) == before
 
 
+Step: TypeAlias = Callable[[], None]
+
+
+def steps_are(each: Callable[[Step], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a function called in place of each step of a snapshot; it gets the step."""
+    take = snapshot.take
+
+    def taken(*arguments: Any, step: Step, **options: Any) -> snapshot.Snapshot:
+        return take(*arguments, step=lambda: each(step), **options)
+
+    monkeypatch.setattr(snapshot, "take", taken)
+
+
+def until_it_must_end(step: Step) -> Never:
+    """Repeat a step until it raises: then the index has to grow, or the store is closed."""
+    while True:
+        step()
+        time.sleep(0.001)
+
+
 def test_writing_continues_while_a_snapshot_waits(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = filled(store)
     reading, go_on = threading.Event(), threading.Event()
-    step = Maintenance._step
 
-    def held(self: Maintenance) -> None:
+    def held(step: Step) -> None:
         reading.set()
         assert go_on.wait(600)
-        step(self)
+        step()
 
-    monkeypatch.setattr(Maintenance, "_step", held)
+    steps_are(held, monkeypatch)
     taken: list[kvstore.request.results.TableSnapshot] = []
     before, end = rows_of(table), table.offsets()[0][1]
     thread = threading.Thread(target=lambda: taken.append(table.snapshot()))
@@ -312,17 +331,16 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
     """No reader may be open then: the snapshot starts over."""
     steps: list[int] = []
     reading = threading.Event()
-    step = Maintenance._step
 
-    def slow(self: Maintenance) -> None:
+    def slow(step: Step) -> None:
         steps.append(1)
         if len(steps) == 1:
             reading.set()
-            while not self._gate.is_to_end:
-                time.sleep(0.001)
-        step(self)
+            until_it_must_end(step)
+        else:
+            step()
 
-    monkeypatch.setattr(Maintenance, "_step", slow)
+    steps_are(slow, monkeypatch)
     with Store(store_path, StoreOptions(map_bytes=1 << 20)) as store:
         table = filled(store)
         thread = threading.Thread(target=table.snapshot)
@@ -338,15 +356,12 @@ def test_an_index_grows_while_a_snapshot_is_taken(store_path: Path, monkeypatch:
 
 def test_closing_a_store_ends_a_snapshot(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = threading.Event()
-    step = Maintenance._step
 
-    def slow(self: Maintenance) -> None:
+    def slow(step: Step) -> None:
         reading.set()
-        while not self._gate.is_closed:
-            time.sleep(0.001)
-        step(self)
+        until_it_must_end(step)
 
-    monkeypatch.setattr(Maintenance, "_step", slow)
+    steps_are(slow, monkeypatch)
     raised: list[Exception] = []
 
     def take() -> None:
@@ -446,14 +461,14 @@ class History:
                 self.store.close()
                 self.open()
             case ("retain",):
-                self.table._handles[0].retain()
+                self.table.bucket(0).handle.retain()
             case ("time",):
                 self.clock.now += 20
 
     def _batch(self, writer: int, rows: list[tuple[int, Any, Any]], deletes: int) -> None:
         table = self.table
         filled_columns = [name for name in table.schema.names if name.startswith("c")]
-        n = {} if table._current().options.auto_increment else {"n": None}
+        n = {} if self.store.runtime.definition("t").options.auto_increment else {"n": None}
         operations: list[tuple[str, dict[str, Any]]] = []
         for place, (k, value, s) in enumerate(rows):
             if place < deletes and not self.is_log:

@@ -30,7 +30,7 @@ STORE = UUID(int=9)
 EDITS_PER_SEGMENT = 7
 
 
-def told(state: CatalogState) -> bytes:
+def encoded(state: CatalogState) -> bytes:
     """The same for equal states."""
     ids = state.txid, state.leader_epoch, state.leader, state.lost_to, state.next_table_id, state.next_writer_id
     return msgspec.json.encode((ids, list(image.items_of(state))))
@@ -126,7 +126,7 @@ class Catalog:
         self.expected = self.expected.after(begin)
         return done
 
-    def seen_anew(self) -> CatalogState:
+    def reloaded(self) -> CatalogState:
         """The state that a new journal loads from images and edits."""
         journal = self.opened()
         try:
@@ -150,11 +150,11 @@ class Catalog:
     @property
     def first_edit(self) -> int:
         """Where the journal begins."""
-        return int(self.journal._listed()[0])
+        return self.journal.segments()[0]
 
     def assert_reachable(self) -> None:
         """From each image that is there, and from the one before should it be damaged, the journal reaches the end."""
-        assert self.seen_anew().is_same(self.expected), "edits are lost"
+        assert self.reloaded().is_same(self.expected), "edits are lost"
         found = list(image.Images(self.path / paths.IMAGES, STORE).usable())
         assert [each.head.txid for each in found] == self.image_txids, "one that has its name is not right"
         if self.first_edit > 1:

@@ -62,7 +62,7 @@ def test_the_next_checkpoint_replaces_a_damaged_image(catalog: Catalog) -> None:
     done = catalog.controller().checkpoint()
     assert (done.txid, done.previous, done.dropped_edits) == (83, 40, 0)
     assert catalog.image_txids == [83, 40]
-    assert catalog.seen_anew().is_same(catalog.expected)
+    assert catalog.reloaded().is_same(catalog.expected)
 
 
 def test_an_image_that_is_damaged_and_as_new_as_the_catalog_is_made_again(catalog: Catalog) -> None:
@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(catalog: Catalog) -> None:
     flip(catalog.image_path(0), 999)
     flip(catalog.image_path(1), 999)
     with pytest.raises(CorruptImage, match="missing=1 to 35") as caught:
-        catalog.seen_anew()
+        catalog.reloaded()
     assert all(name in str(caught.value) for name in ("image.00000000000000000080", "image.00000000000000000040"))
     with pytest.raises(CorruptImage, match="missing=1 to 35"):
         catalog.controller().checkpoint()
@@ -90,9 +90,9 @@ def test_without_images_a_whole_journal_is_enough(tmp_path: Path) -> None:
     catalog.append(20)
     catalog.controller().checkpoint()
     flip(catalog.image_path(), 999)
-    assert catalog.seen_anew().is_same(catalog.expected)
+    assert catalog.reloaded().is_same(catalog.expected)
     catalog.image_path().unlink()
-    assert catalog.seen_anew().is_same(catalog.expected)
+    assert catalog.reloaded().is_same(catalog.expected)
 
 
 def test_a_journal_from_a_backup_is_not_written_on(catalog: Catalog, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_an_image_of_a_newer_version_stops_everything(catalog: Catalog) -> None:
     newer = msgspec.structs.replace(found.head, format=2)
     path.write_bytes(b"".join(bytes_of.encode_image(newer, image.items_of(found.state))))
     with pytest.raises(UnsupportedVersion, match=r"upgrade.*format=2"):
-        catalog.seen_anew()
+        catalog.reloaded()
     with pytest.raises(UnsupportedVersion):
         catalog.controller().checkpoint()
 

@@ -52,7 +52,7 @@ def live(seed: int, history: list[int | str]) -> None:
             elif len(catalog.image_txids) > 1:
                 catalog.image_path().unlink()
         assert catalog.journal.state().is_same(catalog.expected)
-        assert catalog.seen_anew().is_same(catalog.expected)
+        assert catalog.reloaded().is_same(catalog.expected)
         assert beside.state().is_same(catalog.expected)
         assert catalog.from_zero().is_same(catalog.expected)
         beside.close()
@@ -98,6 +98,6 @@ def test_an_edit_about_something_gone_warns_and_goes_on(tmp_path: Path, caplog: 
             state = state.after(edit)
     assert len(gone) > 10
     caplog.clear()
-    assert catalog.seen_anew().is_same(catalog.expected)
+    assert catalog.reloaded().is_same(catalog.expected)
     assert [record.getMessage() for record in caplog.records] == gone
     catalog.journal.close()

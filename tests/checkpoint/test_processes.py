@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -18,7 +18,6 @@ from kvstore.checkpoint import controller as controllers, process, worker
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.messages import Answer, Done, Task
 from kvstore.checkpoint.process import WorkerProcess
-from kvstore.environment import Environment
 from kvstore.errors import StoreClosed, StoreLocked, Unavailable
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
@@ -29,7 +28,7 @@ from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import AllocateWriter, Payload
 from logformat.ids import Epoch, Txid
-from tests.checkpoint.catalogs import STORE, Catalog, Here, told
+from tests.checkpoint.catalogs import STORE, Catalog, Here, encoded
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
 from tests.support.processes import Child, Pipe
@@ -40,7 +39,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog = Catalog(tmp_path / "s", seed=3)
     catalog.append(40)
     yield catalog
-    assert catalog.seen_anew().is_same(catalog.expected)
+    assert catalog.reloaded().is_same(catalog.expected)
     catalog.journal.close()
 
 
@@ -64,7 +63,7 @@ def test_a_worker_is_a_process_of_its_own(catalog: Catalog) -> None:
     assert (again.txid, again.previous, again.written) == (60, 40, False)
 
 
-def test_a_worker_that_is_killed_is_said_to_be(catalog: Catalog) -> None:
+def test_a_killed_worker_is_reported(catalog: Catalog) -> None:
     def killed(task: Task) -> WorkerProcess:
         running = WorkerProcess(task)
         running.kill()
@@ -76,7 +75,7 @@ def test_a_worker_that_is_killed_is_said_to_be(catalog: Catalog) -> None:
 
 
 def test_a_worker_that_can_not_work_says_why(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_MODULE", "kvstore.no_such_module")
+    monkeypatch.setattr(process, "WORKER_MODULE", "kvstore.no_such_module")
     with pytest.raises(Unavailable, match="No module named"):
         catalog.controller(WorkerProcess).checkpoint()
     monkeypatch.setattr("sys.executable", "/nowhere/python")
@@ -85,7 +84,7 @@ def test_a_worker_that_can_not_work_says_why(catalog: Catalog, monkeypatch: pyte
 
 
 def test_a_worker_that_hangs_is_ended(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_MODULE", "tests.checkpoint.hanging")
+    monkeypatch.setattr(process, "WORKER_MODULE", "tests.checkpoint.hanging")
     started: list[WorkerProcess] = []
 
     def start(task: Task) -> WorkerProcess:
@@ -95,15 +94,15 @@ def test_a_worker_that_hangs_is_ended(catalog: Catalog, monkeypatch: pytest.Monk
     monkeypatch.setattr(controllers, "WORKER_SECONDS", 1)
     with pytest.raises(Unavailable, match=r"took too long|status=-14"):
         catalog.controller(start).checkpoint()
-    assert started[0]._process.returncode in (-signal.SIGKILL, -signal.SIGALRM)
+    assert started[0].process.returncode in (-signal.SIGKILL, -signal.SIGALRM)
 
 
 def test_a_worker_whose_controller_is_gone_ends_itself(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_MODULE", "tests.checkpoint.hanging")
+    monkeypatch.setattr(process, "WORKER_MODULE", "tests.checkpoint.hanging")
     task = Task(epoch=Epoch(1), store=str(catalog.path), store_id=STORE, txid=Txid(40), seconds=1)
     running = WorkerProcess(task)
-    assert running._process.wait(600) == -signal.SIGALRM
-    running._process.communicate()
+    assert running.process.wait(600) == -signal.SIGALRM
+    running.process.communicate()
 
 
 def controlled(pipe: Pipe, path: Path) -> None:
@@ -111,7 +110,7 @@ def controlled(pipe: Pipe, path: Path) -> None:
 
     def start(task: Task) -> WorkerProcess:
         running = WorkerProcess(task)
-        pipe.send(running._process.pid)
+        pipe.send(running.process.pid)
         return running
 
     Controller(path, STORE, journal, Files(), SetClock(), start=start).checkpoint()
@@ -206,19 +205,18 @@ def due(catalog: Catalog, edits_per_image: int, *, writes: bool = True, **more: 
 
 
 def _wait_for_end(controller: Controller) -> None:
-    assert controller._thread is not None
-    controller._thread.join(600)
-    assert not controller._thread.is_alive()
+    wait_for(lambda: not controller.at_work)
 
 
 def test_a_process_that_writes_has_one_made_when_it_is_due(catalog: Catalog) -> None:
     controller = due(catalog, 50)
     catalog.append(9)
-    assert controller._thread is None
+    assert not controller.at_work
     catalog.append(1)
     _wait_for_end(controller)
     assert catalog.image_txids == [50]
     catalog.append(49)
+    assert not controller.at_work
     assert catalog.image_txids == [50]
     catalog.append(1)
     _wait_for_end(controller)
@@ -231,41 +229,47 @@ def test_a_process_that_writes_has_one_made_when_it_is_due(catalog: Catalog) -> 
 def test_a_process_that_only_reads_has_none_made(catalog: Catalog) -> None:
     controller = due(catalog, 10, writes=False)
     catalog.append(30)
-    assert controller._thread is None
+    assert not controller.at_work
+    assert catalog.image_txids == []
 
 
 def test_what_fails_is_remembered_and_tried_later(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_MODULE", "kvstore.no_such_module")
+    monkeypatch.setattr(process, "WORKER_MODULE", "kvstore.no_such_module")
     controller = due(catalog, 10)
     catalog.append(1)
-    wait_for(lambda: controller.failure is not None)
-    first = controller._thread
+    wait_for(lambda: controller.failure is not None and not controller.at_work)
     catalog.append(5)
-    assert controller._thread is first, "it does not rest"
+    assert not controller.at_work, "it does not rest"
     monkeypatch.undo()
-    controller._rested = 0.0
+    catalog.clock.now += int(controllers.REST_SECONDS * 1000)
     catalog.append(1)
     wait_for(lambda: catalog.image_txids != [])
     controller.close()
     assert controller.failure is None
 
 
-def test_who_closes_ends_a_worker_that_takes_too_long(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_MODULE", "tests.checkpoint.hanging")
+def test_closing_ends_a_worker_that_takes_too_long(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "WORKER_MODULE", "tests.checkpoint.hanging")
     monkeypatch.setattr(controllers, "CLOSE_SECONDS", 0.1)
-    controller = due(catalog, 10)
+    started = threading.Event()
+
+    def start(task: Task) -> WorkerProcess:
+        started.set()
+        return WorkerProcess(task)
+
+    controller = due(catalog, 10, start=start)
     catalog.append(1)
-    wait_for(lambda: controller._running is not None)
+    assert started.wait(600)
     controller.close()
     assert isinstance(controller.failure, Unavailable)
     with pytest.raises(StoreClosed):
         controller.checkpoint()
     catalog.append(10)
-    assert not controller._thread.is_alive()  # type: ignore[union-attr]
+    assert not controller.at_work
 
 
 def edit(pipe: Pipe, path: Path, seed: int) -> None:
-    """Adds edits, some of them about tables, until it is told to end; tells how many, and the writer ids it got."""
+    """Adds edits, some of them about tables, until it gets a message; sends how many, and the writer ids it got."""
     random, journal, got = (
         Random(seed),
         Journal(path, Files(), SetClock(), STORE, edits_per_segment=7, leadership=CatalogLeadership()),
@@ -289,7 +293,7 @@ def edit(pipe: Pipe, path: Path, seed: int) -> None:
     assert pipe.recv() == "end"
     pipe.send((number, got))
     pipe.recv()
-    pipe.send(told(journal.state()))
+    pipe.send(encoded(journal.state()))
     journal.close()
 
 
@@ -302,7 +306,7 @@ def test_processes_that_edit_at_once_while_segments_go(tmp_path: Path) -> None:
         for child in (one, two):
             assert child.hear() == "ready"
         while len(seen) < 800 or len(dropped) < 4:
-            seen += _edits_behind(catalog.journal._environment, len(seen))
+            seen += _edits_after(catalog.journal, len(seen))
             if count := catalog.controller().checkpoint().dropped_edits:
                 dropped.append(count)
         for child in (one, two):
@@ -312,12 +316,12 @@ def test_processes_that_edit_at_once_while_segments_go(tmp_path: Path) -> None:
         for child in (one, two):
             child.say("go on")
         states = {child.hear() for child in (one, two)}
-    seen += _edits_behind(catalog.journal._environment, len(seen))
+    seen += _edits_after(catalog.journal, len(seen))
     assert [found.txid for found in seen] == list(range(1, sum(counts) + 1))
     state = CatalogState()
     for found in seen:
         state = state.after(found)
-    assert states == {told(state)} == {told(catalog.seen_anew())} == {told(catalog.journal.state())}
+    assert states == {encoded(state)} == {encoded(catalog.reloaded())} == {encoded(catalog.journal.state())}
     assert catalog.first_edit == sum(dropped) + 1
     catalog.journal.close()
 
@@ -333,7 +337,7 @@ def test_two_processes_add_a_thousand_tables_each(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         assert store.list_tables() == expected
         assert store.runtime.catalog().txid == 2000
-        assert [edit.txid for edit in _edits_behind(store.runtime.journal._environment, 0)] == list(range(1, 2001))
+        assert [edit.txid for edit in _edits_after(store.runtime.journal, 0)] == list(range(1, 2001))
         assert store.check()
 
 
@@ -345,33 +349,27 @@ def make_tables(pipe: Pipe, path: Path, name: str) -> None:
         pipe.send("done")
 
 
-def _edits_behind(environment: Environment, txid: int) -> list[edits.Edit]:
-    """Edits behind one, as they stand in the journal."""
-    with environment.read() as transaction, transaction.cursor() as cursor:
-        names = [bytes(name).decode() for name in cursor.iternext(values=False)]
-    found = []
-    for name, following in pairwise([*names, None]):
-        if following is None or int(following) > txid + 1:
-            database = environment.database(name)
-            with environment.read() as transaction, transaction.cursor(db=database) as cursor:
-                found += [edits.decode(value) for _, value in cursor.iternext()]
-    return [each for each in found if each.txid > txid]
+def _edits_after(journal: Journal, txid: int) -> list[edits.Edit]:
+    """Edits after one, as they stand in the journal."""
+    found = journal.edits_after(Txid(txid))
+    assert found is not None
+    return list(map(edits.decode, found))
 
 
 def test_a_process_that_is_far_behind_loads_the_image(catalog: Catalog) -> None:
     with Child(look, catalog.path) as child:
-        assert child.hear() == told(catalog.expected)
+        assert child.hear() == encoded(catalog.expected)
         for _ in range(3):
             catalog.append(30)
             catalog.controller().checkpoint()
         assert catalog.first_edit > 80
         child.say("look")
-        assert child.hear() == (told(catalog.expected), 130)
+        assert child.hear() == (encoded(catalog.expected), 130)
 
 
 def look(pipe: Pipe, path: Path) -> None:
     journal = Journal(path, Files(), SetClock(), STORE, leadership=CatalogLeadership())
-    pipe.send(told(journal.state()))
+    pipe.send(encoded(journal.state()))
     pipe.recv()
-    pipe.send((told(journal.state()), journal.base))
+    pipe.send((encoded(journal.state()), journal.base))
     os._exit(0)

@@ -27,7 +27,7 @@ from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit
 from logformat.ids import Epoch, Txid
-from tests.checkpoint.catalogs import STORE, Catalog, checkpoint, told
+from tests.checkpoint.catalogs import STORE, Catalog, checkpoint, encoded
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -57,7 +57,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 def begun(catalog: Catalog, found: Recovery, before: CatalogState) -> CatalogState:
     """What the catalog is after a recovery that found a state."""
-    leader = catalog.seen_anew().leader
+    leader = catalog.reloaded().leader
     edit = Edit(txid=found.txid, epoch=found.leader_epoch, time_ms=catalog.clock.now, payload=BeginEpoch(leader=leader))
     return replace(before, txid=Txid(found.txid - 1)).after(edit)
 
@@ -73,7 +73,7 @@ def test_a_catalog_that_is_whole_goes_on_under_a_new_epoch(tmp_path: Path) -> No
     assert (said.txid, said.leader_epoch) == (31, 1)
     done = recover(catalog)
     assert (done.gone, done.written) == ([], True)
-    assert catalog.seen_anew().is_same(begun(catalog, done, catalog.expected))
+    assert catalog.reloaded().is_same(begun(catalog, done, catalog.expected))
     with pytest.raises(WriterFenced, match="open the store again"):
         catalog.append(1)
     with pytest.raises(WriterFenced), catalog.journal.still():
@@ -86,7 +86,7 @@ def test_a_catalog_that_is_whole_goes_on_under_a_new_epoch(tmp_path: Path) -> No
     for _ in range(2):
         catalog.controller().checkpoint()
         catalog.append(10)
-    assert catalog.seen_anew().is_same(catalog.expected)
+    assert catalog.reloaded().is_same(catalog.expected)
     catalog.journal.close()
 
 
@@ -131,12 +131,12 @@ def test_what_is_right_is_kept_and_what_is_gone_is_said(seed: int, data: st.Data
                 if commit not in catalog.expected.writers_of(id).commits:
                     expected = after(expected, EndCommit(table_id=id, commit_id=commit.commit_id))
         with pytest.raises(CorruptImage):
-            catalog.seen_anew()
+            catalog.reloaded()
         found = recover(catalog)
         gone = {txid for line in found.gone if line.startswith("edit") for txid in numbers(line)}
         assert gone == set(damaged)
         assert found.txid == len(catalog.edits) + 1
-        assert told(catalog.seen_anew()) == told(begun(catalog, found, expected))
+        assert encoded(catalog.reloaded()) == encoded(begun(catalog, found, expected))
 
 
 def after(state: CatalogState, payload: edits.Payload) -> CatalogState:
@@ -159,7 +159,7 @@ def test_edits_of_a_journal_that_lmdb_must_not_read_are_found_by_their_checksums
     data[page * 4096 : page * 4096 + 16] = b"\xff" * 16  # its head
     data_of(catalog).write_bytes(data)
     with pytest.raises(CorruptData):
-        catalog.seen_anew()
+        catalog.reloaded()
     found = recover(catalog)
     gone = {txid for line in found.gone if line.startswith("edit ") for txid in numbers(line)}
     gone |= {txid for line in found.gone if " to " in line for txid in numbers(line)}
@@ -168,7 +168,7 @@ def test_edits_of_a_journal_that_lmdb_must_not_read_are_found_by_their_checksums
     kept = [edit for edit in catalog.edits if edit.txid not in gone and edit.txid < found.txid]
     assert len(kept) + len(gone) >= 53
     if not gone and len(kept) == 60:
-        assert told(catalog.seen_anew()) == told(begun(catalog, found, catalog.expected))
+        assert encoded(catalog.reloaded()) == encoded(begun(catalog, found, catalog.expected))
 
 
 def test_large_edits_are_found_in_their_own_pages(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_recovery_that_dies_is_done_again(tmp_path: Path, steps: int) -> None:
         recovery.recover(catalog.path, STORE, Dying(), catalog.clock, write=True)
     found = recover(catalog)
     assert [line for line in found.gone if "if there were any" not in line] == []
-    state = catalog.seen_anew()
+    state = catalog.reloaded()
     assert state.tables.keys() == catalog.expected.tables.keys()
     assert state.consumers == catalog.expected.consumers
 
@@ -325,7 +325,7 @@ def test_commits_whose_staged_rows_are_gone_are_over(tmp_path: Path) -> None:
     paths.staged_file(catalog.path, commits[0]).unlink()
     (said,) = recover(catalog).damaged
     assert said.startswith(f"staged rows of commit {commits[0]} are missing")
-    left = [each.commit_id for writers in catalog.seen_anew().writers.values() for each in writers.commits]
+    left = [each.commit_id for writers in catalog.reloaded().writers.values() for each in writers.commits]
     assert sorted(left) == sorted(commits[1:])
     catalog.journal.close()
 

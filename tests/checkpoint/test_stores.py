@@ -52,9 +52,9 @@ def test_two_processes_make_tables_at_once_while_checkpoints_are_made(open_store
     store = open_store(edits_per_journal=4)
     with Program(store_path, DDL) as one, Program(store_path, DDL) as two:
         for name, program in (("a", one), ("b", two)):
-            assert program._process.stdin is not None
-            program._process.stdin.write(f"{name}\n")
-            program._process.stdin.flush()
+            assert program.process.stdin is not None
+            program.process.stdin.write(f"{name}\n")
+            program.process.stdin.flush()
         done = []
         for word in ("on my way", "on my way", "done"):
             assert [one.line(), two.line()] == [word, word]

@@ -7,12 +7,14 @@ import json
 import os
 from pathlib import Path
 from unittest import mock
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
 import kvstore
 from kvstore.checkpoint import health
+from kvstore.checkpoint.controller import Controller
 from kvstore.cli.meta import status as meta
 from kvstore.environment import open_environment
 from kvstore.errors import StoreError
@@ -28,8 +30,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("é", pa.string()
 def path(tmp_path: Path) -> Path:
     """Edits 1 to 12 in segments of five; images of 8 and 12; the first segment is gone."""
     path = tmp_path / "s"
-    with kvstore.open(path) as store:
-        store.runtime.journal._edits_per_segment = 5
+    with patch.object(Controller, "appended"), kvstore.open(path, edits_per_journal=5) as store:
         store.create_table("t", SCHEMA, "k")
         for _ in range(7):
             store.new_writer_id()
@@ -128,11 +129,11 @@ def test_the_journal_is_shown_when_the_catalog_can_not_be_loaded(path: Path) -> 
 def test_damaged_and_newer_edits_are_shown_as_such(path: Path) -> None:
     environment = open_environment(path / paths.JOURNAL, Files(), map_bytes=1 << 30)
     database = environment.database("00000000000000000011")
-    with environment._env.begin(write=True, db=database) as transaction:
+    with environment.begin_write() as transaction:
         key = (12).to_bytes(8, "big")
-        whole = transaction.get(key)
+        whole = transaction.get(key, db=database)
         assert whole is not None
-        transaction.put(key, whole[:-1] + b"!")
+        transaction.put(key, whole[:-1] + b"!", db=database)
     environment.close()
     for each in images_of(path)[:1]:
         each.unlink()

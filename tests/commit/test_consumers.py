@@ -27,12 +27,12 @@ from kvstore.errors import (
     StoreFull,
     UnsupportedOperation,
 )
-from kvstore.files import Files
 from kvstore.log.retention import remove_before
 from kvstore.meta.journal import Journal
 from kvstore.store import Store, open_reader
 from tests.bucket.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
 from tests.support.clocks import SetClock
+from tests.support.disks import FailingDisk
 from tests.support.indexes import files_in
 from tests.support.processes import Child, Pipe
 from tests.support.tables import changes_of, rows_of
@@ -43,7 +43,7 @@ LEASE_MS = 1000 * LEASE_SECONDS
 @pytest.fixture
 def kept(store_path: Path) -> Iterator[Kept]:
     """The log after retention with everything but the last segment expired."""
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         kept = Kept(store_path)
         kept.write(12)
         kept.clock.now += HOUR_MS + 1
@@ -193,7 +193,7 @@ def test_a_slow_consumer_holds_the_log_until_it_advances(kept: Kept) -> None:
 
 
 def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> None:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.store.consumer("slow").commit("t", {0: 0})
         kept.write(12)
@@ -206,7 +206,7 @@ def test_the_size_limit_does_not_apply_to_unread_changes(store_path: Path) -> No
 
 
 def test_buckets_expire_independently(store_path: Path) -> None:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         clock = SetClock()
         store = Store(store_path, kvstore.StoreOptions(segment_bytes_max=1000), clock=clock)
         table = store.create_table("t", SCHEMA, "k", buckets=2, retention=HOUR)
@@ -215,8 +215,8 @@ def test_buckets_expire_independently(store_path: Path) -> None:
         clock.now += HOUR_MS + 1
         ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
         store.consumer("a").commit("t", ends | {1: 0})
-        for handle in table._handles:
-            handle.retain()
+        for bucket in range(2):
+            table.bucket(bucket).handle.retain()
         assert [start > 0 for start, _ in table.offsets().values()] == [True, False]
         store.close()
 
@@ -254,7 +254,7 @@ def test_a_consumer_of_another_process_counts(kept: Kept) -> None:
 # During retention
 
 
-class Registering(Files):
+class Registering(FailingDisk):
     """A disk that registers a consumer while a segment is removed; the next removal waits for the result.
 
     Attributes:
@@ -262,6 +262,7 @@ class Registering(Files):
     """
 
     def __init__(self, base: int, register: Callable[[], Future[None]]) -> None:
+        super().__init__()
         self._base, self._register = base, register
         self.answer: Future[None] | None = None
 
@@ -281,13 +282,13 @@ class Registering(Files):
 @pytest.mark.parametrize("at", range(4))
 def test_registering_during_retention_gets_all_or_an_error(kept: Kept, at: int) -> None:
     bases = bases_of(kept)
-    keeper = kept.table._handles[0].engine.maintenance
-    assert keeper is not None
-    late = kept.store.consumer("late")
     with ThreadPoolExecutor(1) as thread:
         disk = Registering(bases[1], lambda: thread.submit(late.commit, "t", {0: bases[at]}))
-        with patch.object(keeper, "_files", disk):
-            kept.retain()
+        kept.store.close()
+        kept.disk = disk
+        kept.open()
+        late = kept.store.consumer("late")
+        kept.retain()
     assert disk.answer is not None
     if at <= 1:
         with pytest.raises(OffsetOutOfRange) as refused:
@@ -352,7 +353,7 @@ def test_a_table_without_retention_has_no_lease(store: kvstore.Store) -> None:
 
 
 def test_a_size_limit_of_another_process_shows_once_it_took_effect(store_path: Path) -> None:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.write(12)
         kept.table.lease("one", {0: 0})  # here the limit is known
@@ -405,7 +406,7 @@ steps = st.one_of(
 def test_exactly_what_consumers_and_leases_hold_is_kept(
     history: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         kept = Kept(tmp_path_factory.mktemp("s") / "store", dt.timedelta(milliseconds=1), segment_bytes_max=1)
         held: dict[str, tuple[int, int | None]] = {}
         kept.write(1)

@@ -122,7 +122,7 @@ def _replay_merges_again() -> Patches:
 
 
 def _durable_end_is_ignored() -> Patches:
-    return [patch.object(recovery, "_was_durable_beyond", return_value=False)]
+    return [patch.object(recovery, "was_durable_beyond", return_value=False)]
 
 
 def _checksum_leaves_the_header_out() -> Patches:
@@ -137,7 +137,7 @@ def _checksum_leaves_the_header_out() -> Patches:
     def checksum(data: memoryview, magic: int) -> int:
         return crc32c(data[header:])
 
-    return [patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "_checksum", checksum)]
+    return [patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "checksum", checksum)]
 
 
 def _image_is_not_synced() -> Patches:

@@ -67,7 +67,7 @@ def test_a_checksum_that_leaves_something_out_is_found() -> None:
 
     stored = next(each for each in formats.every() if each.kind == "segment" and "from" in each.name)
     header = batch.decode_header(stored.data)
-    with patch.object(batch, "_checksum", of_the_header):
+    with patch.object(batch, "checksum", of_the_header):
         whole = bytearray(stored.data)
         whole[16:20] = of_the_header(memoryview(whole), header.magic).to_bytes(4, "little")
         planted = formats.Stored(stored.kind, stored.name, bytes(whole), stored.read)

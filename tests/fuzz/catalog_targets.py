@@ -69,7 +69,7 @@ def _state_in(data: bytes) -> CatalogState:
 
 def edits_seeds() -> list[bytes]:
     """Every kind of edit, with every field filled; and those of the golden replica."""
-    every = [b"%d@0 %b" % (op, msgspec.json.encode(_filled(kind))) for op, kind in sorted(edits._PAYLOADS.items())]
+    every = [b"%d@0 %b" % (op, msgspec.json.encode(_filled(kind))) for op, kind in sorted(edits.PAYLOADS.items())]
     groups = [every[:11], every[11:17], [every[0], *every[17:]], [every[0], every[8], every[9]], every]
     return [b"\n".join(group) for group in groups] + [b"\n".join([every[0], each]) for each in every]
 

@@ -28,7 +28,7 @@ SCHEMAS = (
     pa.schema([("m", pa.map_(pa.string(), pa.int32())), ("p", _POINT), ("d", pa.decimal128(10, 2))]),
     pa.schema([("f", pa.binary(4)), ("t", pa.timestamp("us", "UTC")), ("l", pa.list_(_POINT)), ("h", pa.float16())]),
 )
-_ROWS: tuple[list[dict[str, object]], ...] = (
+ROWS: tuple[list[dict[str, object]], ...] = (
     [{"k": 1, "v": 2}, {"k": -1, "v": None}, {"k": 2**62, "v": 0}],
     [
         {"k": "ü", "b": True, "n": ["a", None, ""]},
@@ -70,7 +70,7 @@ def batch(data: bytes) -> None:
 def batches(times: int = 1) -> tuple[bytes, ...]:
     """Of each schema and compression, behind the number of the schema; with its rows so many times."""
     made = []
-    for number, (schema, few) in enumerate(zip(SCHEMAS, _ROWS, strict=True)):
+    for number, (schema, few) in enumerate(zip(SCHEMAS, ROWS, strict=True)):
         rows = few * times
         compressions: tuple[Compression, ...] = (None, "lz4", "zstd")
         for at, compression in enumerate(compressions):
@@ -109,7 +109,7 @@ def record(data: bytes) -> None:
 def record_seeds() -> list[bytes]:
     """A row of each schema."""
     made = []
-    for number, (schema, rows) in enumerate(zip(SCHEMAS, _ROWS, strict=True)):
+    for number, (schema, rows) in enumerate(zip(SCHEMAS, ROWS, strict=True)):
         columns = pa.RecordBatch.from_pylist(rows, schema).columns
         encoded: BinaryColumn = RecordCodec([field.type for field in schema]).encode_octets(columns)
         made += [bytes([number]) + bytes(each) for each in encoded.to_arrow().to_pylist()]

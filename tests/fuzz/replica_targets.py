@@ -20,8 +20,8 @@ from logformat.catalog.replicas import CATALOG, Shipped
 from logformat.ids import Epoch, SchemaId, TableId
 from logformat.log.batch import decode_verified
 from logformat.replica.object_file import (
-    _CRC_AT,
-    _HEAD,
+    CRC_AT,
+    HEAD,
     ObjectName,
     decode_object,
     encode_object,
@@ -30,7 +30,7 @@ from logformat.replica.object_file import (
     parse_name,
 )
 from tests.fuzz import golden, seal
-from tests.fuzz.log_targets import _ROWS, SCHEMAS
+from tests.fuzz.log_targets import ROWS, SCHEMAS
 
 _KEYED = SCHEMAS[0]
 
@@ -71,7 +71,7 @@ def replica_object(data: bytes) -> None:
         sealed = [_sealed(name, part) for part in parts]
         written = b"".join(encode_object(name, _store().store_id, sealed))
     else:
-        written = seal.object_of_replica(rest, _HEAD, _CRC_AT)
+        written = seal.object_of_replica(rest, HEAD, CRC_AT)
     found = decode_object(memoryview(written), name, _store().store_id)
     verify_parts(found, _store().store_id)
     if name.kind == "range" and name.stream == CATALOG:
@@ -102,7 +102,7 @@ def _sealed(name: ObjectName, part: bytes) -> bytes:
 
 def replica_object_seeds() -> list[bytes]:
     """Every object of the golden replica, as it is and in parts."""
-    head = struct.calcsize(_HEAD)
+    head = struct.calcsize(HEAD)
     whole = [bytes([number]) + data for number, (_, data) in enumerate(_objects()) if len(data) < 3_000]
     return whole + [bytes([128 + each[0]]) + each[1 + head :] for each in whole]
 
@@ -206,7 +206,7 @@ def snapshot_rows_seeds() -> list[bytes]:
     """Those of the golden store, and of schemas with a key."""
     seeds = [b"\0" + data for data in golden.ending("store", "rows.parquet")]
     for number in (0, 1):
-        rows = pa.RecordBatch.from_pylist([{**row, "_schema_id": 1} for row in _ROWS[number]], None)
+        rows = pa.RecordBatch.from_pylist([{**row, "_schema_id": 1} for row in ROWS[number]], None)
         table = pa.Table.from_batches([rows]).select([*SCHEMAS[number].names, "_schema_id"])
         seeds.append(bytes([number]) + _parquet(table.cast(parquet_schema(SCHEMAS[number]))))
     return seeds + [b"\0" + _parquet(table) for table in _others()]

@@ -10,7 +10,7 @@ from kvstore.arguments import printable
 from kvstore.commit.consumers import consumer_name
 from kvstore.errors import CorruptImage, InvalidRequest
 from kvstore.spark.options import NAMES, Options
-from kvstore.store import _table_name
+from kvstore.store import table_name
 from logformat import paths
 from logformat.ids import Offset, TableId, Txid
 
@@ -64,7 +64,7 @@ def _text(data: bytes) -> str:
 def names(data: bytes) -> None:
     """Names that users choose: what is accepted can be shown and stored, and is never a path."""
     text = _text(data)
-    for accepts in (_table_name, consumer_name, lambda given: printable("name", given, 255)):
+    for accepts in (table_name, consumer_name, lambda given: printable("name", given, 255)):
         with suppress(InvalidRequest):
             name = accepts(text)
             assert name == text

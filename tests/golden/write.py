@@ -119,7 +119,7 @@ def _write_expired(store: kvstore.Store) -> None:
     for step in range(80):
         table.upsert([{"k": k, "v": step} for k in range(10)])
     table.snapshot()
-    table._handles[0].retain()
+    table.bucket(0).handle.retain()
     assert table.offsets()[0][0] > 0
 
 

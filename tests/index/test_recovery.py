@@ -129,7 +129,7 @@ def test_an_unusable_index_is_rebuilt_from_the_log(filled: Path, harm: Callable[
     assert contents(filled) == before
 
 
-@pytest.mark.parametrize("together", [apply._REPLAY_TOGETHER_BYTES_MAX, 500])
+@pytest.mark.parametrize("together", [apply.REPLAY_TOGETHER_BYTES_MAX, 500])
 @pytest.mark.parametrize("image", ["full", "wal"])
 def test_batches_of_several_schemas_are_replayed_byte_for_byte(
     store_path: Path, image: str, together: int, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +145,7 @@ def test_batches_of_several_schemas_are_replayed_byte_for_byte(
             table.delete([number % 5, 100])
     before = contents(store_path)
     lose(store_path / BUCKET / "index")
-    monkeypatch.setattr(apply, "_REPLAY_TOGETHER_BYTES_MAX", together)
+    monkeypatch.setattr(apply, "REPLAY_TOGETHER_BYTES_MAX", together)
     with kvstore.open(store_path) as store:
         assert store.table("t").get(100) is None
     assert contents(store_path) == before

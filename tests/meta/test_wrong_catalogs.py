@@ -63,7 +63,7 @@ def test_a_journal(tmp_path: Path, change: Callable[[Journal], None]) -> None:
     transaction.commit()
     environment.close()
     with pytest.raises(CorruptImage, match="run `kvstore check`"):
-        catalog.seen_anew()
+        catalog.reloaded()
 
 
 def test_an_image_with_something_of_a_table_it_does_not_have(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def quiet() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Maintenance, "begin"))
         stack.enter_context(patch.object(Controller, "appended"))
-        stack.enter_context(patch.object(maintenance, "_REST", 0))
+        stack.enter_context(patch.object(maintenance, "REST_FACTOR", 0))
         yield
 
 

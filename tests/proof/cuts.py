@@ -65,7 +65,7 @@ def write(directory: Path, plan: Script, bug: str | None) -> None:
 
 
 def _make_checkpoints(store: kvstore.Store, ids: Path) -> None:
-    store.runtime.checkpoints._start = Here  # type: ignore[attr-defined]
+    store.runtime.checkpoints.start = Here
     with suppress(StoreError, OSError), open(ids, "a", buffering=1) as given:
         while True:
             for _ in range(3):

@@ -117,7 +117,7 @@ class Walk:
     def retain(self) -> None:
         if self.random.random() < 0.3:
             self.store.table(EXPIRING).snapshot()
-        self.store.table(EXPIRING)._handles[0].retain()
+        self.store.table(EXPIRING).bucket(0).handle.retain()
 
     def verify(self) -> None:
         for name in (KEPT, EXPIRING):

@@ -87,7 +87,7 @@ class World:
 
     def open(self) -> None:
         self.store = kvstore.open(self.path, **SETTINGS)
-        self.store.runtime.checkpoints._start = Here  # type: ignore[attr-defined]
+        self.store.runtime.checkpoints.start = Here
         for name, buckets in ((WRITTEN, 1), (COMMITTED, 2)):
             if name not in self.store.list_tables():
                 self.store.create_table(name, SCHEMA, primary_key="k", buckets=buckets)

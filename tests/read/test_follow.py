@@ -199,11 +199,11 @@ class TestWaiting:
         table = open_store(**NEVER).create_table("t", SCHEMA, "k")
         following = Following(table.changelog(follow=True, end=2))
         table.upsert({"k": 1, "v": 1})
-        committed = table._handles[0].engine.committer.index._environment.last_committed()
+        committed = table.bucket(0).handle.engine.committer.index._environment.last_committed()
         table.upsert({"k": 2, "v": 1})
         time.sleep(0.1)
         assert following.taken == []
-        assert table._handles[0].engine.committer.index._environment.last_committed() == committed
+        assert table.bucket(0).handle.engine.committer.index._environment.last_committed() == committed
         table.flush()
         assert len(following.ended()) == 2
 
@@ -211,7 +211,7 @@ class TestWaiting:
         table.upsert({"k": 1, "v": 1})
         table.flush()
         files = len(os.listdir("/proc/self/fd"))
-        environment = table._handles[0].engine.committer.index._environment
+        environment = table.bucket(0).handle.engine.committer.index._environment
         followers = [Following(table.changelog(start, follow=True)) for start in ("earliest", "full") for _ in range(3)]
         for follower in followers:
             follower.wait_for(1)
@@ -229,7 +229,7 @@ class TestWaiting:
                 table.upsert({"k": 1, "v": len(pauses)})
                 table.flush()
 
-        reader = ChangeReader(table._handles[0], table._current, ["v"])
+        reader = ChangeReader(table.bucket(0).handle, table._current, ["v"])
         following = together([reader.read("latest", "latest", follow=True)], sleep)
         assert next(following).column("v").to_pylist() == [8]
         assert next(following).column("v").to_pylist() == [8, 16]
@@ -305,9 +305,11 @@ class TestOver:
         table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
         following = table.changelog(follow=True)
         next(following)
-        shorter = table._handles[0].committed()
+        shorter = table.bucket(0).handle.committed()
         monkeypatch.setattr(
-            table._handles[0], "committed", lambda: type(shorter)(shorter.table_id, shorter.bucket_id, applied_offset=1)
+            table.bucket(0).handle,
+            "committed",
+            lambda: type(shorter)(shorter.table_id, shorter.bucket_id, applied_offset=1),
         )
         with pytest.raises(OffsetOutOfRange, match="older copy"):
             next(following)
@@ -344,7 +346,7 @@ def test_a_commit_is_seen_by_a_reader_that_asked_while_it_was_being_synced(
     table.flush()
     with monkeypatch.context() as early:
         early.setattr(Environment, "last_committed", lambda self: last_committed(self) + 1)
-        assert table._handles[0].committed().applied_offset == 1
+        assert table.bucket(0).handle.committed().applied_offset == 1
     table.upsert({"k": 2, "v": 1})
     table.flush()
-    assert table._handles[0].committed().applied_offset == 2
+    assert table.bucket(0).handle.committed().applied_offset == 2

@@ -54,8 +54,8 @@ def test_incremental_folding_changes_nothing(
     monkeypatch.setattr(undo, "FOLD_ROWS", fold_rows)
     monkeypatch.setattr("kvstore.read.changelog.READ_ROWS", 1)
     sizes = []
-    folded = undo._folded
-    monkeypatch.setattr(undo, "_folded", lambda batches, *rest: sizes.append(len(batches)) or folded(batches, *rest))
+    folded = undo.fold
+    monkeypatch.setattr(undo, "fold", lambda batches, *rest: sizes.append(len(batches)) or folded(batches, *rest))
     for offset, rows in states.items():
         assert rows_of(table, as_of=offset) == rows
         ours = table.scan(columns=["v"], as_of=offset).read_all()
@@ -73,9 +73,9 @@ def test_waiting_changes_are_bounded_by_the_changed_keys(store: kvstore.Store, m
     monkeypatch.setattr(undo, "FOLD_ROWS", 50)
     monkeypatch.setattr("kvstore.read.changelog.READ_ROWS", 1)
     rows = []
-    folded = undo._folded
+    folded = undo.fold
     monkeypatch.setattr(
-        undo, "_folded", lambda batches, *rest: rows.append(sum(map(len, batches))) or folded(batches, *rest)
+        undo, "fold", lambda batches, *rest: rows.append(sum(map(len, batches))) or folded(batches, *rest)
     )
     assert len(table.undo(10)) == 10
     assert max(rows) <= 50 + 10 + 10

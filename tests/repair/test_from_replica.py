@@ -14,7 +14,6 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
-from kvstore.commit.coordinator import Commits
 from kvstore.errors import InvalidRequest, MissingVersion, NotAStore, UnsupportedVersion, WriterFenced
 from kvstore.files import Files
 from kvstore.options import StoreOptions
@@ -24,6 +23,7 @@ from logformat.replica.object_file import parse_name
 from tests.repair.conftest import Built
 from tests.repair.damage import KINDS, spoil
 from tests.repair.worlds import LOG, OPTIONS, SCHEMA, STEPS, World, build, goes_on, seen, segment, segments, write
+from tests.support.commits import refuse_ends_of_commits
 from tests.support.tables import rows_of
 
 
@@ -281,7 +281,7 @@ def test_an_open_commit_over_several_buckets_completes(tmp_path: Path, monkeypat
         table = store.create_table("t", SCHEMA, "k", buckets=2)
         rows = [{"k": k, "v": 1, "s": ""} for k in range(9)]
         with monkeypatch.context() as patch:
-            patch.setattr(Commits, "_end", lambda *_: None)
+            refuse_ends_of_commits(patch)
             table.apply_epoch(kvstore.Changes.of([("upsert", row) for row in rows], SCHEMA), "w", 0, "r")
     assert list((path / "staging").iterdir())
     shutil.rmtree(path / "tables/1/0/index")

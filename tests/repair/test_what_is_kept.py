@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 import kvstore
-from kvstore.commit.coordinator import Commits
 from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.repair.scan import PlacedBatch, scan_segment
@@ -22,6 +21,7 @@ from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
 from tests.repair.damage import lose_a_row, spoil
 from tests.repair.test_kills import Dying, Killed
 from tests.repair.worlds import SCHEMA, Store, World
+from tests.support.commits import refuse_ends_of_commits
 from tests.support.tables import rows_of
 
 QUICK, LONG = 12, 400
@@ -186,7 +186,7 @@ class Truncated:
                 for step in range(60):
                     rows = [("upsert", {"k": step * 9 + n, "v": 1, "s": "a" * 50}) for n in range(9)]
                     if step == 59:
-                        patch.setattr(Commits, "_end", lambda *_: None)
+                        refuse_ends_of_commits(patch)
                     if epochs:
                         table.apply_epoch(kvstore.Changes.of(rows, SCHEMA), "w", step)
                     else:

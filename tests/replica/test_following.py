@@ -176,7 +176,7 @@ def test_a_copy_is_rebuilt_if_the_replica_starts_after_its_end(tmp_path: Path) -
         for step in range(60):
             table.upsert([{"k": k, "v": step} for k in range(40)])
         table.snapshot()
-        table._handles[0].retain()
+        table.bucket(0).handle.retain()
         assert table.offsets()[0][0] > 1
         store.flush()
         replica.ship()

@@ -23,7 +23,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_files, "SEGMENT_BYTES", 2000)
     monkeypatch.setattr(apply, "REPLAY_BYTES_MAX", 1)
     monkeypatch.setattr(recovery, "REPLAY_BYTES_MAX", 1)
-    monkeypatch.setattr(image, "_BUFFER_BYTES", 100)
+    monkeypatch.setattr(image, "BUFFER_BYTES", 100)
 
 
 def filled(store: kvstore.Store, *, snapshots: bool) -> kvstore.Table:

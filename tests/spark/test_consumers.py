@@ -61,7 +61,7 @@ class Short:
 
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[Short]:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         short = Short(tmp_path / "store")
         short.write()
         yield short
@@ -128,7 +128,7 @@ steps = st.one_of(
 def test_whatever_expires_and_dies_every_change_is_had_once(
     during: list[tuple[str, Any]], most: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         short = Short(tmp_path_factory.mktemp("s") / "store")
         query = short.query(startingOffsets="earliest")
         if most is not None:

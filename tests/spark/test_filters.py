@@ -219,7 +219,7 @@ def test_only_the_part_of_a_log_is_read_that_can_have_it(store: kvstore.Store, m
     table.flush()
     names = ["_bucket", "_log_offset", "_commit_timestamp", "_commit_version"]
     everything = [row for batch in table.changelog(columns=names) for row in batch.to_pylist()]
-    assert len(table.shares(0)._handle.log.marks(0, 20_000)) > 4
+    assert len(table.bucket(0).handle.log.marks(0, 20_000)) > 4
     batches = LogFiles.batches
     count = 0
 

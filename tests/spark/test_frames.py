@@ -63,7 +63,7 @@ def test_what_frames_read_is_kept(spark: SparkSession, tmp_path: Path) -> None:
         expected = table.scan().read_all().to_pylist(), python_changes(table, 3)
         for text in ("c", "d", "e"):
             table.upsert([{"k": k, "s": text, "v": 0.0} for k in range(3)])
-        table._handles[0].retain()
+        table.bucket(0).handle.retain()
         assert table.offsets()[0][0] == 3
         assert listed(rows, "k") == expected[0]
         assert listed(changes, "_log_offset") == expected[1]

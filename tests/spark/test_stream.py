@@ -97,7 +97,7 @@ def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Maintenance, "begin", lambda _: None)
-    monkeypatch.setattr(maintenance, "_REST", 0)
+    monkeypatch.setattr(maintenance, "REST_FACTOR", 0)
     options = {"startingOffsets": "earliest", "consumer": "q", "maxOffsetsPerTrigger": 10}
     sink = Sink()
     expected: list[Change] = []
@@ -109,7 +109,7 @@ def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
             expected += changes_of(table, before)
             if first != 10:  # then it is stopped for a while
                 run(spark, store, sink, tmp_path / "checkpoint", **options)
-            table._handles[0].retain()
+            table.bucket(0).handle.retain()
             start, end = table.offsets()[0]
             assert start <= table.consumers["q"][0] <= end
         assert sink.changes() == expected

@@ -205,7 +205,7 @@ def fill(table: kvstore.Table, batches: int) -> None:
 
 def expire(table: kvstore.Table) -> int:
     table.snapshot()
-    table._handles[0].retain()
+    table.bucket(0).handle.retain()
     start = table.offsets()[0][0]
     assert start > 0
     return start

@@ -21,7 +21,7 @@ class Program:
     """Another process: it prints a line when it is told to, and goes on when it gets one."""
 
     def __init__(self, store: Path, source: str) -> None:
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-u", "-c", PREAMBLE + textwrap.dedent(source), str(store)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -31,23 +31,23 @@ class Program:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def line(self) -> str:
-        assert self._process.stdout is not None
-        text = self._process.stdout.readline()
+        assert self.process.stdout is not None
+        text = self.process.stdout.readline()
         if not text:
-            raise AssertionError(self._process.communicate()[1])
+            raise AssertionError(self.process.communicate()[1])
         return text.strip()
 
     def go_on(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def __enter__(self) -> Program:
         return self
@@ -55,8 +55,8 @@ class Program:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.process.kill()
+        self.process.communicate()
 
 
 def run(store: Path, source: str) -> str:

@@ -31,7 +31,7 @@ from logformat.catalog.edits import TableOptions
 from logformat.ids import SchemaId, TableId
 from logformat.log import arrow_message, writer_entry
 from logformat.log.batch import LogBatch, decode_batch, decode_header, encode_batch
-from logformat.replica.object_file import _CRC_AT, _HEAD, decode_object, encode_object, parse_name
+from logformat.replica.object_file import CRC_AT, HEAD, decode_object, encode_object, parse_name
 from tests.fuzz import seal
 
 ROOT = Path(__file__).parents[2]
@@ -69,10 +69,10 @@ def codec_named_the_older_way() -> Bomb:
     reader.read_next_message()  # the schema
     message = bytearray(reader.read_next_message().serialize())
     metadata = memoryview(message)[8:]
-    table = arrow_message._Table(metadata, arrow_message._follow(metadata, 0))
-    batch = arrow_message._Table(metadata, arrow_message._follow(metadata, table.field(2)))
+    table = arrow_message.FlatTable(metadata, arrow_message.follow(metadata, 0))
+    batch = arrow_message.FlatTable(metadata, arrow_message.follow(metadata, table.field(2)))
     if batch.field(3):
-        struct.pack_into("<H", metadata, batch._vtable + 4 + 2 * 3, 0)  # it says nothing of a codec now
+        struct.pack_into("<H", metadata, batch.vtable + 4 + 2 * 3, 0)  # it says nothing of a codec now
     assert len(message) < 1 << 20
     return lambda: arrow_message.decode(memoryview(message), SCHEMA)
 
@@ -110,7 +110,7 @@ def part_of_an_object() -> Bomb:
     assert name is not None
     data = bytearray(b"".join(encode_object(name, UUID(int=1), [b"x" * 64])))
     struct.pack_into("<Q", data, len(data) - 72, 1 << 60)
-    whole = seal.object_of_replica(bytes(data), _HEAD, _CRC_AT)
+    whole = seal.object_of_replica(bytes(data), HEAD, CRC_AT)
     return lambda: decode_object(memoryview(whole), name, UUID(int=1))
 
 

@@ -95,12 +95,12 @@ def test_a_follower_notices_a_rebuilt_index(
     with monkeypatch.context() as patch:
         # For a moment there is no index, and the follower does not look, also if it is about to.
         patch.setattr(handle, "RECOVER_SECONDS", math.inf)
-        table._handles[0]._look_next = math.inf
+        table.bucket(0).handle._look_next = math.inf
         shutil.rmtree(store_path / "tables/1/0/index")
         run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
         time.sleep(0.05)
         assert len(following.taken) == 1
-    table._handles[0]._look_next = 0.0
+    table.bucket(0).handle._look_next = 0.0
     assert following.ended() == changes(table.changelog())
     assert [offset for offset, *_ in changes_of(table)] == [0, 1]
 

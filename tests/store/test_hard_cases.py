@@ -328,7 +328,7 @@ def test_a_reader_that_comes_while_writing_begins_leaves_the_lock_to_the_writer(
     """It looked before there was a committer, and goes on once there is one with something that is not committed."""
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": "a"})
-    handle = table._handles[0]
+    handle = table.bucket(0).handle
     assert handle._reader() is handle.engine.committer.index  # type: ignore[union-attr]
     assert handle.writes
     table.upsert({"k": 2, "v": "b"})

@@ -100,10 +100,10 @@ def test_a_power_cut_may_take_a_meta_page_that_was_not_synced(tmp_path: Path) ->
             with lmdb.open(str(cut), readonly=True) as found, found.begin() as transaction:
                 assert transaction.get(b"number") == b"%d" % expected
             with (cut / "data.mdb").open("rb") as file:
-                look = pages._File(file.fileno())
+                look = pages.PageFile(file.fileno())
                 older = min(look.meta(0), look.meta(1), key=lambda meta: meta.transaction)
-                with suppress(pages._Wrong):
-                    overwritten += look._last_that_freed(older) != older.transaction.to_bytes(8, sys.byteorder)
+                with suppress(pages.WrongPage):
+                    overwritten += look.last_that_freed(older) != older.transaction.to_bytes(8, sys.byteorder)
     assert overwritten, "no page of the commit before was written over, so this shows nothing"
 
 

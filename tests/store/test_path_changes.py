@@ -284,7 +284,7 @@ def test_closing_gives_everything_back(paths: Paths, change: str) -> None:
 
 def test_a_table_that_another_process_may_drop_is_no_change(world: World) -> None:
     """What this process does not write any more may go."""
-    world.table._handles[0].stop_writing()
+    world.table.bucket(0).handle.stop_writing()
     shutil.rmtree(world.paths.data / "tables/1")
     world.wait()
     world.store.new_writer_id()

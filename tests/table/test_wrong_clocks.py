@@ -184,7 +184,7 @@ def test_a_clock_that_is_set_ahead_moves_no_timestamp(tmp_path: Path, monkeypatc
         assert first.timestamp_ms <= later.timestamp_ms < now + DAY
         assert bucket.apply(nothing, 5, 0).duplicated
         table.snapshot()
-        table._handles[0].retain()
+        table.bucket(0).handle.retain()
         assert table.offsets()[0][0] == 0
 
 
@@ -207,11 +207,11 @@ def test_what_is_stamped_ahead_expires_with_what_comes_after_it(tmp_path: Path) 
         ahead = fill(store)
     with opened(TODAY + DAY) as store:
         fill(store)
-        store.table("t")._handles[0].retain()
+        store.table("t").bucket(0).handle.retain()
         assert store.table("t").offsets()[0][0] == 0, "nothing is old enough"
     with opened(TODAY + 9 * DAY) as store:
         fill(store)
         store.table("t").snapshot()
-        store.table("t")._handles[0].retain()
+        store.table("t").bucket(0).handle.retain()
         assert store.table("t").offsets()[0][0] > ahead, "ten years ahead hold nothing back"
         assert store.check().findings == []

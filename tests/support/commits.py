@@ -1,0 +1,29 @@
+"""Commits over several buckets whose end is not journaled, as if their process had died just before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.errors import StoreFull
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState
+from logformat.catalog.edits import EndCommit, Payload
+
+
+def refuse_ends_of_commits(patch: pytest.MonkeyPatch) -> None:
+    """Leave every commit open that is decided while the patch lasts, with its staged rows."""
+    append = Journal.append
+
+    def without_ends(self: Journal, decide: Callable[[CatalogState], Payload], **options: Any) -> CatalogState:
+        def looked_at(state: CatalogState) -> Payload:
+            payload = decide(state)
+            if isinstance(payload, EndCommit):
+                raise StoreFull("planted")
+            return payload
+
+        return append(self, looked_at, **options)
+
+    patch.setattr(Journal, "append", without_ends)
