@@ -49,6 +49,7 @@ from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.table.open_table import HandOver, OpenTable, open_table
@@ -134,6 +135,7 @@ class StoreRuntime:
             elsewhere=lambda task: elsewhere(task, self.catalog(), files, clock),
         )
         self._journal.listen(self.checkpoints)
+        self._table_files = TableFiles(path, self._identity.store_id, files)
 
     @property
     def writes(self) -> bool:
@@ -200,6 +202,8 @@ class StoreRuntime:
         ]
         findings = [f"the catalog lacks table {id}" for id in self.unknown_tables(catalog)]
         findings += self.damaged_images()
+        damaged = self._table_files.damaged(catalog).items()
+        findings += [f"table {catalog.tables[id].name}: the file TABLE can't be used: {error}" for id, error in damaged]
         now = self.catalog()
         for table in tables if settles else ():
             if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
@@ -233,6 +237,8 @@ class StoreRuntime:
         with self._mutex:
             self._check_open()
             if definition.id not in self._tables:
+                if self.writes:
+                    self._table_files.complete(self._journal, definition.id)
                 self._tables[definition.id] = open_table(
                     *(self.path, self._identity.store_id, definition, self._journal),
                     *(self.options, self._files, self._clock),
@@ -277,7 +283,7 @@ class StoreRuntime:
                 with refusals(self.path):
                     self._files.make_directory(place.directory)
                 create_bucket(place, definition, self.options, self._files, self._clock)
-            return edit
+            return self._table_files.before(state, edit)
 
         self._journal.append(decide)
 
@@ -294,7 +300,8 @@ class StoreRuntime:
             whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
             if len(now.schemas) == SCHEMAS_MAX:
                 raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
-            return AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
+            edit = AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
+            return self._table_files.before(state, edit)
 
         self._journal.append(decide)
 
@@ -307,7 +314,8 @@ class StoreRuntime:
             for handle in table.handles:
                 handle.claim()
                 refused.callback(handle.give_back)
-            self._journal.append(lambda _: DropTable(table_id=definition.id))
+            refused.callback(self._table_files.complete, self._journal)
+            self._journal.append(lambda state: self._table_files.before(state, DropTable(table_id=definition.id)))
             refused.pop_all()
         with self._mutex:
             self._tables.pop(definition.id, None)
@@ -421,7 +429,9 @@ class StoreRuntime:
         Staging(self.path, table_id, self._files).sweep(())
         directory = self.path / paths.TABLES / str(table_id)
         with refusals(directory):
-            self._files.remove_tree(directory)
+            for bucket in directory.glob("[0-9]*"):
+                self._files.remove_tree(bucket)
+            self._files.remove_tree(directory)  # with what says that the table was dropped
 
     def unknown_tables(self, state: CatalogState) -> list[TableId]:
         """Tables with changes that the catalog neither has nor has dropped: it has lost edits."""

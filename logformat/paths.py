@@ -21,6 +21,8 @@ LOCK_FILE = "LOCK"
 COMMIT_FILE = "COMMIT"
 WANTED_FILE = "WANTED"
 WRITING_FILE = "WRITING"
+TABLE_FILE = "TABLE"
+DROPPED_FILE = "DROPPED"
 STAGING = "staging"
 JOBS = "jobs"
 TAKEN_FILE = "taken.jsonl"
@@ -95,6 +97,16 @@ def writers_file(log: Path, base: Offset) -> Path:
 def snapshot_directory(bucket: Path, offset: Offset) -> Path:
     """Directory of a bucket's snapshot as of an offset."""
     return bucket / SNAPSHOTS / f"{offset:020d}"
+
+
+def table_file(store: Path, table: TableId) -> Path:
+    """File with the definition of a table."""
+    return store / TABLES / str(table) / TABLE_FILE
+
+
+def dropped_file(store: Path, table: TableId) -> Path:
+    """That file, once the table is being dropped."""
+    return store / TABLES / str(table) / DROPPED_FILE
 
 
 def commit_lock(store: Path, table: TableId) -> Path:

@@ -346,6 +346,8 @@ NOT_LIMITS = {
     "COMMIT",
     "WANTED",
     "WRITING",
+    "TABLE",
+    "DROPPED",
     "KVLG",
     "KVIX",
     "KVWS",

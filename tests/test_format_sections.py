@@ -16,12 +16,12 @@ import pytest
 
 import kvstore
 from kvstore.bucket import snapshot_rows
-from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch
+from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch, UnsupportedVersion
 from kvstore.lock import ProcessLock
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from logformat import checksum, paths
 from logformat.binary_column import BinaryColumn
-from logformat.catalog import edits, following_file, store_file
+from logformat.catalog import edits, following_file, store_file, table_file
 from logformat.ids import OFFSET_MAX, Epoch, SchemaId
 from logformat.log import batch, snapshot_manifest, writer_entry
 from logformat.log.change import ChangeType
@@ -61,6 +61,27 @@ def test_store() -> None:
     assert [name for name, *_ in FORMAT.tables("STORE")[0]] == list(fields)
     assert fields.pop("crc32c") == checksum.crc32c(covered_part.encode())
     assert json.loads(covered_part) == fields
+
+
+def test_table() -> None:
+    (block,) = FORMAT.blocks("TABLE", "json")
+    data = block.replace("\n", "").encode() + b"\n"
+    table = table_file.decode(data)
+    assert table_file.encode(table) == data
+    fields = json.loads(data)
+    assert [name for name, *_ in FORMAT.tables("TABLE")[0]] == list(fields)
+    create, add = table.edits()
+    assert isinstance(create, edits.CreateTable)
+    assert isinstance(add, edits.AddSchema)
+    assert ([len(create.columns), len(add.columns)], add.schema_id) == (fields["widths"], 2)
+    for damaged in (data.replace(b"people", b"peoplE"), data[:-1], b"{}\n"):
+        with pytest.raises(CorruptData):
+            table_file.decode(damaged)
+    for widths in ([], [0, 2], [2, 2], [1], [1, 3]):
+        with pytest.raises(CorruptData, match="other columns"):
+            table_file.decode(table_file.encode(msgspec.structs.replace(table, widths=widths)))
+    with pytest.raises(UnsupportedVersion, match="newer version"):
+        table_file.decode(table_file.encode(msgspec.structs.replace(table, format=2)))
 
 
 def test_manifest_of_a_snapshot() -> None:

@@ -87,6 +87,8 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert examples["STORE"] == Path(paths.STORE_FILE)
     assert examples["FOLLOWING"] == paths.FOLLOWING
     assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
+    assert Path("tables/7/TABLE") == paths.table_file(Path(), TableId(7))
+    assert f"`tables/<table>/{paths.dropped_file(Path(), TableId(7)).name}` is the" in FORMAT.prose
     assert Path("tables/7/WRITING") == paths.writing_file(Path(), TableId(7))
     assert Path("meta/image/image.00000000000000050000") == paths.image_file(paths.IMAGES, Txid(50_000))
     assert paths.image_txid("image.00000000000000050000") == 50_000

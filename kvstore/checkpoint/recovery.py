@@ -23,10 +23,10 @@ from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES, create_journal
 from kvstore.meta.salvage import Elsewhere, Salvaged, salvage
 from kvstore.meta.state import CatalogState
+from kvstore.meta.table_files import has_changes
 from logformat import paths
 from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit, Payload
 from logformat.ids import BucketId, Epoch, TableId, Txid
-from logformat.log.segment import HEAD_BYTES
 from logformat.replica import manifest as replica_told
 
 
@@ -41,6 +41,7 @@ class Recovery:
         tables: Names of the recovered tables.
         damaged: One sentence for each damage.
         gone: One sentence for each loss.
+        restored: Names of tables with lost edits, whose definitions come from the files beside their data.
         quarantined: Paths in the store that the recovered catalog lacks; they are moved to ``quarantine``.
         quarantine: The directory for these, and for the old journal.
         written: Whether the recovery was carried out; False if nothing was written.
@@ -52,6 +53,7 @@ class Recovery:
     tables: list[str]
     damaged: list[str]
     gone: list[str]
+    restored: list[str]
     quarantined: list[Path]
     quarantine: Path
     written: bool
@@ -95,6 +97,7 @@ def recover(
         tables=sorted(table.name for table in plan.state.tables.values()),
         damaged=left.damaged,
         gone=plan.gone,
+        restored=[name for name in left.restored if plan.state.table(name) is not None],
         quarantined=plan.quarantined,
         quarantine=quarantine,
         written=write,
@@ -133,7 +136,7 @@ def _after(state: CatalogState, payload: Payload) -> CatalogState:
 def _unknown(store: Path, state: CatalogState) -> Iterator[Path]:
     """Paths that the catalog lacks but may have had in a lost edit; the store would remove them."""
     for directory in sorted((store / paths.TABLES).glob("*")):
-        if directory.name.isdecimal() and int(directory.name) not in state.tables and _has_changes(directory):
+        if directory.name.isdecimal() and int(directory.name) not in state.tables and has_changes(directory):
             yield directory.relative_to(store)
     known = {commit.commit_id for writers in state.writers.values() for commit in writers.commits}
     for file in sorted((store / paths.STAGING).glob("*")):
@@ -141,11 +144,6 @@ def _unknown(store: Path, state: CatalogState) -> Iterator[Path]:
         commit = None if table is None else paths.staged_commit(file.name, table)
         if commit is not None and commit not in known:
             yield file.relative_to(store)
-
-
-def _has_changes(table: Path) -> bool:
-    segments = (each for each in table.glob(f"*/{paths.LOG}/*") if paths.segment_base(each.name) is not None)
-    return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
 
 
 def _carry_out(

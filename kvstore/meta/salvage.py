@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +19,11 @@ from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.browse import browse
 from kvstore.meta.state import CatalogState
+from kvstore.meta.table_files import FoundTables, TableFiles, has_changes, lost_edits
 from logformat import paths
 from logformat.catalog import edits
-from logformat.catalog.edits import Edit, Payload
-from logformat.ids import Epoch, Txid
+from logformat.catalog.edits import DropTable, Edit, Payload
+from logformat.ids import Epoch, TableId, Txid
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Salvaged:
         leader_epoch: The highest leader epoch in images and edits.
         damaged: One sentence for each damage; damage need not mean that edits are lost.
         gone: One sentence for each range of edits that neither the image nor the journal has.
+        restored: Names of tables whose definitions, or parts of them, come from the files beside their data.
     """
 
     state: CatalogState = field(default_factory=CatalogState)
@@ -46,6 +48,7 @@ class Salvaged:
     leader_epoch: Epoch = Epoch(0)
     damaged: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -90,15 +93,37 @@ def salvage(store: Path, store_id: UUID, files: Files, elsewhere: Elsewhere | No
     if elsewhere is not None:
         kept = {edit.txid: edit for edit in elsewhere.edits} | kept
         found.last = max([found.last, *kept])
+    tables = TableFiles(store, store_id, files).found()
+    found.damaged += tables.damaged
+    dropped = {edit.payload.table_id for edit in kept.values() if isinstance(edit.payload, DropTable)}
     for txid, edit in sorted(kept.items()):
         found.leader_epoch = max(found.leader_epoch, edit.epoch)
         if txid > found.state.txid and edit.epoch >= found.state.leader_epoch:
             _miss(found, Txid(txid - 1))
             found.state = replace(found.state, txid=Txid(txid - 1)).after(edit)
+    if any(id >= found.state.next_table_id and has_changes(store / paths.TABLES / str(id)) for id in tables.tables):
+        found.knows_last = False  # the journal is an older copy
+    if not found.knows_last:
+        for table in tables.tables.values():
+            found.last = max(found.last, table.txid)
+            found.leader_epoch = max(found.leader_epoch, table.epoch)
     _miss(found, found.last)
     if not found.knows_last:
         found.gone.append(f"edits after {found.last}, if there were any")
+    if found.gone:
+        _restore_tables(found, tables, dropped)
     return found
+
+
+def _restore_tables(found: Salvaged, tables: FoundTables, dropped: Container[TableId]) -> None:
+    """Get back what the edits that are missing said of tables that have a file beside their data."""
+    payloads, problems = lost_edits(found.state, tables, dropped)
+    found.damaged += problems
+    for payload in payloads:
+        edit = Edit(txid=Txid(found.state.txid + 1), epoch=found.state.leader_epoch, time_ms=0, payload=payload)
+        found.state = found.state.after(edit)
+    changed = {payload.table_id for payload in payloads}
+    found.restored = sorted(table.name for id, table in found.state.tables.items() if id in changed)
 
 
 def _miss(found: Salvaged, until: Txid) -> None:

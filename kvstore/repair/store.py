@@ -34,6 +34,7 @@ from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.repair.bucket import BucketRepair, RepairedBucket
@@ -234,6 +235,7 @@ class StoreRepair:
         ]
         repaired: dict[TableId, dict[int, RepairedBucket]] = {}
         with self._locked(places), self._journal(store_id) as journal:
+            self._replace_table_files(TableFiles(self._path, store_id, self._files), state, journal)
             for table in tables:
                 repaired[table.id] = self._repair_table(
                     store_id, state, table, journal, source, accepts_loss=accepts_loss
@@ -246,6 +248,14 @@ class StoreRepair:
                 self._move_consumers(journal, state, id, buckets)
                 self._give_up_commits(journal, state, id, buckets)
         self._end_commits(state)
+
+    def _replace_table_files(self, files: TableFiles, state: CatalogState, journal: Journal) -> None:
+        damaged = files.damaged(state)
+        for id, error in damaged.items():
+            self._quarantine.move(paths.table_file(self._path, id))
+            self._report.repaired.append(f"{state.tables[id].name}: TABLE was written again: {error}")
+        if damaged:
+            files.complete(journal)
 
     def _make_directories(self, bucket: Path) -> None:
         for directory in (bucket.parents[1], bucket.parent, bucket):

@@ -31,7 +31,7 @@ def recover(
     if as_json:
         print_json(facts)
     else:
-        lists = {name: facts.pop(name) for name in ("damaged", "gone", "quarantined")}
+        lists = {name: facts.pop(name) for name in ("damaged", "gone", "restored", "quarantined")}
         print_facts({**facts, "tables": ", ".join(found.tables)})
         for name, lines in lists.items():
             for line in lines:

@@ -22,6 +22,7 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.replica.consistent_cut import streams_of
@@ -32,7 +33,7 @@ from kvstore.replica.follow.round import CopyProgress, Round
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog import following_file, store_file
-from logformat.catalog.edits import Edit
+from logformat.catalog.edits import AddSchema, CreateTable, DropTable, Edit
 from logformat.catalog.following_file import FollowingFile
 from logformat.catalog.replicas import Stream
 from logformat.ids import TableId
@@ -122,6 +123,7 @@ class Copy:
                 if definition.id not in before.tables:
                     self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
                     write_table(self.path, source, definition, planned, self._options, self._files, self._clock)
+        self._prepare_table_files(before, planned)
         changes = 0
         extended = {
             stream: end
@@ -141,6 +143,16 @@ class Copy:
             changes += bucket.append(source.batches(source.path_from(stream, bucket.end, end), end))
         new = planned.state.tables.keys() - before.tables.keys()
         return changes + sum(end for stream, end in planned.ends.items() if stream.table_id in new)
+
+    def _prepare_table_files(self, before: CatalogState, planned: Round) -> None:
+        files = TableFiles(self.path, self._store.store_id, self._files)
+        payloads = [edit.payload for edit in planned.edits]
+        for payload in payloads:
+            if isinstance(payload, DropTable):
+                files.before(before, payload)
+        if any(isinstance(payload, CreateTable | AddSchema) for payload in payloads):
+            with refusals(self.path):
+                files.write_all(planned.state)
 
     def mark(self, leader: str) -> None:
         """Record durably that the copy is being promoted, and the text that identifies it as leader.
@@ -236,6 +248,7 @@ def create_copy(
     files.publish(path / paths.FOLLOWING, following_file.encode(following))
     for definition in planned.state.tables.values():
         write_table(path, source, definition, planned, StoreOptions(), files, clock)
+    TableFiles(path, following.store_id, files).write_all(planned.state)
     write_catalog(path, following.store_id, planned.state, _last(planned.edits), files, clock)
     files.publish(path / paths.STORE_FILE, store_file.encode(source.store))
 

@@ -1,0 +1,220 @@
+"""The definition of each table, in a file beside its data: recovery of a lost catalog uses it (docs/format.md, TABLE).
+
+* The file is written before the edit that it is about: while the catalog has a schema, rows of it can be read.
+* Before a table is dropped its file gets another name, so a dropped table does not come back.
+* The catalog is right wherever it is known. A file that is missing or old is written again when the table is opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID
+
+from kvstore.errors import CorruptData, LogFailed, Unavailable, UnsupportedOperation, UnsupportedVersion, WriterRejected
+from kvstore.files import Files, refusals
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from logformat import paths
+from logformat.catalog import table_file
+from logformat.catalog.edits import AddSchema, CreateTable, DropTable
+from logformat.catalog.table_file import TABLE_BYTES_MAX, TableFile
+from logformat.ids import Epoch, TableId, Txid
+from logformat.log.segment import HEAD_BYTES
+from logformat.rows import schema as schemas
+
+DefinitionEdit = TypeVar("DefinitionEdit", CreateTable, AddSchema, DropTable)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class FoundTables:
+    """Files of tables, as a store has them.
+
+    Attributes:
+        tables: Definitions by id.
+        dropped: Tables that were being dropped.
+        damaged: One sentence for each file that can't be used.
+    """
+
+    tables: dict[TableId, TableFile] = field(default_factory=dict)
+    dropped: set[TableId] = field(default_factory=set)
+    damaged: list[str] = field(default_factory=list)
+
+
+class TableFiles:
+    """The files of the tables of one store."""
+
+    def __init__(self, store: Path, store_id: UUID, files: Files) -> None:
+        self._store = store
+        self._store_id = store_id
+        self._files = files
+
+    def before(self, state: CatalogState, edit: DefinitionEdit) -> DefinitionEdit:
+        """Bring the file of a table to what it is after an edit, which is about to be added after ``state``.
+
+        Returns:
+            The edit.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses.
+        """
+        id = edit.table_id
+        with refusals(self._store):
+            if isinstance(edit, CreateTable):
+                self._write(TableDefinition.of(edit), state, Txid(state.txid + 1))
+            elif isinstance(edit, AddSchema):
+                now = state.tables[id]
+                columns = {**now.schemas, edit.schema_id: schemas.from_json(edit.columns)}
+                self._write(replace(now, schemas=columns), state, Txid(state.txid + 1))
+            elif self._files.exists(file := paths.table_file(self._store, id)):
+                self._files.rename(file, paths.dropped_file(self._store, id))
+                self._files.sync_directory(file.parent)
+        return edit
+
+    def complete(self, journal: Journal, opened: TableId | None = None) -> None:
+        """Write the files that are missing; that of ``opened`` also if it is not what the catalog says.
+
+        Nothing depends on the files while the catalog is there. So if the disk refuses, this is only logged.
+        """
+        try:
+            state = journal.state()
+            if not self._wrong(state, opened):
+                return
+            with journal.still() as state:
+                for definition in self._wrong(state, opened):
+                    self._write(definition, state, state.txid)
+        except (OSError, Unavailable, LogFailed, WriterRejected, UnsupportedOperation) as error:
+            _log.warning("definitions of tables could not be written beside their data: %s", error)
+
+    def write_all(self, state: CatalogState) -> None:
+        """Write the files of all tables that differ from a catalog whose store no other process writes.
+
+        Raises:
+            OSError: The disk is full or failed.
+        """
+        for definition in state.tables.values():
+            if not self._is_right(definition):
+                self._write(definition, state, state.txid)
+
+    def found(self) -> FoundTables:
+        """The files as they are.
+
+        Raises:
+            UnsupportedVersion: A newer version wrote one.
+            OSError: One can't be read.
+        """
+        found = FoundTables()
+        for directory in sorted((self._store / paths.TABLES).glob("*")):
+            if not directory.name.isdecimal():
+                continue
+            id = TableId(int(directory.name))
+            try:
+                found.tables[id] = self._read(id)
+            except FileNotFoundError:
+                if self._files.exists(paths.dropped_file(self._store, id)):
+                    found.dropped.add(id)
+            except UnsupportedVersion:
+                raise
+            except CorruptData as error:
+                found.damaged.append(f"definition of table {id}: {error}")
+        return found
+
+    def damaged(self, state: CatalogState) -> dict[TableId, CorruptData]:
+        """Tables of a catalog whose file can't be used, and why. A missing file is none of them."""
+        damaged = {}
+        for id in state.tables:
+            try:
+                self._read(id)
+            except (FileNotFoundError, UnsupportedVersion):
+                continue
+            except CorruptData as error:
+                damaged[id] = error
+        return damaged
+
+    def _wrong(self, state: CatalogState, opened: TableId | None) -> list[TableDefinition]:
+        """Tables whose files are to be written."""
+        return [
+            table
+            for id, table in state.tables.items()
+            if self._files.exists((file := paths.table_file(self._store, id)).parent)
+            and (not self._files.exists(file) or (id == opened and not self._is_right(table)))
+        ]
+
+    def _is_right(self, definition: TableDefinition) -> bool:
+        """Whether a file says what the catalog does, or is of a newer version, which knows better."""
+        try:
+            found = self._read(definition.id)
+        except UnsupportedVersion:
+            return True
+        except (FileNotFoundError, CorruptData):
+            return False
+        return found == self._file_of(definition, found.epoch, found.txid)
+
+    def _read(self, id: TableId) -> TableFile:
+        path = paths.table_file(self._store, id)
+        found = table_file.decode(self._files.read(path, bytes_max=TABLE_BYTES_MAX))
+        if (found.store_id, found.table_id) != (self._store_id, id):
+            raise CorruptData("This is the definition of another table.", path=path, table_id=found.table_id)
+        return found
+
+    def _write(self, definition: TableDefinition, state: CatalogState, txid: Txid) -> None:
+        file = paths.table_file(self._store, definition.id)
+        self._files.publish(file, table_file.encode(self._file_of(definition, state.leader_epoch, txid)))
+        if self._files.exists(dropped := paths.dropped_file(self._store, definition.id)):
+            self._files.remove(dropped)  # the drop was never committed
+            self._files.sync_directory(file.parent)
+
+    def _file_of(self, definition: TableDefinition, epoch: Epoch, txid: Txid) -> TableFile:
+        key, bucket_key = definition.primary_key, definition.bucket_key
+        return TableFile(
+            store_id=self._store_id,
+            txid=txid,
+            epoch=epoch,
+            table_id=definition.id,
+            name=definition.name,
+            columns=schemas.to_json(definition.schema),
+            widths=[len(definition.schemas[id]) for id in sorted(definition.schemas)],
+            primary_key=None if key is None else list(key),
+            bucket_key=None if bucket_key is None else list(bucket_key),
+            buckets=definition.buckets,
+            options=definition.options,
+        )
+
+
+def lost_edits(
+    state: CatalogState, found: FoundTables, dropped: Container[TableId]
+) -> tuple[list[CreateTable | AddSchema | DropTable], list[str]]:
+    """Edits that bring a catalog that lacks some back to the definitions of its tables.
+
+    Args:
+        state: All that is known of the catalog otherwise.
+        dropped: Tables that were dropped by edits that are known.
+
+    Returns:
+        The edits, and one sentence for each definition that can't be used.
+    """
+    edits: list[CreateTable | AddSchema | DropTable] = []
+    edits += [DropTable(table_id=id) for id in sorted(found.dropped & state.tables.keys())]
+    problems = []
+    names = {table.name: id for id, table in state.tables.items() if id not in found.dropped}
+    for id, table in sorted(found.tables.items(), key=lambda each: each[1].txid, reverse=True):
+        if id in dropped:
+            continue
+        if names.setdefault(table.name, id) != id:
+            problems.append(f"table {id}: the catalog has another table of its name, {table.name}")
+            continue
+        known = state.tables.get(id)
+        has = 0 if known is None else known.schema_id
+        edits += table.edits()[has:]
+    return edits, problems
+
+
+def has_changes(table: Path) -> bool:
+    """Whether a table's directory holds changes."""
+    segments = (each for each in table.glob(f"*/{paths.LOG}/*") if paths.segment_base(each.name) is not None)
+    return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
