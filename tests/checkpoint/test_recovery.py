@@ -188,6 +188,12 @@ def recover_store(path: Path, *, write: bool = True) -> Recovery:
     return recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
 
 
+def as_of_old(path: Path) -> None:
+    """Make it a store of a version that wrote no definitions beside the data of tables."""
+    for file in (path / paths.TABLES).glob(f"*/{paths.TABLE_FILE}"):
+        file.unlink()
+
+
 def write(table: kvstore.Table, key: int) -> None:
     """As the next incarnation of a writer with a name."""
     with table.writer("n") as writer:
@@ -209,6 +215,7 @@ def test_what_a_lost_edit_gave_out_is_not_given_out_again(tmp_path: Path) -> Non
         kept = rows_of(table)
         table.apply_epoch(kvstore.Changes.of([("upsert", {"k": 4, "v": 4})], SCHEMA), "w", 2, "r", takeover=True)
     shutil.rmtree(path / paths.JOURNAL)
+    as_of_old(path)
     with pytest.raises(CorruptImage):
         kvstore.open(path).list_tables()
     said = recover_store(path, write=False)
@@ -287,6 +294,7 @@ def test_a_recovery_that_dies_loses_no_table(tmp_path: Path, steps: int) -> None
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     damage_value(Catalog.at(path), 1)
+    as_of_old(path)
 
     class Dying(Files):
         left = steps
@@ -351,6 +359,7 @@ def test_a_catalog_that_is_gone_altogether(tmp_path: Path) -> None:
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     shutil.rmtree(path / "meta")
+    as_of_old(path)
     assert recover_store(path).quarantined == [Path("tables/1")]
     with kvstore.open(path) as store:
         assert store.list_tables() == []

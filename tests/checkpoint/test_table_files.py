@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +339,28 @@ def test_a_restored_store_and_a_copy_get_the_files_and_the_replica_has_none(tmp_
         recover(made)
         with kvstore.open(made) as store:
             assert rows_of(store.table("t")) == rows
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 3))
+def test_a_recovery_that_dies_brings_the_tables_back_when_it_is_run_again(tmp_path: Path, steps: int) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+    lose_catalog(path)
+
+    class Dying(Files):
+        left = steps
+
+        def __getattribute__(self, name: str) -> object:
+            if name in ("rename", "sync_directory", "make_directory", "remove_tree", "write", "sync", "open"):
+                if not Dying.left:
+                    raise Killed
+                Dying.left -= 1
+            return super().__getattribute__(name)
+
+    with suppress(Killed):
+        recovery.recover(path, store_id_of(path), Dying(), SystemClock(), write=True)
+    assert recover(path).tables == ["t"]
+    with kvstore.open(path) as store:
+        assert rows_of(store.table("t")) == [{"k": 1, "v": 1}]
+        assert store.check()
