@@ -62,9 +62,7 @@ class Accumulator:
         self._options = options
         self._piles: dict[int, Pile] = {}
         self._turn = count()
-        columns = columns_of(table)
-        self._opened_with = columns.schema.names
-        self._intake = self._intake_of(columns)
+        self._intake = self._intake_of(columns_of(table))
         self._items: list[Item] = []
         self._whole: deque[Whole] = deque()
 
@@ -129,9 +127,7 @@ class Accumulator:
             self.refused += refused
 
     def _intake_of(self, columns: Columns) -> Intake:
-        """The converter for these columns; rows given as dicts may lack columns added after the writer was opened."""
-        later = [f.name for f in columns.schema if f.nullable and f.name not in self._opened_with]
-        return Intake(columns.schema, columns.schema_id, self._table.primary_key or (), later)
+        return Intake(columns.schema, columns.schema_id, self._table.primary_key or ())
 
     def _spread(self, whole: Whole) -> None:
         changes, schema_id = whole

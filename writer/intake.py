@@ -48,13 +48,11 @@ class Intake:
         schema: Columns that rows have.
         schema_id: Id of that schema.
         key: Names of the key's columns in key order; empty for a log table.
-        later: Columns that rows may lack; they are then null.
     """
 
-    def __init__(self, schema: pa.Schema, schema_id: int, key: Sequence[str], later: Sequence[str] = ()) -> None:
+    def __init__(self, schema: pa.Schema, schema_id: int, key: Sequence[str]) -> None:
         self.schema = schema
         self.schema_id = schema_id
-        self._later = dict.fromkeys(later)
         self.key_schema = pa.schema([schema.field(name) for name in key])
         self._codec = KeyCodec(list(self.key_schema))
 
@@ -74,8 +72,6 @@ class Intake:
         return found, refused
 
     def _upserts(self, rows: list[Item]) -> Changes:
-        if self._later:
-            rows = [self._later | row for row in rows]
         with _Unforeseen():
             return self._checked(Changes.upserts(intake.one_batch(rows, self.schema)))
 

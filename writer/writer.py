@@ -6,8 +6,9 @@ import atexit
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from logformat.errors import DeletionDisabled, SchemaMismatch, StoreError, UnsupportedOperation
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+from logformat.rows.given import is_row, keys_of, row_of
 from logformat.rows.intake import Data, Keys
 from writer.accumulator import columns_of
 from writer.bucket_queue import Restart
@@ -44,8 +46,8 @@ class TableWriter:
     ``EXIT_SECONDS``; it reports rows that were not written to the log ``writer``, since it has no caller to raise an
     error to.
 
-    Rows given as dicts, and keys, may lack columns that were added to the table after the writer was opened; these
-    columns are null. Arrow data has the current columns.
+    Data may lack nullable columns, such as those that were added to the table after the writer was opened; they are
+    null.
 
     Args:
         table: A :class:`kvstore.Table` or another :class:`writer.target.TargetTable`.
@@ -115,22 +117,30 @@ class TableWriter:
         one by one: see :meth:`flush`.
 
         Args:
-            data: A dict, a list of dicts, or Arrow data, with every column but an auto-increment one.
+            data: A row (a dict, dataclass or pydantic model), a list or iterator of rows, a frame, a dataset or other
+                Arrow data. A nullable column that is left out is null.
 
         Raises:
             SchemaMismatch: The data is none of these, or is Arrow data that does not fit. If it has several record
-                batches, those before the one that does not fit were handed over.
+                batches, or is an iterator, those before the one that does not fit were handed over.
             RowsRefused: Too many rows were refused before; this error reports them. Nothing of this call was taken.
             StoreError: The writer has ended, for this reason; see :attr:`unacknowledged`.
         """
         if type(data) is dict:
             self._add(data.copy())
-        elif isinstance(data, Mapping):
-            self._add(dict(data))
+        elif is_row(data):
+            self._add(dict(row_of(data)))
         elif isinstance(data, list | tuple):
-            if wrong := [kind for kind in set(map(type, data)) if not issubclass(kind, Mapping)]:
-                raise SchemaMismatch("Every row is a dict from column name to value.", given=wrong[0].__name__)
-            self._buffer.add_all(map(dict, data))
+            rows = data if set(map(type, data)) <= {dict} else list(map(row_of, data))
+            if wrong := [kind for kind in set(map(type, rows)) if not issubclass(kind, Mapping)]:
+                raise SchemaMismatch(
+                    "Every row is a dict from column name to value, a dataclass or a pydantic model.",
+                    given=wrong[0].__name__,
+                )
+            self._buffer.add_all(map(dict, rows))
+        elif isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__"):
+            while listed := list(islice(data, intake.ROWS_TOGETHER)):
+                self.upsert(listed)
         else:
             schema, schema_id = columns_of(self._table)
             batches = intake.record_batches(data, schema)
@@ -151,6 +161,7 @@ class TableWriter:
             raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
         if self._table.options.delete_behavior == "disable":
             raise DeletionDisabled("Delete operations are disabled for this table; its delete behavior is `disable`.")
+        keys = keys_of(keys, key)
         if not isinstance(keys, list) and any(
             hasattr(keys, way) for way in ("__arrow_c_stream__", "__arrow_c_array__", "tolist")
         ):

@@ -24,6 +24,7 @@ from pyarrow import csv, ipc, json, parquet
 
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
 from logformat.rows import intake
+from logformat.rows.given import unnamed_index
 from logformat.rows.json_form import from_json, from_text
 from logformat.rows.python_values import MISFITS
 
@@ -158,7 +159,7 @@ def reader_of(format: Format) -> Reader:
 
 class _Parquet:
     def columns(self, file: BinaryIO) -> pa.Schema:
-        return parquet.ParquetFile(file).schema_arrow
+        return _without_unnamed_index(parquet.ParquetFile(file).schema_arrow)
 
     def names(self, file: BinaryIO) -> list[str]:
         return self.columns(file).names
@@ -171,7 +172,7 @@ class _Parquet:
 
 class _Arrow:
     def columns(self, file: BinaryIO) -> pa.Schema:
-        return self._opened(file).schema
+        return _without_unnamed_index(self._opened(file).schema)
 
     def names(self, file: BinaryIO) -> list[str]:
         return self.columns(file).names
@@ -269,17 +270,17 @@ class _JsonLines:
 
     @staticmethod
     def _portion(lines: list[bytes], schema: pa.Schema) -> Portion:
-        wanted = set(schema.names)
+        wanted, required = set(schema.names), {field.name for field in schema if not field.nullable}
 
         def fit(start: int, stop: int) -> pa.RecordBatch:
             rows = [msgspec.json.decode(line) for line in islice(lines, start, stop)]
             for row in rows:
-                if not isinstance(row, dict) or row.keys() != wanted:
+                if not isinstance(row, dict) or not required <= row.keys() <= wanted:
                     raise SchemaMismatch(
-                        "Each line is a JSON object with all of the table's columns, and no others.",
+                        "Each line is a JSON object with the table's columns; only a nullable one may be left out.",
                         **_other_names(row, schema),
                     )
-            columns = [_column(from_json, [row[field.name] for row in rows], field) for field in schema]
+            columns = [_column(from_json, [row.get(field.name) for row in rows], field) for field in schema]
             return intake.conform(pa.RecordBatch.from_arrays(columns, schema=schema), schema)
 
         return len(lines), fit
@@ -340,8 +341,14 @@ def _column(make: Callable[..., pa.Array], values: object, field: pa.Field) -> p
 def _other_names(row: object, schema: pa.Schema) -> dict[str, object]:
     if not isinstance(row, dict):
         return {"given": type(row).__name__}
-    missing = [name for name in schema.names if name not in row]
+    missing = [field.name for field in schema if not field.nullable and field.name not in row]
     return {"missing": missing, "unknown": [name for name in row if name not in schema.names]}
+
+
+def _without_unnamed_index(schema: pa.Schema) -> pa.Schema:
+    """The columns of a file without an index of pandas that has no name."""
+    dropped = unnamed_index(schema)
+    return pa.schema([field for field in schema if field.name not in dropped]) if dropped else schema
 
 
 def _without_times(kind: pa.DataType) -> pa.DataType:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import InvalidRequest, StoreError
-from kvstore.ingest.formats import UNFIT, Portion, reader_of
+from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
+from kvstore.ingest.formats import UNFIT, Format, Portion, reader_of
 from kvstore.ingest.sources import Source
 from logformat.catalog.jobs import SourceFile, TaskCounts
 from logformat.log.change import ChangeType
@@ -46,7 +46,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns that files must have: those of the table without the one that it fills itself, and its key."""
+    """Columns that files have: those of the table without the one that it fills itself, and its key."""
 
     schema: pa.Schema
     key: tuple[str, ...]
@@ -108,7 +108,10 @@ class FileReader:
         found, broken = FileRows(), list[tuple[int, str]]()
         reader = reader_of(self.source.format)
         with self.source.opened(file) as opened:
-            has_changes = CHANGE_TYPE in reader.names(opened)
+            names = reader.names(opened)
+            has_changes = CHANGE_TYPE in names
+            if has_changes and self.source.format is not Format.JSONL:
+                _check_required(names, self.columns.schema)
             opened.seek(0)
             schema = self.columns.with_changes() if has_changes else self.columns.schema
             first = 1
@@ -163,6 +166,14 @@ class FileReader:
                 kept[place] = False
         kept &= ~pc.equal(kinds, ChangeType.UPDATE_PREIMAGE.word).fill_null(False).to_numpy(zero_copy_only=False)
         found.add(Changes(rows, is_delete).take(pa.array(np.flatnonzero(kept))))
+
+
+def _check_required(names: list[str], schema: pa.Schema) -> None:
+    """Refuse a file whose rows all lack a column that is not null."""
+    if missing := [field.name for field in schema if not field.nullable and field.name not in names]:
+        raise SchemaMismatch(
+            "A column is missing; only a nullable column may be left out.", missing=missing, given=names
+        )
 
 
 def check_bytes(size: int, bytes_max: int) -> None:

@@ -73,7 +73,7 @@ def fitted(
     targets = targets_of(definition, schema, engine, columns)
     wanted = schema_given(definition, schema, targets, overwrite=overwrite and columns is None)
     chosen = selected(changes, schema, wanted, definition.options.auto_increment)
-    return chosen.conform(wanted, key or ()), targets
+    return chosen.conform(wanted, key or (), fills=targets is None), targets
 
 
 def request_of(

@@ -83,13 +83,13 @@ def selected(changes: Changes, schema: pa.Schema, wanted: pa.Schema, automatic: 
         InvalidTargetColumns: An upsert has a value in the column that the table fills.
     """
     names = changes.rows.schema.names
-    if len(names) > len(set(names)) or not set(wanted.names) < set(names) <= set(schema.names):
+    if len(names) > len(set(names)) or set(names) <= set(wanted.names) or not set(names) <= set(schema.names):
         return changes
     if automatic in names and automatic not in wanted.names:
         is_given = pc.and_not(changes.rows.column(automatic).is_valid(), changes.is_delete)
         if pc.any(is_given).as_py():
             raise InvalidTargetColumns("The table fills the auto-increment column; leave it null.", column=automatic)
-    return Changes(changes.rows.select(wanted.names), changes.is_delete)
+    return Changes(changes.rows.select([name for name in wanted.names if name in names]), changes.is_delete)
 
 
 def filled(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -47,7 +47,9 @@ from logformat.rows.intake import Keys
 
 
 class TableReads:
-    """Definition, rows and changes of an open table; :class:`kvstore.Table` adds writing.
+    """Definition, rows and changes of an open table.
+
+    :class:`kvstore.table.everyday.EverydayReads` adds what other libraries expect, :class:`kvstore.Table` writing.
 
     Args:
         opened: What the process has open of the table.

@@ -28,8 +28,8 @@ from kvstore.request.sizes import of_size
 from kvstore.request.targets import filled, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
+from kvstore.table.everyday import EverydayReads
 from kvstore.table.open_table import OpenTable
-from kvstore.table.reading import TableReads
 from kvstore.table.replacing import check_replaceable, deletes_of_others
 from logformat.ids import OFFSET_MAX, BucketId, SchemaId
 from logformat.rows import intake
@@ -38,7 +38,7 @@ from logformat.rows.intake import Data, Keys
 from writer import TableWriter, WriterOptions
 
 
-class Table(TableReads):
+class Table(EverydayReads):
     """A table of an open store.
 
     Made by :meth:`kvstore.Store.table` and :meth:`kvstore.Store.create_table`; any thread may use it.
@@ -66,8 +66,9 @@ class Table(TableReads):
         ``buckets_written`` of the error lists them.
 
         Args:
-            data: A dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …) with every column except
-                an auto-increment one.
+            data: A row (a dict, dataclass or pydantic model), a list or iterator of rows, a frame of pandas or Polars,
+                a dataset, or other Arrow data. A nullable column that is left out is null, also in a row that has a
+                value there now; an auto-increment column is always left out.
             columns: For a partial update, the columns that ``data`` has, with those of the key; the others stay as they
                 are, or are null where there was no row.
 
@@ -84,7 +85,7 @@ class Table(TableReads):
             return WriteResult({BucketId(0): answer_of(answer)})
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
-        batches = of_size(intake.record_batches(data, given), self._batch_rows_max)
+        batches = of_size(intake.record_batches(data, given, fills=targets is None), self._batch_rows_max)
         return self._apply_all((Changes.upserts(rows) for rows in batches), definition, targets)
 
     def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:

@@ -47,6 +47,11 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
     if types.is_struct(given) and types.is_struct(stored) and given.names == stored.names:
         parts = [as_type(part, field.type) for part, field in zip(column.flatten(), stored.fields, strict=True)]
         return struct_of(parts, column.is_null(), stored)
+    if types.is_floating(given) and types.is_string(stored) and pc.all(pc.is_nan(column), min_count=0).as_py():
+        raise SchemaMismatch(
+            'This column of text has only NaN or null, as floats; in pandas, convert it with astype("string").',
+            given=given,
+        )
     if not _of_one_kind(given, stored):
         raise SchemaMismatch("A column has a different type than the table's; cast it first.", given=given)
     if types.is_integer(given) and types.is_floating(stored):

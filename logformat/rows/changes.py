@@ -82,7 +82,10 @@ class Changes:
             if word == "delete" and not unknown:
                 row = nothing | {name: row[name] for name in optional.names if name in row}
             rows.append(row)
-        return cls(intake.one_batch(rows, optional), pa.array([word == "delete" for word, _ in listed], pa.bool_()))
+        return cls(
+            intake.one_batch(rows, optional, fills=False),
+            pa.array([word == "delete" for word, _ in listed], pa.bool_()),
+        )
 
     @classmethod
     def upserts(cls, rows: pa.RecordBatch) -> Changes:
@@ -107,14 +110,17 @@ class Changes:
         """The changes at the given places, in that order."""
         return Changes(self.rows.take(places), self.is_delete.take(places))
 
-    def conform(self, schema: pa.Schema, key: Sequence[str]) -> Changes:
+    def conform(self, schema: pa.Schema, key: Sequence[str], *, fills: bool = True) -> Changes:
         """The same changes, with the rows ordered and typed as in ``schema``.
+
+        Args:
+            fills: See :func:`logformat.rows.intake.record_batches`.
 
         Raises:
             SchemaMismatch: A column is missing, unknown or of the wrong type; a key is null, or an upsert has a null in
                 a column that takes none.
         """
-        rows = intake.conform(self.rows, schema, not_null=key)
+        rows = intake.conform(self.rows, schema, not_null=key, fills=fills)
         for field, column in zip(schema, rows.columns, strict=True):
             if not field.nullable and column.null_count:
                 nulls = int(pc.sum(pc.and_not(column.is_null(), self.is_delete)).as_py())

@@ -1,15 +1,19 @@
 """Conversion of given data to record batches of a table's columns: only where nothing can be lost.
 
-Python rows (a dict, a list of dicts) and Arrow data (anything with the Arrow PyCapsule interface) follow one rule: the
-values must fit the column's type as they are. Integers may change width, bytes may become fixed-width, times may change
-unit, integers may become floats, if every value survives. Nothing is parsed, rounded or made null, except that a Python
-float becomes the nearest float of a narrower type. Anything that does not fit raises SchemaMismatch.
+Python rows (dicts, dataclasses, pydantic models) and Arrow data (anything with the Arrow PyCapsule interface) follow
+one rule: the values must fit the column's type as they are. Integers may change width, bytes may become fixed-width,
+times may change unit, integers may become floats, if every value survives. Nothing is parsed, rounded or made null,
+except that a Python float becomes the nearest float of a narrower type. Anything that does not fit raises
+SchemaMismatch.
+
+A nullable column that the data does not have is null. A column that the table does not have is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -18,34 +22,45 @@ import pyarrow as pa
 
 from logformat.errors import InvalidRequest, SchemaMismatch
 from logformat.rows.arrow_values import as_type, nulls_within
+from logformat.rows.given import arrow_of, is_row, keys_of, row_of, unnamed_index
 from logformat.rows.python_values import FEW, MISFITS, column_of, few_rows
 
+ROWS_TOGETHER = 1 << 13
+"""Number of rows of an iterator that are converted together."""
+
 Data = Any
-"""A dict, a list of dicts, or anything with the Arrow PyCapsule interface."""
+"""A row (a dict, dataclass or pydantic model), a list or iterator of rows, a frame, a dataset, or anything with the
+Arrow PyCapsule interface."""
 Keys = Any
 """A key (scalar, tuple, dict), a list of keys, or Arrow data: the key's columns, or its only column."""
 
 
-def record_batches(data: Data, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def record_batches(data: Data, schema: pa.Schema, *, fills: bool = True) -> Iterator[pa.RecordBatch]:
     """The rows of ``data`` as record batches of exactly this schema.
+
+    Args:
+        fills: Whether a nullable column that the data does not have is null; otherwise it is refused.
 
     Raises:
         SchemaMismatch: A column is missing, unknown, of the wrong type, or has a null although it takes none.
     """
-    if isinstance(data, Mapping):
+    if is_row(data):
         data = [data]
     if isinstance(data, pa.RecordBatch):
-        yield conform(data, schema)
+        yield conform(data, schema, fills=fills)
     elif isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
-        yield _from_rows(data, schema)
+        yield _from_rows(data, schema, fills=fills)
+    elif isinstance(data, Iterator) and not _speaks_arrow(data):
+        while rows := list(islice(data, ROWS_TOGETHER)):
+            yield _from_rows(rows, schema, fills=fills)
     else:
-        for batch in _arrow_batches(data):
-            yield conform(batch, schema)
+        for batch in _arrow_batches(data, schema.names):
+            yield conform(batch, schema, fills=fills)
 
 
-def one_batch(data: Data, schema: pa.Schema) -> pa.RecordBatch:
+def one_batch(data: Data, schema: pa.Schema, *, fills: bool = True) -> pa.RecordBatch:
     """Like :func:`record_batches`, all in one batch."""
-    batches = list(record_batches(data, schema))
+    batches = list(record_batches(data, schema, fills=fills))
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches) if batches else empty(schema)
 
 
@@ -55,6 +70,7 @@ def key_rows(keys: Keys, schema: pa.Schema) -> pa.RecordBatch:
     Raises:
         SchemaMismatch: A key has too few or too many values, or they do not fit the columns.
     """
+    keys = keys_of(keys, schema.names)
     if _speaks_arrow(keys):
         return one_batch(_key_table(keys, schema), schema)
     if hasattr(keys, "tolist") and not isinstance(keys, (np.generic, memoryview)):
@@ -68,11 +84,14 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None = None) -> pa.RecordBatch:
+def conform(
+    batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None = None, *, fills: bool = True
+) -> pa.RecordBatch:
     """An Arrow batch with its columns ordered and typed as in ``schema``.
 
     Args:
         not_null: Columns that must have no null; by default those that are not nullable.
+        fills: See :func:`record_batches`.
 
     Raises:
         SchemaMismatch: See :func:`record_batches`.
@@ -80,8 +99,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | 
     _validate(batch)
     if not batch.schema.equals(schema, check_metadata=True):
         if batch.schema.names != schema.names:
-            _check_names(batch.schema.names, schema)
-            batch = batch.select(schema.names)
+            batch = _with_columns(batch, schema, fills=fills)
         columns = []
         for column, field in zip(batch.columns, schema, strict=True):
             with _MisfitsOf(field):
@@ -91,17 +109,35 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | 
     return batch
 
 
-def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    for kind in set(map(type, rows)):
-        if not issubclass(kind, Mapping):
-            raise SchemaMismatch("A row must be a dict from column name to value.", given=kind.__name__)
+def _with_columns(batch: pa.RecordBatch, schema: pa.Schema, *, fills: bool) -> pa.RecordBatch:
+    """The batch with the columns of the schema in their order; missing ones are null."""
+    dropped = unnamed_index(batch.schema).difference(schema.names)
+    names = [name for name in batch.schema.names if name not in dropped]
+    _check_names(names, schema, fills=fills)
+    columns = [
+        batch.column(field.name) if field.name in names else pa.nulls(batch.num_rows, field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema.names)
+
+
+def _from_rows(rows: Sequence[Any], schema: pa.Schema, *, fills: bool) -> pa.RecordBatch:
+    kinds = set(map(type, rows))
+    if kinds != _DICTS:
+        if not all(issubclass(kind, Mapping) for kind in kinds):
+            rows = list(map(row_of, rows))
+        for kind in set(map(type, rows)):
+            if not issubclass(kind, Mapping):
+                raise SchemaMismatch(
+                    "A row must be a dict from column name to value, a dataclass or a pydantic model.",
+                    given=kind.__name__,
+                )
     batch = None
     if len(rows) <= FEW:
-        _check_rows(rows, schema)
+        rows = _whole(rows, schema, fills=fills)
         batch = few_rows(rows, schema)
     if batch is None:
         columns = []
-        for field, values in zip(schema, _values(rows, schema), strict=True):
+        for field, values in zip(schema, _values(rows, schema, fills=fills), strict=True):
             with _MisfitsOf(field):
                 columns.append(column_of(values, field.type))
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -109,36 +145,44 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Recor
     return batch
 
 
-def _values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> list[list[Any]]:
+def _values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, fills: bool) -> list[list[Any]]:
     """The values, column by column."""
     names = schema.names
-    if set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(names)}:
+    if set(map(type, rows)) == _DICTS and set(map(len, rows)) == {len(names)}:
         # With as many names as columns, a row that has every column has no other.
         with suppress(KeyError):
             return [list(map(itemgetter(name), rows)) for name in names]
-    _check_rows(rows, schema)
+    rows = _whole(rows, schema, fills=fills)
     return [[row[name] for row in rows] for name in names]
 
 
-def _check_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+def _whole(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, fills: bool) -> Sequence[Mapping[str, Any]]:
+    """The rows with every column of the schema; missing ones are null."""
     wanted = set(schema.names)
-    for row in rows:
-        if row.keys() != wanted:
-            _check_names(list(row), schema)
+    other = [row for row in rows if row.keys() != wanted]
+    for row in other:
+        _check_names(list(row), schema, fills=fills)
+    if not other:
+        return rows
+    nothing = dict.fromkeys(schema.names)
+    return [row if row.keys() == wanted else {**nothing, **row} for row in rows]
 
 
-def _arrow_batches(data: Data) -> Iterator[pa.RecordBatch]:
-    if not _speaks_arrow(data):
-        raise SchemaMismatch(
-            "Rows must be a dict, a list of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
-            given=type(data).__name__,
-        )
+def _arrow_batches(data: Data, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     try:
+        data = arrow_of(data, names)
+        if not _speaks_arrow(data):
+            raise SchemaMismatch(
+                "Rows must be a dict, a list or iterator of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
+                given=type(data).__name__,
+            )
         if hasattr(data, "__arrow_c_stream__"):
             with pa.RecordBatchReader.from_stream(data) as reader:
                 yield from reader
         else:
             yield pa.record_batch(data)
+    except SchemaMismatch:
+        raise
     except MISFITS as error:
         raise SchemaMismatch(
             "This Arrow data can't be read as rows of columns.", given=type(data).__name__, reason=str(error)
@@ -175,6 +219,9 @@ def _key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
+_DICTS = {dict}
+
+
 class _MisfitsOf:
     """Turns errors about the values of a column into errors that name the column."""
 
@@ -192,18 +239,18 @@ class _MisfitsOf:
             raise SchemaMismatch("A value does not fit the column's type.", **facts, reason=str(error)) from error
 
 
-def _check_names(given: Sequence[str], schema: pa.Schema) -> None:
-    missing = [name for name in schema.names if name not in given]
+def _check_names(given: Sequence[str], schema: pa.Schema, *, fills: bool) -> None:
+    missing = [field.name for field in schema if field.name not in given and not (fills and field.nullable)]
     unknown = [name for name in given if name not in schema.names]
     if missing:
         raise SchemaMismatch(
-            "A column is missing; give every column, and null for a nullable one without a value.",
+            "A column is missing; only a nullable column of a whole row may be left out.",
             missing=missing,
             given=list(given),
         )
     if unknown:
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
-    if len(given) > len(schema):
+    if len(set(given)) < len(given):
         raise SchemaMismatch("A column is given twice.", given=list(given))
 
 

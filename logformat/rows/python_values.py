@@ -40,6 +40,8 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
     kinds = set(map(type, values)) - {type(None)}
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
         return _column_of_scalars(values, stored)
+    if pa.types.is_string(stored) and any(issubclass(kind, float) for kind in kinds) and any(map(_is_nan, values)):
+        raise SchemaMismatch("This column of text has NaN, which is a number; give None for null.")
     for is_one, taken, but, build in _TAKEN:
         if is_one(stored):
             return build(values, stored, _checked(kinds, taken, but))
@@ -60,6 +62,10 @@ def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
         return pa.RecordBatch.from_arrays(pa.array(rows, _struct_of(schema)).flatten(), schema=schema)
     except MISFITS:
         return None
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and value != value
 
 
 @lru_cache(maxsize=64)

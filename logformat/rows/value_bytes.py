@@ -10,11 +10,16 @@ from logformat.rows.arrow_values import entries_of
 from logformat.rows.schema import fixed_width, is_variable
 
 
-def row_bytes(batch: pa.RecordBatch) -> np.ndarray:
-    """Approximate bytes of each row; depends only on its values, not on their buffers."""
+def row_bytes(batch: pa.RecordBatch, *, nulls: bool = True) -> np.ndarray:
+    """Approximate bytes of each row; depends only on its values, not on their buffers.
+
+    Args:
+        nulls: Whether a null counts as many bytes as the smallest value, otherwise none.
+    """
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
-        sizes += _bytes_of(column)
+        found = _bytes_of(column)
+        sizes += found if nulls or not column.null_count else np.where(column.is_valid(), found, 0)
     return sizes
 
 

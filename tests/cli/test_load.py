@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +17,7 @@ from pyarrow import csv, feather, ipc, parquet
 from rich.console import Console
 
 import kvstore
+from kvstore.cli.load.portions import portions
 from kvstore.ingest import formats
 from tests.cli.commands import changes, fine, run, small_batches
 
@@ -39,7 +42,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nothing is ever loaded into it."""
     path = tmp_path_factory.mktemp("load") / "store"
     fine("init", path)
-    fine("create", path, "t", "--column", "k:int64", "--column", "n:int8", "--key", "k")
+    fine("create", path, "t", "--column", "k:int64", "--column", "n:int8 not null", "--key", "k")
     return path
 
 
@@ -197,6 +200,30 @@ def test_a_text_that_does_not_fit_is_told(refusing: Path, tmp_path: Path, text: 
     assert done.err.count("\n") == 1
     assert done.err[:-1].isprintable()
     assert changes(refusing, "t") == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("f.jsonl", '{"k":1}\n{"n":2,"k":2}\n'), ("f.csv", "k\n1\n2\n")])
+def test_a_nullable_column_that_a_file_does_not_have_is_null(store: Path, tmp_path: Path, name: str, text: str) -> None:
+    fine("create", store, "t", "--column", "k:int64", "--column", "n:int8", "--key", "k")
+    (tmp_path / name).write_text(text)
+    fine("load", store, "t", tmp_path / name)
+    assert [each["n"] for each in changes(store, "t")] == ([None, 2] if "n" in text else [None, None])
+
+
+def test_a_load_goes_on_after_the_table_has_gained_a_column(store: Path, tmp_path: Path) -> None:
+    """Its batches end where they ended before."""
+    fine("create", store, "t", "--column", "k:int64", "--column", "n:string", "--append-only")
+    rows = [{"k": n, "n": "x" * (n % 7)} for n in range(60)]
+    file = tmp_path / "f.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = functools.partial(portions, rows_max=16, bytes_max=100)
+    with mock.patch("kvstore.cli.load.command.portions", lambda batches: islice(small(batches), 3)):
+        fine("load", store, "t", file)
+    with kvstore.open(store) as opened:
+        opened.add_columns("t", [pa.field("more", pa.int64())])
+    with mock.patch("kvstore.cli.load.command.portions", small):
+        fine("load", store, "t", file)
+    assert [(each["k"], each["more"]) for each in changes(store, "t")] == [(n, None) for n in range(60)]
 
 
 def test_an_arrow_type_that_does_not_fit_is_told(store: Path, tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ def test_where_a_batch_ends_depends_on_the_rows_alone(
     assert [each.to_pylist() for each in found] == [
         each.to_pylist() for each in portions([whole] if rows else [], rows_max, bytes_max)
     ]
+    more = [each.append_column("more", pa.nulls(len(each), pa.int64())) for each in cut]
+    assert [len(each) for each in portions(more, rows_max, bytes_max)] == list(map(len, found))
     assert [row for batch in found for row in batch.to_pylist()] == whole.to_pylist()
-    sizes = row_bytes(whole).tolist()
+    sizes = row_bytes(whole, nulls=False).tolist()
     place = 0
     for batch in found:
         end = place + batch.num_rows

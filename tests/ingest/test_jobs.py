@@ -247,7 +247,7 @@ class TestBadRows:
         tolerant.resume()
         write(source, "a.csv", 0)
         (source / "b.csv").write_text("k,w\n1,2\n")
-        with pytest.raises(TaskFailed, match="column is missing") as failed:
+        with pytest.raises(TaskFailed, match="no such column") as failed:
             tolerant.run()
         assert failed.value.where["path"] == "b.csv"
         assert "path=b.csv" in (tolerant.show().reason or "")
@@ -256,6 +256,25 @@ class TestBadRows:
             tolerant.resume()
             with pytest.raises(TaskFailed):
                 tolerant.run()
+
+
+def test_a_file_may_lack_a_nullable_column(store: kvstore.Store, source: Path) -> None:
+    """Whatever the format; a column that is not null is missed in the whole file."""
+    schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int64(), False), pa.field("v", pa.string())])
+    store.create_table("t", schema, "k")
+    rows = pa.table({"k": [1], "n": [2]})
+    (source / "a.csv").write_text("k,n\n1,2\n")
+    (source / "b.csv").write_text("k,n,_change_type\n2,3,insert\n1,,delete\n")
+    parquet.write_table(rows, source / "c.parquet")
+    for format in ("csv", "parquet"):
+        store.create_job(format, source=source, format=format, table="t").run()
+    assert rows_of(store.table("t")) == [{"k": 1, "n": 2, "v": None}, {"k": 2, "n": 3, "v": None}]
+    job = store.create_job("j", source=source / "*.txt", format="csv", table="t", max_filter_ratio=1)
+    for text in ("k,v\n5,x\n", "k,v,_change_type\n5,x,insert\n"):
+        (source / "d.txt").write_text(text)
+        with pytest.raises(TaskFailed, match=r"column is missing.*missing=\['n'\]"):
+            job.run()
+        job.resume()
 
 
 class TestMemory:

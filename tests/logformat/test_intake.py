@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import math
 from contextlib import suppress
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import polars
 import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
+from pyarrow import dataset
 
 from logformat.errors import SchemaMismatch
 from logformat.rows import intake
@@ -76,7 +80,7 @@ class TestForms:
     @pytest.mark.parametrize(
         "data",
         [
-            *(None, 7, "rows", b"rows", "", b"", [1], [[1, "x", 0.5]], iter([{"a": 1}]), {1, 2}),
+            *(None, 7, "rows", b"rows", "", b"", [1], [[1, "x", 0.5]], iter([1]), iter([ROWS[0], 1]), {1, 2}),
             *(pa.array([1]), pa.chunked_array([[1]]), pa.scalar(1), pa.array([ROWS[0], None])),
         ],
         ids=lambda data: type(data).__name__,
@@ -94,6 +98,55 @@ class Index:
 
     def tolist(self) -> list[Any]:
         return self._values
+
+
+@dataclasses.dataclass
+class Row:
+    a: int | None
+    b: str | None
+    c: float | None
+
+
+class Modelled:
+    """Like a pydantic model."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self._row = row
+
+    def model_dump(self) -> dict[str, Any]:
+        return self._row
+
+
+class TestObjects:
+    ROWS = TestForms.ROWS
+
+    @pytest.mark.parametrize("make", [dict, lambda row: Row(**row), Modelled, MappingProxyType])
+    def test_a_row_may_be_an_object(self, make: Any) -> None:
+        rows = [make(row) for row in self.ROWS]
+        for data in (rows, tuple(rows), iter(rows), [rows[0], self.ROWS[1]]):
+            assert intake.one_batch(data, ABC).to_pylist() == self.ROWS
+        assert intake.one_batch(rows[0], ABC).to_pylist() == self.ROWS[:1]
+
+    def test_an_object_inside_a_row_is_a_struct(self) -> None:
+        outer = dataclasses.make_dataclass("Outer", ["k", "row"])
+        schema = pa.schema([("k", pa.int64()), ("row", pa.struct(list(ABC)))])
+        assert intake.one_batch(outer(1, Row(**self.ROWS[0])), schema).to_pylist() == [{"k": 1, "row": self.ROWS[0]}]
+
+    def test_the_class_is_no_row(self) -> None:
+        for data in (Row, [Row], Modelled):
+            with pytest.raises(SchemaMismatch):
+                intake.one_batch(data, ABC)
+
+    def test_a_dataset_and_a_lazy_frame_are_rows(self) -> None:
+        rows = pa.Table.from_pylist(self.ROWS, ABC)
+        for data in (dataset.dataset(rows), dataset.InMemoryDataset([rows]), polars.from_arrow(rows).lazy()):
+            assert intake.one_batch(data, ABC).to_pylist() == self.ROWS
+
+    def test_many_rows_of_an_iterator_are_converted_in_portions(self) -> None:
+        count = 2 * intake.ROWS_TOGETHER + 1
+        batches = list(intake.record_batches(({"a": n} for n in range(count)), ABC))
+        assert len(batches) == 3
+        assert [n for batch in batches for n in batch.column(0).to_pylist()] == list(range(count))
 
 
 class TestKeys:
@@ -163,19 +216,42 @@ class TestKeys:
 
 
 class TestNames:
-    @pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "d"], ["a", "b", "c", "d"], ["A", "b", "c"]])
-    def test_exactly_the_tables_columns_must_be_given(self, names: list[str]) -> None:
+    KEYED = pa.schema([pa.field("a", pa.int64(), False), ("b", pa.string()), ("c", pa.float64())])
+
+    @pytest.mark.parametrize("names", [["b", "c"], ["a", "b", "d"], ["a", "b", "c", "d"], ["A", "b", "c"], []])
+    def test_a_column_that_is_not_null_may_not_be_left_out_and_no_other_given(self, names: list[str]) -> None:
+        whole = {"a": 1, "b": "x", "c": 0.5}
+        for rows in ([dict.fromkeys(names)], [whole, dict.fromkeys(names)], [whole] * 20 + [dict.fromkeys(names)]):
+            with pytest.raises(SchemaMismatch):
+                intake.one_batch(rows, self.KEYED)
         with pytest.raises(SchemaMismatch):
-            intake.one_batch([{"a": 1, "b": "x", "c": 0.5}, dict.fromkeys(names)], ABC)
-        with pytest.raises(SchemaMismatch):
-            intake.one_batch(pa.table({name: [1] for name in names}), ABC)
+            intake.one_batch(pa.table({name: [1] for name in names or "b"}), self.KEYED)
+
+    @given(
+        rows=st.lists(
+            st.fixed_dictionaries({"a": st.integers(-9, 9)}, optional={"b": st.text(max_size=3), "c": st.floats(0, 1)}),
+            max_size=20,
+        )
+    )
+    def test_a_nullable_column_that_is_left_out_is_null(self, rows: list[dict[str, Any]]) -> None:
+        whole = [{"a": None, "b": None, "c": None} | row for row in rows]
+        for data in (rows, tuple(rows), iter(rows), (row for row in rows)):
+            assert intake.one_batch(data, self.KEYED).to_pylist() == whole
+        for name in ("b", "c"):
+            arrow = pa.Table.from_pylist(whole, self.KEYED).drop_columns([name])
+            assert intake.one_batch(arrow, self.KEYED).to_pylist() == [row | {name: None} for row in whole]
+
+    def test_a_column_that_is_named_as_given_may_not_be_left_out(self) -> None:
+        for data in ({"a": 1, "b": "x"}, [{"a": 1, "b": "x"}] * 20, pa.table({"a": [1], "b": ["x"]})):
+            with pytest.raises(SchemaMismatch, match="missing"):
+                intake.one_batch(data, self.KEYED, fills=False)
 
     def test_the_error_names_what_is_missing_or_unknown(self) -> None:
         with pytest.raises(SchemaMismatch) as refused:
-            intake.one_batch({"a": 1, "d": 2}, ABC)
-        assert refused.value.where["missing"] == ["b", "c"]
+            intake.one_batch({"b": "x", "d": 2}, self.KEYED)
+        assert refused.value.where["missing"] == ["a"]
         with pytest.raises(SchemaMismatch) as refused:
-            intake.one_batch({"a": 1, "b": "x", "c": 0.5, "d": 2}, ABC)
+            intake.one_batch({"a": 1, "d": 2}, self.KEYED)
         assert refused.value.where["unknown"] == ["d"]
 
     def test_a_column_given_twice_is_refused(self) -> None:

@@ -62,7 +62,7 @@ def test_the_caller_may_reuse_a_dict_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [7, "text", [1], [row(1), "x"], pa.table({"k": ["a"], "s": ["b"]}), pa.table({"k": [1]})]
+    "data", [7, "text", [1], [row(1), "x"], pa.table({"k": ["a"], "s": ["b"]}), pa.table({"s": ["a"]})]
 )
 def test_data_that_is_not_rows_is_refused_at_once(data: Any) -> None:
     table = MemoryTable()
@@ -193,7 +193,7 @@ def test_flush_waits_for_the_acknowledgements() -> None:
 def test_rows_that_do_not_fit_are_reported_one_by_one_and_all_others_are_written() -> None:
     table = MemoryTable()
     with TableWriter(table, IDENTITY) as writer:
-        bad = [{"k": "x", "s": ""}, {"k": 1}, {"k": None, "s": ""}]
+        bad = [{"k": "x", "s": ""}, {"s": "x"}, {"k": None, "s": ""}]
         for k in range(300):
             writer.upsert(row(k))
             if k % 100 == 50:

@@ -14,8 +14,11 @@ from logformat.rows.value_bytes import row_bytes
 
 ROWS_MAX = 1 << 16
 BYTES_MAX = 16 << 20
-RULE = b"%d rows, %d bytes of values" % (ROWS_MAX, BYTES_MAX)
-"""Where batches end. It identifies a load, so it must change together with the rule or with :func:`row_bytes`."""
+RULE = b"%d rows, %d bytes of values without nulls" % (ROWS_MAX, BYTES_MAX)
+"""Where batches end. It identifies a load, so it must change together with the rule or with :func:`row_bytes`.
+
+Nulls do not count: rows of a file stay in the same batches if the table gains a column that the file does not have.
+"""
 
 
 def portions(
@@ -31,7 +34,7 @@ def portions(
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        ends = np.cumsum(row_bytes(batch))
+        ends = np.cumsum(row_bytes(batch, nulls=False))
         place = 0
         while place < batch.num_rows:
             before = int(ends[place - 1]) if place else 0

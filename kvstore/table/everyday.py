@@ -1,0 +1,81 @@
+"""A table as a collection of Python rows, and as data of pandas, Polars and everything else that reads Arrow."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.read.frames import pandas_frame, polars_frame, stream_of
+from kvstore.table.reading import TableReads
+
+
+class EverydayReads(TableReads):
+    """What Python and its libraries expect of a table, by the methods of :class:`TableReads`."""
+
+    def to_arrow(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> pa.Table:
+        """All rows in key order, in memory; :meth:`scan` reads them batch by batch.
+
+        Args:
+            columns, filter, limit, as_of: See :meth:`scan`.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
+            UnsupportedOperation: It is a log table.
+        """
+        return self.scan(columns, filter, limit, as_of).read_all()
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> Any:
+        """All rows in key order as a ``pandas.DataFrame``.
+
+        A column of integers with nulls gets a nullable type of pandas, such as ``Int64``, so that each value is exact.
+
+        Args:
+            columns, filter, limit, as_of: See :meth:`scan`.
+
+        Raises:
+            UnsupportedOperation: pandas is not installed, or it is a log table.
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
+        """
+        return pandas_frame(self.to_arrow(columns, filter, limit, as_of))
+
+    def to_polars(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> Any:
+        """All rows in key order as a ``polars.DataFrame``.
+
+        Args:
+            columns, filter, limit, as_of: See :meth:`scan`.
+
+        Raises:
+            UnsupportedOperation: Polars is not installed, or it is a log table.
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
+        """
+        return polars_frame(self.to_arrow(columns, filter, limit, as_of))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rows as an Arrow stream, as of the call: ``pa.table(t)``, ``polars.DataFrame(t)`` and others ask for it.
+
+        Args:
+            requested_schema: See :func:`kvstore.read.frames.stream_of`, also for errors.
+        """
+        return stream_of(self.scan(), requested_schema)
