@@ -34,6 +34,7 @@ from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
 from kvstore.runtime import StoreRuntime
 from kvstore.session import Session
+from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, added_fields, bucket_key_of, options_of
 from kvstore.table.table import Table
 from logformat.catalog.edits import ChangelogImage, DeleteBehavior
@@ -120,7 +121,7 @@ class Store:
     def create_table(
         self,
         name: str,
-        schema: pa.Schema,
+        schema: SchemaGiven,
         primary_key: Sequence[str] | str | None = None,
         *,
         buckets: int = 1,
@@ -137,7 +138,9 @@ class Store:
 
         Args:
             name: Up to 255 bytes of printable text without ``$``.
-            schema: Columns; docs/types.md lists the types.
+            schema: Columns: a ``pyarrow.Schema``, a dict such as ``{"path": "string", "size": "int64"}``, a dataclass or
+                a pydantic model; docs/types.md lists the types. Columns of a dict take nulls unless their type ends with
+                `` not null``, fields of a class if their type has ``| None``.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Parts of the table, 1 to 1,024, each with a log of its own; they are written and read in parallel.
                 A process has about eight files open for each it uses.
@@ -163,7 +166,7 @@ class Store:
         name = table_name(name)
         buckets = integer_within("buckets", buckets, 1, BUCKETS_MAX)
         key = None if primary_key is None else column_names("primary_key", primary_key)
-        columns = schemas.normalise(schema, key or ())
+        columns = schemas.normalise(schema_of(schema), key or ())
         options = options_of(
             columns,
             key,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +14,8 @@ from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
 from kvstore.cli.printing import plain, print_facts, print_json, print_line, print_table
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.ingest.formats import source_of
+from kvstore.table.declared_schema import NOT_NULL, type_named
 from logformat.rows import schema as schemas
-
-NOT_NULL = " not null"
 
 
 def init(path: Directory) -> None:
@@ -138,20 +136,4 @@ def _field(given: str) -> pa.Field:
     name, colon, kind = given.rpartition(":")
     if not colon:
         raise InvalidRequest("A column is written NAME:TYPE.", given=repr(given))
-    return pa.field(name, _type(kind.removesuffix(NOT_NULL)), not kind.endswith(NOT_NULL))
-
-
-def _type(kind: str) -> pa.DataType:
-    try:
-        if found := re.fullmatch(r"decimal128\((\d+), ?(-?\d+)\)", kind):
-            return pa.decimal128(int(found[1]), int(found[2]))
-        if found := re.fullmatch(r"fixed_size_binary\[(\d+)\]", kind):
-            return pa.binary(int(found[1]))
-        if found := re.fullmatch(r"timestamp\[(s|ms|us|ns), ?tz=UTC\]", kind):
-            return pa.timestamp(found[1], "UTC")
-        return pa.type_for_alias(kind)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(
-            "Unknown type; see the examples of `kvstore create --help`, or give nested types with --like FILE.",
-            type=repr(kind),
-        ) from error
+    return pa.field(name, type_named(kind.removesuffix(NOT_NULL)), not kind.endswith(NOT_NULL))

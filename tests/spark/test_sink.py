@@ -212,7 +212,7 @@ def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Sto
 @pytest.mark.parametrize(
     ("table", "columns", "options", "message"),
     [
-        ("t", ["k", "s"], {}, r"A column is missing.*missing=\['v'\]"),
+        ("t", ["s", "v"], {}, r"A column is missing.*missing=\['k'\]"),
         ("t", ["k", "s", "v", "1 AS z"], {}, r"no such column.*unknown=\['z'\]"),
         ("t", ["s AS k", "s", "v"], {}, "different type"),
         ("t", ["k", "s", "v", "k AS _log_offset"], {}, "need their column _change_type"),
@@ -239,6 +239,13 @@ def test_what_does_not_fit_is_refused_before_any_task(
     overwrites = arguments.pop("mode", "append") == "overwrite"
     with pytest.raises(kvstore.errors.StoreError, match=f"(?s){message}"):
         KvStoreSource(arguments).writer(frame.selectExpr(*columns).schema, overwrites)
+
+
+def test_a_nullable_column_that_a_frame_does_not_have_is_null(frame: DataFrame, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    save(frame.drop("v"), store, "t")
+    assert {row["v"] for row in rows_of(table)} == {None}
+    assert table.count() == frame.count()
 
 
 def test_a_kind_of_change_that_is_none(frame: DataFrame, store: kvstore.Store) -> None:

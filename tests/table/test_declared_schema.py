@@ -1,0 +1,125 @@
+"""Schemas declared by dicts, dataclasses and pydantic models."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+import pydantic
+import pytest
+
+import kvstore
+from kvstore.errors import InvalidRequest
+from tests.support.tables import rows_of
+
+
+class Kind(StrEnum):
+    FILE = "file"
+
+
+@dataclasses.dataclass
+class Part:
+    n: int
+    share: float | None = None
+
+
+@dataclasses.dataclass
+class File:
+    path: str
+    size: int | None
+    at: dt.datetime
+    price: Annotated[Decimal, pa.decimal128(10, 2)]
+    tags: list[str]
+    counts: dict[str, int | None]
+    kind: Kind
+    mode: Literal["r", "w"]
+    part: Part | None = None
+
+
+class Model(pydantic.BaseModel):
+    path: str
+    size: int | None = None
+    day: dt.date
+
+
+STORED = pa.schema(
+    [
+        pa.field("path", pa.string(), False),
+        pa.field("size", pa.int64()),
+        pa.field("at", pa.timestamp("us", "UTC"), False),
+        pa.field("price", pa.decimal128(10, 2), False),
+        pa.field("tags", pa.list_(pa.field("item", pa.string(), False)), False),
+        pa.field("counts", pa.map_(pa.string(), pa.int64()), False),
+        pa.field("kind", pa.string(), False),
+        pa.field("mode", pa.string(), False),
+        pa.field("part", pa.struct([pa.field("n", pa.int64(), False), pa.field("share", pa.float64())])),
+    ]
+)
+AT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+
+
+def test_a_dataclass_is_a_schema_and_its_instances_are_rows(store: kvstore.Store) -> None:
+    table = store.create_table("files", File, "path")
+    assert table.schema == STORED
+    file = File("a", None, AT, Decimal("1.50"), ["x"], {"y": None}, Kind.FILE, "r", Part(1))
+    table.upsert(file)
+    table.upsert(dataclasses.replace(file, path=name) for name in "bc")
+    with table.writer() as writer:
+        writer.upsert([dataclasses.replace(file, path="d", part=None)])
+        writer.upsert(dataclasses.replace(file, path="e"))
+    assert [row["path"] for row in rows_of(table)] == list("abcde")
+    assert table["a"] == dataclasses.asdict(file) | {"counts": [("y", None)]}
+
+
+def test_a_pydantic_model_is_a_schema_and_its_instances_are_rows(store: kvstore.Store) -> None:
+    table = store.create_table("files", Model, "path")
+    assert table.schema == pa.schema(
+        [pa.field("path", pa.string(), False), pa.field("size", pa.int64()), pa.field("day", pa.date32(), False)]
+    )
+    rows = [Model(path=name, day=dt.date(2026, 1, 2)) for name in "ab"]
+    table.upsert(rows)
+    assert [Model(**row) for row in rows_of(table)] == rows
+
+
+def test_a_dict_names_types(store: kvstore.Store) -> None:
+    declared = {"k": "string", "n": "int64 not null", "at": "timestamp[us, tz=UTC]", "x": pa.int8(), "y": int | None}
+    assert store.create_table("t", declared, "k").schema == pa.schema(
+        [
+            pa.field("k", pa.string(), False),
+            pa.field("n", pa.int64(), False),
+            pa.field("at", pa.timestamp("us", "UTC")),
+            pa.field("x", pa.int8()),
+            pa.field("y", pa.int64()),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"k": "int"}, "Did you mean `int64`"),
+        ({"k": "strng"}, "Did you mean `string`"),
+        ({"k": "decimal(10,2)"}, "Did you mean `decimal128"),
+        ({"k": "qwertz"}, "Types are"),
+        ({"k": Decimal}, "Annotated"),
+        ({"k": int | str}, "column=k"),
+        ({"k": "decimal128(99, 2)"}, "decimal128"),
+        ({1: "int64"}, "name of a column"),
+        ({"k": 7}, "column=k"),
+        ([("k", "int64")], "A schema is"),
+        (Part(1), "A schema is"),
+        ("int64", "A schema is"),
+        (dataclasses.make_dataclass("Later", [("k", "Unknown")]), "top level"),
+        ({}, "1 to 4096 columns"),
+    ],
+)
+def test_a_declaration_that_does_not_say_everything_is_refused(
+    store: kvstore.Store, declared: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        store.create_table("t", declared, "k")
+    assert store.list_tables() == []
