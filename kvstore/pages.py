@@ -127,8 +127,8 @@ def values(path: Path, *, bytes_max: int) -> Iterator[bytes]:
 def _likely_page_bytes(descriptor: int) -> int:
     """Size of a page as the first meta page has it; if that is damaged, what LMDB takes for new files here."""
     try:
-        return _File(descriptor).page_bytes
-    except _Wrong:
+        return PageFile(descriptor).page_bytes
+    except WrongPage:
         return mmap.PAGESIZE
 
 
