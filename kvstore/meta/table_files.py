@@ -38,11 +38,13 @@ class FoundTables:
     Attributes:
         tables: Definitions by id.
         dropped: Tables that were being dropped.
+        present: Tables that have a directory.
         damaged: One sentence for each file that can't be used.
     """
 
     tables: dict[TableId, TableFile] = field(default_factory=dict)
     dropped: set[TableId] = field(default_factory=set)
+    present: set[TableId] = field(default_factory=set)
     damaged: list[str] = field(default_factory=list)
 
 
@@ -113,6 +115,7 @@ class TableFiles:
             if not directory.name.isdecimal():
                 continue
             id = TableId(int(directory.name))
+            found.present.add(id)
             try:
                 found.tables[id] = self._read(id)
             except FileNotFoundError:
@@ -201,7 +204,7 @@ def lost_edits(
     edits: list[CreateTable | AddSchema | DropTable] = []
     edits += [DropTable(table_id=id) for id in sorted(found.dropped & state.tables.keys())]
     problems = []
-    names = {table.name: id for id, table in state.tables.items() if id not in found.dropped}
+    names = {table.name: id for id, table in state.tables.items() if id in found.present - found.dropped}
     for id, table in sorted(found.tables.items(), key=lambda each: each[1].txid, reverse=True):
         if id in dropped:
             continue

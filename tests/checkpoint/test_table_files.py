@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.checkpoint import recovery
+from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.recovery import Recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
@@ -26,6 +27,7 @@ from kvstore.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId
+from tests.checkpoint.catalogs import Here
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -41,12 +43,11 @@ def recover(path: Path, *, write: bool = True) -> Recovery:
 
 def lose_catalog(path: Path) -> None:
     """Every image and all edits are damaged."""
-    for image in (path / paths.IMAGES).glob("image.*"):
-        image.write_bytes(b"\0" * image.stat().st_size)
+    lose_images(path)
     shutil.rmtree(path / paths.JOURNAL)
 
 
-def lose_what_was_rolled(path: Path) -> None:
+def lose_images(path: Path) -> None:
     """Both images are damaged; the journal has its last edits only."""
     for image in (path / paths.IMAGES).glob("image.*"):
         image.write_bytes(b"\0" * image.stat().st_size)
@@ -70,6 +71,15 @@ def file_of(path: Path, id: int) -> Path:
     return paths.table_file(path, TableId(id))
 
 
+@pytest.fixture(scope="module")
+def images_of_this_process() -> Iterator[None]:
+    """Images are made here, not in processes of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": Here})
+        yield
+
+
+@pytest.mark.usefixtures("images_of_this_process")
 def test_tables_of_lost_edits_come_back_with_their_rows(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with kvstore.open(path, edits_per_journal=4) as store:
@@ -92,7 +102,7 @@ def test_tables_of_lost_edits_come_back_with_their_rows(tmp_path: Path) -> None:
         store.create_table("last", SCHEMA, "k").upsert([{"k": 5, "v": 5}])
         rows = everything_of(store)
     before = definitions_of(path)
-    lose_what_was_rolled(path)
+    lose_images(path)
     with pytest.raises(StoreError):
         definitions_of(path)
     said, done = recover(path, write=False), recover(path)
@@ -110,8 +120,9 @@ def test_tables_of_lost_edits_come_back_with_their_rows(tmp_path: Path) -> None:
         assert store.check()
 
 
-@settings(max_examples=10)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
+@pytest.mark.usefixtures("images_of_this_process")
 def test_after_any_history_every_live_table_comes_back(seed: int) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:
@@ -124,7 +135,10 @@ def test_after_any_history_every_live_table_comes_back(seed: int) -> None:
                     _random_step(store, chance, model, columns, step)
         before = definitions_of(path)
         assert before.keys() == model.keys()
-        lose_catalog(path) if chance.random() < 0.5 else lose_what_was_rolled(path)
+        if chance.random() < 0.5:
+            shutil.rmtree(path / paths.JOURNAL)
+        if chance.random() < 0.7:
+            lose_images(path)
         done = recover(path)
         assert done.tables == sorted(model)
         after = definitions_of(path)
@@ -363,4 +377,22 @@ def test_a_recovery_that_dies_brings_the_tables_back_when_it_is_run_again(tmp_pa
     assert recover(path).tables == ["t"]
     with kvstore.open(path) as store:
         assert rows_of(store.table("t")) == [{"k": 1, "v": 1}]
+        assert store.check()
+
+
+def test_columns_that_only_lost_edits_knew_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        store.checkpoint()
+        for name in ("w", "x"):
+            store.add_columns("t", [pa.field(name, pa.int64())])
+            table.upsert([dict.fromkeys(table.schema.names, len(name))])
+        rows = rows_of(table)
+    shutil.rmtree(path / paths.JOURNAL)
+    done = recover(path)
+    assert (done.image, done.restored) == (1, ["t"])
+    with kvstore.open(path) as store:
+        assert store.table("t").schema.names == ["k", "v", "w", "x"]
+        assert rows_of(store.table("t")) == rows
         assert store.check()

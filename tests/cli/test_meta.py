@@ -194,13 +194,13 @@ def test_recover(path: Path) -> None:
     assert run("tables", path).code == 1
     done = run("meta", "recover", path)
     assert done.code == 1
-    assert "gone: edits after 12, if there were any" in done.out
+    assert "gone: edits after 13, if there were any" in done.out
+    assert "restored: u" in done.out
     assert "Nothing was written" in done.out
     assert run("tables", path).code == 1
     (told,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines
-    assert told["quarantined"] == [f"{paths.TABLES}/2"]
-    assert (Path(told["quarantine"]) / paths.TABLES / "2").is_dir()
-    assert (told["image"], told["txid"], told["leader_epoch"], told["tables"]) == (12, 13, 1, ["t"])
+    assert (told["quarantined"], told["restored"]) == ([], ["u"])
+    assert (told["image"], told["txid"], told["leader_epoch"], told["tables"]) == (12, 14, 1, ["t", "u"])
     assert [json.loads(line)["k"] for line in fine("scan", path, "t", "--json").out.splitlines()] == [1]
     fine("check", path)
     fine("meta", "status", path)
