@@ -178,7 +178,30 @@ def together(
     Args:
         sleep: Waits for this many seconds.
     """
-    asked, pause = list(readers), PAUSE_SECONDS_MIN
+    pauses = Pauses()
+    for batch in polled(readers):
+        if batch is None:
+            sleep(pauses.next())
+        else:
+            pauses = Pauses()
+            yield batch
+
+
+class Pauses:
+    """Delays between polls that find nothing, in seconds."""
+
+    def __init__(self) -> None:
+        self._next = PAUSE_SECONDS_MIN
+
+    def next(self) -> float:
+        """The next delay; it doubles each time."""
+        pause, self._next = self._next, min(2 * self._next, PAUSE_SECONDS_MAX)
+        return pause
+
+
+def polled(readers: Sequence[Iterator[pa.RecordBatch | None]]) -> Iterator[pa.RecordBatch | None]:
+    """Batches of several readers, one after another; None after each round in which all of them wait."""
+    asked = list(readers)
     while asked:
         found = False
         for reader in list(asked):
@@ -190,5 +213,4 @@ def together(
             else:
                 asked.remove(reader)
         if asked and not found:
-            sleep(pause)
-        pause = PAUSE_SECONDS_MIN if found else min(2 * pause, PAUSE_SECONDS_MAX)
+            yield None

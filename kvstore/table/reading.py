@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -20,7 +20,8 @@ from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import End, Start, changelog_schema
-from kvstore.read.follow import ChangeReader, range_between, together
+from kvstore.read.changelog_reader import AsyncChanges, ChangelogReader
+from kvstore.read.follow import ChangeReader, polled, range_between, together
 from kvstore.read.lookup import prefix_row, row_of_key, rows_of_keys, rows_of_prefix
 from kvstore.read.pruning import ranges_where
 from kvstore.read.scan import (
@@ -44,6 +45,8 @@ from logformat.ids import OFFSET_MAX, BucketId, Offset
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.intake import Keys
+
+B = TypeVar("B")
 
 
 class TableReads:
@@ -133,8 +136,6 @@ class TableReads:
 
     def __contains__(self, key: Keys) -> bool:
         return self.get(key) is not None
-
-    __iter__ = None  # a table is not a sequence of its keys; scan() returns its rows
 
     def lookup(self, keys: Keys) -> pa.Table:
         """The rows of keys, one for each key, in order.
@@ -260,7 +261,7 @@ class TableReads:
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> ChangelogReader:
         """Read changes in commit order; several buckets one after the other, or, with ``follow``, as changes arrive.
 
         Args:
@@ -274,9 +275,9 @@ class TableReads:
                 the writing process does not commit earlier for it, but :meth:`flush` does.
 
         Returns:
-            Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and the row,
-            none of them empty. While it waits, the iterator raises StoreClosed or NoSuchTable once the store is
-            closed or the table dropped.
+            An iterator of record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version``
+            and the row, none of them empty; it is also one stream of Arrow data, and reads all of them at once. While
+            it waits, it raises StoreClosed or NoSuchTable once the store is closed or the table dropped.
 
         Raises:
             InvalidRequest: An argument is not possible, or ``end`` comes before ``start``.
@@ -284,7 +285,26 @@ class TableReads:
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
-        return self._changes(self.changelog_schema(columns).names, start, end, bucket, follow)
+        schema = self.changelog_schema(columns)
+        return ChangelogReader(schema, self._changes(schema.names, start, end, bucket, follow))
+
+    def follow(
+        self,
+        start: Start = "earliest",
+        end: End = "latest",
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncChanges:
+        """Read changes as they arrive, for asyncio: ``async for batch in t.follow(): …``.
+
+        Nothing runs between two batches. Leaving the loop or cancelling it ends what this began.
+
+        Args:
+            start, end, bucket, columns: See :meth:`changelog`, of which this is the form with ``follow``, also for
+                errors.
+        """
+        names = self.changelog_schema(columns).names
+        return AsyncChanges(self._while_current(polled(self._readers(names, start, end, bucket, follow=True))))
 
     def binlog(
         self,
@@ -293,7 +313,7 @@ class TableReads:
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> ChangelogReader:
         """Read changes in commit order, one row for each: an update has the row before and the row after.
 
         Args:
@@ -302,8 +322,8 @@ class TableReads:
             columns: Columns of the rows before and after, in this order; all if None.
 
         Returns:
-            Record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version`` and two
-            structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has the
+            As :meth:`changelog`, batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version``
+            and two structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has the
             offset and the type of its second half, ``update_postimage``. In a log table every row is an ``append``.
 
         Raises:
@@ -312,7 +332,7 @@ class TableReads:
         """
         schema = self.binlog_schema(columns)
         changes = self._changes(changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
-        return binlog_of(changes, schema)
+        return ChangelogReader(schema, binlog_of(changes, schema))
 
     def undo(self, start: Start) -> Changes:
         """The changes that restore all rows to their state at ``start``.
@@ -451,17 +471,30 @@ class TableReads:
         *,
         whole_updates: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        buckets = self._bucket_ids() if bucket is None else [self._handle(bucket).place.identity.bucket_id]
         if not isinstance(follow, (bool, np.bool_)):
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
+        readers = self._readers(names, start, end, bucket, follow=bool(follow), whole_updates=whole_updates)
+        return self._while_current(together(readers))
+
+    def _readers(
+        self,
+        names: Sequence[str],
+        start: Start,
+        end: End,
+        bucket: int | None,
+        *,
+        follow: bool,
+        whole_updates: bool = False,
+    ) -> list[Iterator[pa.RecordBatch | None]]:
+        buckets = self._bucket_ids() if bucket is None else [self._handle(bucket).place.identity.bucket_id]
         if isinstance(start, str) and start == "full":
             self._keyed()
         readers = []
         for each in buckets:
             reader = ChangeReader(self._handles[each], self._current, names, whole_updates)
             first, last = place_in("start", start, each, buckets), place_in("end", end, each, buckets)
-            readers.append(reader.read(first, last, follow=bool(follow)))
-        return self._while_current(together(readers))
+            readers.append(reader.read(first, last, follow=follow))
+        return readers
 
     def _bucket_ids(self) -> list[BucketId]:
         return [BucketId(bucket) for bucket in range(len(self._handles))]
@@ -487,7 +520,7 @@ class TableReads:
         next(iterator)
         return iterator
 
-    def _while_current(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _while_current(self, batches: Iterator[B]) -> Iterator[B]:
         """The same batches, as long as the table exists and the store is open here."""
         self._current()
         try:
