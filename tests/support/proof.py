@@ -59,6 +59,7 @@ class Figure:
 FIGURES = (
     Figure("crash states", 5_000, 100_000),
     Figure("double-crash states", 200, 5_000),
+    Figure("second recorder's states", 120, 3_000),
     Figure("kill -9 points", 300, 10_000),
     Figure("EIO and ENOSPC points", 300, 5_000),
     Figure("partial-write bytes", 200, 30_000),
@@ -71,7 +72,7 @@ FIGURES = (
     Figure("replica losses", 100, 100),
     Figure("path histories", 20, 100),
     Figure("interrupts", 1_960, 49_000),
-    Figure("planted bugs", 12, 12),
+    Figure("planted bugs", 16, 16),
 )
 NAMES = {figure.name for figure in FIGURES}
 
