@@ -22,7 +22,7 @@ from typing import TypeAlias
 import lmdb
 import lmdb._envid
 
-from kvstore import pages
+from kvstore import address_space, pages
 from kvstore.errors import (
     CorruptData,
     ForkedStore,
@@ -38,7 +38,6 @@ from kvstore.files import Files, allocate, open_file, refusal, refusals, refuse_
 
 LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
 """Files that LMDB creates in a directory."""
-_MAP_BYTES_MIN = 1 << 30
 _READERS_MAX = 1022
 _LOCK_BYTES = 1 << 16
 """Size of LMDB's lock file for this number of readers."""
@@ -120,7 +119,7 @@ class Environment:
     def _open_database(self, name: str, transaction: Transaction | None, *, create: bool) -> Database:
         try:
             return self._env.open_db(name.encode(), txn=transaction, create=create)
-        except lmdb.PanicError as error:
+        except (lmdb.PanicError, lmdb.MemoryError) as error:
             raise self._named(error) from error
         except lmdb.Error as error:
             raise CorruptData(
@@ -229,6 +228,8 @@ class Environment:
     def _named(self, error: lmdb.Error) -> StoreError:
         if not self._users:
             return StoreClosed("The store was closed; open it again.", path=self.directory)
+        if isinstance(error, lmdb.MemoryError):
+            return address_space.shortage(self.directory, error)
         if isinstance(error, lmdb.PanicError):
             return LogFailed("A commit failed on the disk; repair the disk and reopen the store.", path=self.directory)
         return CorruptData(
@@ -240,6 +241,7 @@ class Environment:
 
         Raises:
             LogFailed: The last step of an earlier commit failed on the disk: reopen the environment to write again.
+            OutOfAddressSpace: The map of another process's size, or the transaction, can't be had.
         """
         self.check_process()
         try:
@@ -249,7 +251,7 @@ class Environment:
                 with self._mutex:
                     self._adopt_size()
                 return self._env.begin(write=True)
-        except lmdb.PanicError as error:
+        except (lmdb.PanicError, lmdb.MemoryError) as error:
             raise self._named(error) from error
 
     def sync(self) -> None:
@@ -278,10 +280,11 @@ class Environment:
             self.begin_write().abort()
 
     def grow(self) -> None:
-        """Double the map. No write transaction of this process may be live.
+        """Enlarge the map, to twice its size if the address space allows. No write transaction here may be live.
 
         Raises:
-            StoreFull: A reader of this process is open, or the address space is exhausted.
+            StoreFull: A reader of this process is open. The map stays as it is.
+            OutOfAddressSpace: There is no room for a larger map. The map stays as it is.
         """
         with self._mutex:
             if self._live:
@@ -289,10 +292,17 @@ class Environment:
                     "The index must grow, but a scan of this process is open; finish it and try again.",
                     path=self.directory,
                 )
-            try:
-                self._env.set_mapsize(2 * self._env.info()["map_size"])
-            except lmdb.Error as error:
-                raise StoreFull("The index can't grow any more.", path=self.directory, reason=str(error)) from error
+            self._enlarge()
+
+    def _enlarge(self) -> None:
+        """Enlarge the map to more than it has, and than the file has in use. The caller holds the mutex."""
+        found = self._env.info()
+        used = (found["last_pgno"] + 1) * self._env.stat()["psize"]
+        size = address_space.size_of_larger_map(found["map_size"], used, self.directory)
+        try:
+            self._env.set_mapsize(size)
+        except lmdb.Error as error:
+            raise StoreFull("The index can't grow any more.", path=self.directory, reason=str(error)) from error
 
     def release_dead_readers(self) -> int:
         """Release the slots of killed readers, which would make the file grow; returns how many there were."""
@@ -329,6 +339,8 @@ class Environment:
     def _begin_read(self) -> Transaction:
         try:
             return self._env.begin()
+        except lmdb.MemoryError as error:
+            raise self._named(error) from error
         except lmdb.ReadersFullError as error:
             raise Unavailable("Too many scans are open; finish some and try again.", path=self.directory) from error
         except lmdb.MapResizedError:
@@ -336,13 +348,13 @@ class Environment:
             return self._env.begin()
 
     def _adopt_size(self) -> None:
-        # Another process has grown the map; 0 means what the file says.
+        # Another process has grown the map; what it has may be more than this process can.
         if self._live:
             raise StoreFull(
                 "The index grew, but a scan of this process is open; finish it and try again.",
                 path=self.directory,
             )
-        self._env.set_mapsize(0)
+        self._enlarge()
 
 
 _registry: dict[Path, Environment] = {}
@@ -375,6 +387,7 @@ def open_environment(
         NotAStore: In the place of the directory or its files is something else.
         CorruptData: LMDB can't read it, or must not.
         StoreFull, LogFailed: The disk refuses what LMDB makes when it is opened.
+        OutOfAddressSpace: The process has no room for a map of the file.
         StoreReplaced: The store's path leads elsewhere.
         StoreLocked: It is open in this process by another path.
     """
@@ -472,30 +485,29 @@ def _allocate_lock(directory: Path) -> None:
 
 
 def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool, metasync: bool) -> lmdb.Environment:
-    while True:
-        try:
-            return lmdb.open(
-                str(directory),
-                map_size=map_bytes,
-                readonly=read_only,
-                metasync=metasync,
-                mode=0o600,
-                max_readers=_READERS_MAX,
-                max_dbs=_DATABASES_MAX,
-                lib_version=0,
-            )
-        except lmdb.MemoryError:
-            if map_bytes <= _MAP_BYTES_MIN:
-                raise
-            map_bytes //= 2
-        except OSError as error:
-            raise refusal(error, directory) from error
-        except lmdb.DiskError as error:
-            raise StoreFull("No space on the disk; free some and try again.", path=directory) from error
-        except lmdb.Error as error:
-            raise CorruptData(
-                "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
-            ) from error
+    data = directory / _DATA
+    map_bytes = address_space.size_of_map(map_bytes, data.stat().st_size if data.exists() else 0, directory)
+    try:
+        return lmdb.open(
+            str(directory),
+            map_size=map_bytes,
+            readonly=read_only,
+            metasync=metasync,
+            mode=0o600,
+            max_readers=_READERS_MAX,
+            max_dbs=_DATABASES_MAX,
+            lib_version=0,
+        )
+    except lmdb.MemoryError as error:
+        raise address_space.shortage(directory, error) from error
+    except OSError as error:
+        raise refusal(error, directory) from error
+    except lmdb.DiskError as error:
+        raise StoreFull("No space on the disk; free some and try again.", path=directory) from error
+    except lmdb.Error as error:
+        raise CorruptData(
+            "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
+        ) from error
 
 
 def _identity(file: str) -> Identity | None:

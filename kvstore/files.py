@@ -23,6 +23,7 @@ from operator import call
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from kvstore import address_space
 from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, UnsupportedOperation
 from kvstore.place import Below, StoreDirectory
 from logformat.paths import TEMPORARY
@@ -270,6 +271,8 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
     """The error of the store for an error of the disk."""
     if error.errno in _FULL:
         return StoreFull("No space on the disk; free some and try again.", path=path)
+    if error.errno == errno.ENOMEM:
+        return address_space.shortage(path)
     if error.errno in _TOO_MANY_OPEN:
         return LogFailed(
             "Too many files are open; raise the limit (`ulimit -n`) and reopen the store. Each bucket has some.",

@@ -24,6 +24,7 @@
     ├── Unavailable                 try again later
     │   ├── StoreLocked             another process writes this bucket
     │   ├── StoreFull               no space left
+    │   │   └── OutOfAddressSpace   of this process: raise its limit
     │   └── ReplicaBehind           a replica can't be updated, or does not reach far enough
     ├── CorruptData                 do not retry: run ``kvstore check``
     │   ├── CorruptBatch            a record batch of the log is damaged
@@ -169,6 +170,10 @@ class StoreLocked(Unavailable):
 
 class StoreFull(Unavailable):
     """The log or the index has no space left. Nothing was written."""
+
+
+class OutOfAddressSpace(StoreFull):
+    """This process may not map or allocate more memory. Nothing was written; the disk has nothing to do with it."""
 
 
 class Diverged(StoreError):

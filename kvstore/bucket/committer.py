@@ -29,6 +29,7 @@ from typing import TypeAlias, TypeVar
 
 import lmdb
 
+from kvstore.address_space import shortage
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.write_path import Applied, WritePath
@@ -289,6 +290,9 @@ class Committer:
                 return work()
             except lmdb.MapFullError:
                 return self._grow()
+            except lmdb.MemoryError as error:
+                self._restore()
+                return shortage(self._context.place.index, error)
             except lmdb.Error as error:
                 self._restore()
                 return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
@@ -423,6 +427,9 @@ class Committer:
                 if failure is not None:
                     raise failure from None
                 self._path.commit()
+            except lmdb.MemoryError as error:
+                self._restore()
+                raise shortage(self._context.place.index, error) from error
             except lmdb.Error as error:
                 self._restore()
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import lmdb
 
+from kvstore.address_space import shortages
 from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.snapshot import Snapshot
@@ -42,6 +43,13 @@ def open_for_writing(
         CorruptBatch: The log lost durable changes. Nothing was changed.
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
+    with shortages(place.index):
+        return _opened(place, definition, options, files, clock)
+
+
+def _opened(
+    place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
+) -> WritePath:
     files.verify()  # what is found here is this bucket's
     index = usable_index(place, options, files)
     try:

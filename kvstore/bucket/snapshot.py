@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import UNSET
 
+from kvstore.address_space import mapped
 from kvstore.bucket.snapshot_rows import EncodedRows, FileWriter, RowsWriter, read_rows
 from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files, names_in, open_file, read_file
@@ -134,7 +134,7 @@ class Snapshot:
                 )
             if _checksum(file.fileno(), size) != expected.crc32c:
                 raise CorruptData("A file of a snapshot fails its checksum.", path=path)
-            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+            return mapped(file.fileno(), size, path)
 
 
 def verified_rows(manifest: Manifest, data: memoryview, definition: TableDefinition) -> Iterator[EncodedRows]:

@@ -6,7 +6,6 @@ finished. Nothing is trusted before its checksum is verified.
 
 from __future__ import annotations
 
-import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from uuid import UUID
 
 import numpy as np
 
+from kvstore.address_space import mapped
 from kvstore.errors import CorruptBatch, CorruptData, OffsetOutOfRange
 from kvstore.files import Files, data_ranges, no_file, open_file, size_of
 from logformat import paths
@@ -162,7 +162,7 @@ class Segment:
             size = size_of(file.fileno(), self.path, bytes_max=SEGMENT_BYTES_MAX, error=CorruptBatch)
             if size != len(self._map):
                 # The old map lives on for as long as rows are views of it.
-                self._map = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+                self._map = mapped(file.fileno(), size, self.path)
 
     def _corrupt(self, message: str, position: Position, expected: Offset) -> CorruptBatch:
         return CorruptBatch(message, path=self.path, position=position, offset=expected)

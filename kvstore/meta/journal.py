@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, zip_longest
 from operator import ge
 from pathlib import Path
@@ -40,7 +41,7 @@ from kvstore.errors import (
 )
 from kvstore.files import Files
 from kvstore.meta.image import TXID_MAX, Image, Images
-from kvstore.meta.journal_segments import check_name, needed_segments, segment_name, segments_of
+from kvstore.meta.journal_segments import check_name, needed_segments, refusal, segment_name, segments_of
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
@@ -73,7 +74,7 @@ def create_journal(directory: Path, files: Files, edit: Edit) -> None:
             transaction.commit()
         except lmdb.Error as error:
             transaction.abort()
-            raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
+            raise refusal(error, directory) from error
     finally:
         environment.close()
 
@@ -197,7 +198,7 @@ class Journal:
                 self._waiting.append(decide(self._with_waiting()))
                 self._wake_later()
                 return self._with_waiting()
-            state = self._add(decide)
+            state = self._with_room(partial(self._add, decide))
             if not may_wait:
                 self._make_durable()
         self._notify(state.txid)
@@ -224,7 +225,7 @@ class Journal:
         """
         with self._mutex:
             self._waiting.clear()
-            state = self._add(lambda _: LoseLead(by=by))
+            state = self._with_room(partial(self._add, lambda _: LoseLead(by=by)))
             self._make_durable()
         self._notify(state.txid)
         return state
@@ -240,12 +241,7 @@ class Journal:
         self._check_writable()
         self.state()
         with self._mutex:
-            with self._adding() as transaction:
-                state = self._replayed(transaction, self._state)
-                for edit in later:
-                    if edit.txid > state.txid:
-                        state = self._put(transaction, state, edit)
-            self._state = state
+            state = self._state = self._with_room(partial(self._add_later, list(later)))
             if durable:
                 self._make_durable()
         self._notify(state.txid)
@@ -263,7 +259,7 @@ class Journal:
         self._check_waiting()
         with self._mutex:
             if self._waiting:
-                self._add(None)
+                self._with_room(partial(self._add, None))
             self._environment.sync()
 
     @contextmanager
@@ -350,7 +346,7 @@ class Journal:
                 transaction.commit()
             except lmdb.Error as error:
                 transaction.abort()
-                raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
+                raise refusal(error, self._environment.directory) from error
             except BaseException:
                 transaction.abort()
                 raise
@@ -374,7 +370,7 @@ class Journal:
                     self._timer.cancel()
                 if self._waiting:
                     with suppress(StoreReplaced):  # the loss of these edits does no harm
-                        self._add(None)
+                        self._with_room(partial(self._add, None))
             finally:
                 self._waiting.clear()
                 self._environment.close()
@@ -398,6 +394,22 @@ class Journal:
         self._state = state
         return state
 
+    def _add_later(self, later: Iterable[Edit]) -> CatalogState:
+        with self._adding() as transaction:
+            state = self._replayed(transaction, self._state)
+            for edit in later:
+                if edit.txid > state.txid:
+                    state = self._put(transaction, state, edit)
+        return state
+
+    def _with_room(self, add: Callable[[], CatalogState]) -> CatalogState:
+        """Add edits; a map that has no room for them is enlarged first."""
+        while True:
+            try:
+                return add()
+            except lmdb.MapFullError:
+                self._environment.grow()
+
     @contextmanager
     def _adding(self) -> Iterator[Transaction]:
         """A write transaction that commits at the end."""
@@ -406,9 +418,12 @@ class Journal:
             self._check_current()
             yield transaction
             transaction.commit()
+        except lmdb.MapFullError:
+            transaction.abort()
+            raise
         except lmdb.Error as error:
             transaction.abort()
-            raise StoreFull("The catalog can't be written; free some space.", reason=str(error)) from error
+            raise refusal(error, self._environment.directory) from error
         except OSError as error:
             transaction.abort()
             raise StoreFull("The disk failed; free some space.", reason=str(error)) from error
@@ -466,7 +481,7 @@ class Journal:
                 if not self._waiting:
                     return
                 try:
-                    state = self._add(None)
+                    state = self._with_room(partial(self._add, None))
                 except StoreError:
                     self._wake_later()
                     raise

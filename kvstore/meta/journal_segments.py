@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from pathlib import Path
 
 import lmdb
 
+from kvstore.address_space import shortage
 from kvstore.environment import Transaction
-from kvstore.errors import CorruptImage
+from kvstore.errors import CorruptImage, StoreFull
 from kvstore.meta.state import CatalogState
 from logformat.ids import Txid
 
@@ -48,3 +50,10 @@ def needed_segments(names: list[str], state: CatalogState) -> list[str]:
 def segment_name(first: Txid) -> str:
     """Name of the segment that begins with an edit."""
     return f"{first:0{_NAME_DIGITS}d}"
+
+
+def refusal(error: lmdb.Error, journal: Path) -> StoreFull:
+    """The error of the store for one of LMDB in writing a journal."""
+    if isinstance(error, lmdb.MemoryError):
+        return shortage(journal, error)
+    return StoreFull("The catalog can't be written; free some space.", reason=str(error))

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.address_space import shortage
 from kvstore.bucket import snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX
 from kvstore.environment import open_environment
@@ -179,6 +180,8 @@ class TemporaryRows:
     def _refusals(self) -> Iterator[None]:
         try:
             yield
+        except (lmdb.MemoryError, lmdb.MapFullError) as error:
+            raise shortage(self._parent, error) from error
         except lmdb.Error as error:
             raise StoreFull(
                 "The disk has no room for the rows of a bucket; free some and try again.",
