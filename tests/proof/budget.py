@@ -9,6 +9,7 @@ _BUDGETS: dict[str, dict[Run, int]] = {
     "pairs": {"quick": 30, "long": 200, "nightly": 1_250},
     "cuts": {"quick": 2, "long": 22, "nightly": 500},
     "second recorder": {"quick": 0, "long": 120, "nightly": 3_000},
+    "soak seconds": {"quick": 0, "long": 60, "nightly": 1_800},
     "stops": {"quick": 8, "long": 120, "nightly": 120},
     "full disks": {"quick": 2, "long": 60, "nightly": 60},
     "path histories": {"quick": 2, "long": 20, "nightly": 100},

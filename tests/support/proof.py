@@ -72,6 +72,7 @@ FIGURES = (
     Figure("replica losses", 100, 100),
     Figure("path histories", 20, 100),
     Figure("interrupts", 1_960, 49_000),
+    Figure("kills and stops in a soak", 10, 300),
     Figure("planted bugs", 16, 16),
 )
 NAMES = {figure.name for figure in FIGURES}
