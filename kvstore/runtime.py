@@ -534,16 +534,15 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
         )
     try:
         files.make_directory(path)
-        foreign = _foreign(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotAStore("A store is a directory in a directory that is there; create that first.", path=path) from error
-    if foreign:
-        raise NotAStore("This directory is no store and not empty; choose a new one.", path=path, holds=foreign[:5])
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # two processes may have come to create it
         with suppress(FileNotFoundError):
             return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=STORE_BYTES_MAX))
+        if foreign := _foreign(path):
+            raise NotAStore("This directory is no store and not empty; choose a new one.", path=path, holds=foreign[:5])
         return _created(path, files, clock)
     finally:
         os.close(descriptor)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,9 @@ from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
 from kvstore.replica.ship.background import Shipping
+from kvstore.replica.ship.shipper import Shipper
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
+from tests.store.helpers import run
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
 
@@ -293,3 +296,27 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_table_that_another_process_drops_meanwhile_is_not_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, dropped = Objects(), []
+    with kvstore.open(tmp_path / "s") as store:
+        for name in ("dropped", "kept"):
+            store.create_table(name, SCHEMA, "k")
+        replica = replica_of(store, objects)
+        handles = Shipper._handles
+
+        def after_a_drop(self: Shipper) -> Iterator[Any]:
+            found = list(handles(self))
+            if not dropped:
+                dropped.append(run(tmp_path / "s", "kvstore.open(path).drop_table('dropped')"))
+            return iter(found)
+
+        monkeypatch.setattr(Shipper, "_handles", after_a_drop)
+        replica.ship()
+    restored(objects, tmp_path / "back")
+    with kvstore.open(tmp_path / "back") as back:
+        assert dropped
+        assert back.list_tables() == ["kept"]

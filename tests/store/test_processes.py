@@ -14,6 +14,9 @@ import pytest
 import kvstore
 from kvstore.environment import Environment
 from kvstore.errors import ForkedStore, StoreLocked
+from kvstore.files import Files
+from kvstore.options import StoreOptions
+from kvstore.store import Store
 from tests.conftest import OpenStore
 from tests.store.helpers import Program, run
 from tests.support.tables import changes_of, rows_of
@@ -348,3 +351,16 @@ def test_a_snapshot_does_not_move(table: kvstore.Table) -> None:
     table.upsert([{"k": key, "v": 1} for key in range(200)])
     assert reader.read_all().column("v").to_pylist() == [0] * 100
     assert table.count() == 200
+
+
+def test_two_processes_that_create_a_store_at_the_same_time_have_the_same_one(store_path: Path) -> None:
+    class SlowFiles(Files):
+        """Another process creates the store after this one has looked."""
+
+        def make_directory(self, path: Path) -> None:
+            super().make_directory(path)
+            if path == store_path and not (path / "STORE").exists():
+                run(path, "kvstore.open(path).create_table('t', pa.schema([('k', pa.int64())]))")
+
+    with Store(store_path, StoreOptions(), files=SlowFiles()) as store:
+        assert store.list_tables() == ["t"]

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -142,7 +143,10 @@ class Shipper:
         self._runtime.flush()
         self._as_of_ms = self._runtime.clock.now_ms()
         # Before the catalog, so that the shipped catalog has the schemas of all shipped batches.
-        ends = {stream: (handle, handle.committed().applied_offset) for stream, handle in self._handles()}
+        ends: dict[Stream, tuple[BucketHandle, Offset]] = {}
+        for stream, handle in self._handles():
+            with self._unless_dropped(stream):
+                ends[stream] = handle, handle.committed().applied_offset
         if not reports and not self._has_news(status, {stream: end for stream, (_, end) in ends.items()}):
             self._check_not_replaced()
             return Shipment(0, 0, 0)
@@ -153,12 +157,8 @@ class Shipper:
             before = status.of(stream)
             if before is None or before.end < end:
                 lag += end - (before.end if before is not None else 0)
-                try:
+                with self._unless_dropped(stream):
                     shipped.append(self._ship_bucket(stream, handle, before, end))
-                except StoreError:
-                    if stream.table_id in self._runtime.catalog().tables:
-                        raise
-                    # The table was dropped meanwhile.
         if catalog is not None:
             shipped.append(catalog)
         self.report(shipped)
@@ -427,6 +427,15 @@ class Shipper:
         for definition in self._runtime.catalog().tables.values():
             for bucket, handle in enumerate(self._runtime.open_table(definition).handles):
                 yield Stream(definition.id, BucketId(bucket)), handle
+
+    @contextmanager
+    def _unless_dropped(self, stream: Stream) -> Iterator[None]:
+        """Ignore errors that come from a table that another process drops meanwhile."""
+        try:
+            yield
+        except StoreError:
+            if stream.table_id in self._runtime.catalog().tables:
+                raise
 
     def _handle(self, stream: Stream) -> BucketHandle:
         tables = self._runtime.catalog().tables
