@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.clock import Clock, SystemClock
 from kvstore.commit.consumers import Consumer, Consumers
-from kvstore.errors import InvalidRequest, NoSuchTable
+from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.files import Files
 from kvstore.ingest import creation
 from kvstore.ingest.creation import DEFAULTS
@@ -204,6 +204,22 @@ class Store:
         self._session.check_open()
         opened = self.runtime.open_table(self.runtime.definition(name))
         return Table(opened, self._session, self.runtime.options.batch_rows_max)
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.list_tables()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list_tables())
+
+    def __repr__(self) -> str:
+        try:
+            tables = ", ".join(self.list_tables()) or "no tables"
+        except StoreError as error:
+            return f"<kvstore.Store: {error.message}>"
+        return f"<kvstore.Store {str(self.path)!r}: {tables}>"
 
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""

@@ -25,11 +25,12 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
 from kvstore.address_space import shortage
+from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.write_path import Applied, WritePath
@@ -46,13 +47,12 @@ from kvstore.errors import (
 )
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
-from kvstore.request.preparation import requests_of
-from kvstore.request.request import Prepared, Request, RowRequest
+from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
 from logformat.log.index_state import IndexState
 
-Submitted: TypeAlias = Request | RowRequest
-Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError]]
+Submitted: TypeAlias = Request | RowRequest | ConditionalRequest
+Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
@@ -138,7 +138,7 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, request: Submitted) -> Future[AppendResult]:
+    def submit(self, request: Submitted) -> Future[Any]:
         """Submit a request. Returns its future answer; if that is an error, nothing of the request was written."""
         self._enqueue(request)
         return request.answer
@@ -216,7 +216,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while isinstance(item, (Request, RowRequest)):
+        while isinstance(item, (Request, RowRequest, ConditionalRequest)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
@@ -269,7 +269,8 @@ class Committer:
             if isinstance(outcome, StoreError):
                 request.answer.set_exception(copy(outcome))
             else:
-                request.answer.set_result(outcome.result)
+                answer: Future[Any] = request.answer
+                answer.set_result(None if outcome is None else outcome.result)
 
     def _attempt(self, work: Callable[[], T]) -> T | StoreError | None:
         """Do work on the bucket; this is the only place that decides what an error means.
@@ -340,10 +341,7 @@ class Committer:
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         is_first = not self._path.index.writing
-        requests = requests_of(group, self._path.definition)
-        applied = iter(self._path.apply_all([each for each in requests if isinstance(each, Request)]))
-        found = [next(applied) if isinstance(each, Request) else each for each in requests]
-        outcomes: Outcomes = list(zip(group, found, strict=True))
+        outcomes: Outcomes = list(zip(group, apply_in_order(self._path, group), strict=True))
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
         self._catalog.check_leads()  # a large batch may have taken longer than a lease
         self._append(done, durable=self._options.durability == "sync")

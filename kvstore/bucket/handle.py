@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.context import BucketContext
@@ -22,8 +22,7 @@ from kvstore.index.index import Index, View
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
-from kvstore.request.request import Prepared, Request, RowRequest
-from kvstore.request.results import AppendResult
+from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
 
@@ -70,7 +69,7 @@ class BucketHandle:
         with self._reader().view() as view:
             return view.state().back_offset
 
-    def submit(self, request: Request | RowRequest, *, waits: bool = True) -> Future[AppendResult]:
+    def submit(self, request: Request | RowRequest | ConditionalRequest, *, waits: bool = True) -> Future[Any]:
         """Have one batch applied, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
 
         Args:

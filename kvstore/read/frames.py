@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,9 @@ from kvstore.errors import SchemaMismatch, UnsupportedOperation
 from logformat.errors import InvalidRequest
 from logformat.rows.python_values import MISFITS
 from logformat.rows.schema import normalise_type
+
+SHOWN_CHARACTERS = 100
+"""Number of characters of a value that HTML shows."""
 
 
 def pandas_frame(rows: pa.Table) -> Any:
@@ -39,6 +43,20 @@ def polars_frame(rows: pa.Table) -> Any:
         UnsupportedOperation: Polars is not installed.
     """
     return _library("polars").DataFrame(rows)
+
+
+def html_of(caption: str, rows: pa.Table) -> str:
+    """Rows as an HTML table, with everything that is not ours escaped."""
+    heads = "".join(f"<th>{escape(field.name)}<br>{escape(str(field.type))}</th>" for field in rows.schema)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(_shown(value))}</td>' for value in row.values())}</tr>" for row in rows.to_pylist()
+    )
+    return f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def _library(name: str) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from kvstore.calls import Answer
+from kvstore.meta.state import TableDefinition
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
@@ -73,6 +76,26 @@ class RowRequest:
     def size(self) -> int:
         """Lower bound of the size in bytes."""
         return sum(len(value) for value in self.row.values() if isinstance(value, (str, bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalRequest:
+    """A write that depends on the stored rows of some keys, as they are when its turn comes.
+
+    Attributes:
+        keys: The keys, encoded, each once.
+        decide: Returns the changes, or None if nothing is to be written, given the current definition of the table and
+            the rows that are there. It may raise InvalidRequest and nothing else, and the bucket waits for it.
+    """
+
+    keys: list[bytes]
+    decide: Callable[[TableDefinition, pa.RecordBatch], Changes | None]
+    answer: Future[AppendResult | None] = field(default_factory=Answer)
+
+    @property
+    def size(self) -> int:
+        """Lower bound of the size in bytes."""
+        return sum(map(len, self.keys))
 
 
 @dataclass(frozen=True, slots=True)

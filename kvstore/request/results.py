@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,12 @@ class AppendResult:
     def log_end_offset(self) -> Offset:
         """The offset after the last one."""
         return Offset(self.last_offset + 1)
+
+
+def spanning(results: Sequence[AppendResult]) -> AppendResult:
+    """The result of several batches of one bucket, in order."""
+    first, last = results[0], results[-1]
+    return AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.read.frames import pandas_frame, polars_frame, stream_of
+from kvstore.errors import StoreError
+from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
 from kvstore.table.reading import TableReads
+
+SHOWN_ROWS = 10
+"""Number of rows that a notebook shows of a table."""
 
 
 class EverydayReads(TableReads):
@@ -71,6 +76,38 @@ class EverydayReads(TableReads):
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
         """
         return polars_frame(self.to_arrow(columns, filter, limit, as_of))
+
+    def __len__(self) -> int:
+        if self.options.changelog_image == "wal" and self.primary_key is not None:  # its rows are not counted
+            return sum(batch.num_rows for batch in self.scan(self.primary_key))
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is a table
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (row for batch in self.scan() for row in batch.to_pylist())
+
+    def __repr__(self) -> str:
+        name = self._catalog.name
+        try:
+            key, rows = self.primary_key, None if self.options.changelog_image == "wal" else self.count()
+        except StoreError as error:
+            return f"<kvstore.Table {name}: {error.message}>"
+        about = "append-only" if key is None else f"key {', '.join(key)}"
+        return f"<kvstore.Table {name}: {about}{'' if rows is None else f', {rows:,} rows'}>"
+
+    def _repr_html_(self) -> str | None:
+        """The first rows as an HTML table, for notebooks; None if the table can't be read."""
+        try:
+            if self.primary_key is None:
+                changes = self.changelog(columns=self.schema.names)
+                rows = pa.Table.from_batches(islice(changes, 1), changes.schema)
+            else:
+                rows = self.to_arrow(limit=SHOWN_ROWS)
+            return html_of(repr(self)[1:-1], rows.slice(0, SHOWN_ROWS))
+        except StoreError:
+            return None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The rows as an Arrow stream, as of the call: ``pa.table(t)``, ``polars.DataFrame(t)`` and others ask for it.

@@ -12,28 +12,30 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.arguments import integer, integer_within
+from kvstore.arguments import integer, integer_within, shown
 from kvstore.calls import answer_of, uninterrupted, wait_for
-from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
+from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NamedWriter
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import RowRequest
-from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult
+from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult, spanning
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
 from kvstore.request.targets import filled, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
+from kvstore.table.conditional import Decide, apply_if, deletion, replacement, update
 from kvstore.table.everyday import EverydayReads
 from kvstore.table.open_table import OpenTable
 from kvstore.table.replacing import check_replaceable, deletes_of_others
 from logformat.ids import OFFSET_MAX, BucketId, SchemaId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+from logformat.rows.given import row_of
 from logformat.rows.intake import Data, Keys
 from writer import TableWriter, WriterOptions
 
@@ -88,25 +90,98 @@ class Table(EverydayReads):
         batches = of_size(intake.record_batches(data, given, fills=targets is None), self._batch_rows_max)
         return self._apply_all((Changes.upserts(rows) for rows in batches), definition, targets)
 
-    def delete(self, keys: Keys, columns: Sequence[str] | None = None) -> WriteResult:
-        """Remove the rows of keys; a key without a row is no error.
+    def delete(
+        self, keys: Keys = None, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> WriteResult:
+        """Remove the rows of keys, or all for which an expression is true; a key without a row is no error.
 
         Args:
-            keys: A key (scalar, tuple or dict), a list of keys, or Arrow data: the key's columns, or the one it has.
+            keys: A key (scalar, tuple or dict), a list of keys, Arrow data (the key's columns, or the one it has), or a
+                pandas frame whose index is the key.
             columns: For a partial delete, the columns that become null, with those of the key; a row without other
                 values is removed.
+            where: In place of keys, remove the rows for which it is true now, such as ``pc.field("n") > 3``. Each row
+                is tested again when its bucket's turn comes. Many rows are removed in several batches, and only
+                buckets with such rows are in the result.
 
         Raises:
             SchemaMismatch: A key does not fit. Nothing of its batch, or of the batches after it, was written.
+            InvalidRequest: ``where`` is no condition, or is given with other arguments. Nothing was written.
             InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._access.check_writable()
         definition = self._keyed()
+        if where is not None:
+            if keys is not None or columns is not None:
+                raise InvalidRequest("Give either `keys` or `where`; `where` removes whole rows.")
+            return self._apply_where(definition, where, deletion(where))
         targets = self._targets(definition, columns)
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
         batches = of_size(iter([key_rows]), self._batch_rows_max)
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
+
+    def update_where(self, where: pc.Expression, values: Mapping[str, Any]) -> WriteResult:
+        """Set columns of all rows for which an expression is true now; their other columns stay as they are.
+
+        Each row is tested again when its bucket's turn comes, and what is computed is computed then: writes of others
+        in between are not lost. Many rows are updated in several batches.
+
+        Args:
+            where: Such as ``pc.field("n") > 3``.
+            values: For each column its new value, or an expression over the row such as ``pc.field("n") + 1``.
+
+        Returns:
+            The results of the buckets that have such rows.
+
+        Raises:
+            InvalidRequest: An expression or value does not fit the table, or the row for which it is computed. Of the
+                batch with that row, and of the batches after it, nothing was written.
+            UnsupportedOperation: The table has no key, or its engine is not ``last_row``.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._access.check_writable()
+        definition = self._keyed()
+        return self._apply_where(definition, where, update(definition, where, values))
+
+    def put_if(self, row: Any, expected: Any) -> bool:
+        """Store a row if the row of its key is the expected one, compared as they are stored.
+
+        The comparison and the write are one: to change a row by what it is, read it, and repeat until this is true.
+
+        Args:
+            row: A dict, a dataclass or a pydantic model.
+            expected: The whole row as it should be now, as :meth:`get` returns it; None if there should be none. A
+                nullable column that is left out is expected to be null.
+
+        Returns:
+            Whether the row was stored; if not, nothing was written.
+
+        Raises:
+            InvalidRequest: A row does not fit, or the two have different keys. Nothing was written.
+            UnsupportedOperation: The table has no key, or its engine is not ``last_row``.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._access.check_writable()
+        definition = self._keyed()
+        key_row, decide = replacement(definition, row, expected)
+        return bool(apply_if(self._handles, definition, iter([key_row]), decide).by_bucket)
+
+    def __setitem__(self, key: Keys, row: Any) -> None:
+        names, given = self._keyed().primary_key or (), row_of(row)
+        if not isinstance(given, Mapping):
+            raise SchemaMismatch("A row is a dict from column name to value.", row=shown(row))
+        named = intake.key_row(key, names)
+        if other := [name for name in names if name in given and given[name] != named[name]]:
+            raise InvalidRequest("The row has another key than the one it is stored under.", key=key, columns=other)
+        self.upsert({**given, **named})
+
+    def __delitem__(self, key: Keys) -> None:
+        self._access.check_writable()
+        definition = self._keyed()
+        keys = intake.key_rows([key], layout_of(definition).key_schema)
+        if not apply_if(self._handles, definition, iter([keys]), deletion()).by_bucket:
+            raise KeyError(key)
 
     def apply(self, changes: Changes) -> WriteResult:
         """Apply upserts and deletes in order, as one batch for each bucket; see :meth:`Bucket.apply`.
@@ -397,6 +472,12 @@ class Table(EverydayReads):
             raise UnsupportedOperation("A log table takes whole rows; leave `columns` out.")
         return targets_of(definition, definition.schema, engine_of_table(definition), columns)
 
+    def _apply_where(self, definition: TableDefinition, where: pc.Expression, decide: Decide) -> WriteResult:
+        # Read before anything is written, so that no read lasts as long as the writes.
+        keys = self.scan(list(definition.primary_key or ()), where).read_all()
+        batches = of_size(iter(keys.to_batches()), self._batch_rows_max)
+        return apply_if(self._handles, definition, batches, decide)
+
     def _apply_all(
         self, batches: Iterator[Changes], definition: TableDefinition, targets: frozenset[str] | None
     ) -> WriteResult:
@@ -405,7 +486,7 @@ class Table(EverydayReads):
             self._apply_one(changes, definition, targets, found)
         if not found and len(self._handles) == 1:
             self._apply_one(Changes.upserts(intake.empty(definition.schema)), definition, targets, found)
-        return WriteResult({bucket: _whole(results) for bucket, results in sorted(found.items())})
+        return WriteResult({bucket: spanning(results) for bucket, results in sorted(found.items())})
 
     def _apply_one(
         self,
@@ -444,8 +525,3 @@ class Table(EverydayReads):
                     bucket for bucket, answer in answers.items() if answer.exception() is None
                 ]
             raise
-
-
-def _whole(results: Sequence[AppendResult]) -> AppendResult:
-    first, last = results[0], results[-1]
-    return AppendResult(first.first_offset, last.last_offset, False, last.timestamp_ms)

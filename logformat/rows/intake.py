@@ -76,7 +76,7 @@ def key_rows(keys: Keys, schema: pa.Schema) -> pa.RecordBatch:
     if hasattr(keys, "tolist") and not isinstance(keys, (np.generic, memoryview)):
         keys = keys.tolist()  # a numpy array or a pandas index
     listed = keys if isinstance(keys, list) else [keys]
-    return one_batch([_key_row(key, schema.names) for key in listed], schema)
+    return one_batch([key_row(key, schema.names) for key in listed], schema)
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -208,7 +208,12 @@ def _key_table(keys: Data, schema: pa.Schema) -> pa.Table:
     return pa.table([column], schema.names)
 
 
-def _key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
+def key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """A key (scalar, tuple or dict) as a dict of its columns.
+
+    Raises:
+        SchemaMismatch: It has too few or too many values.
+    """
     if isinstance(key, pa.Scalar):
         key = key.as_py()
     if isinstance(key, Mapping):

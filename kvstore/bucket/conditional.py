@@ -1,0 +1,49 @@
+"""Conditional writes in a bucket's group: each is decided by the rows that the requests before it have left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TypeAlias
+
+from kvstore.bucket.write_path import Outcome, WritePath
+from kvstore.errors import InvalidRequest, WriterRejected
+from kvstore.request.preparation import request_of, requests_of
+from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
+
+Submitted: TypeAlias = Request | RowRequest | ConditionalRequest
+
+
+def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome | None]:
+    """Apply requests in order; see :meth:`WritePath.apply_all`, also for errors.
+
+    Returns:
+        For each request its outcome; None for a conditional one that had nothing to write.
+    """
+    found: list[Outcome | None] = []
+    for is_conditional, run in groupby(group, _is_conditional):
+        if is_conditional:
+            found += [_apply_if(path, each) for each in run if isinstance(each, ConditionalRequest)]
+            continue
+        requests = requests_of([each for each in run if not isinstance(each, ConditionalRequest)], path.definition)
+        applied = iter(path.apply_all([each for each in requests if isinstance(each, Request)]))
+        found += [next(applied) if isinstance(each, Request) else each for each in requests]
+    return found
+
+
+def _is_conditional(request: Submitted) -> bool:
+    return isinstance(request, ConditionalRequest)
+
+
+def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
+    definition = path.definition
+    there = [(key, value) for key, value in zip(request.keys, path.index.get(request.keys), strict=True) if value]
+    keys, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
+    rows, _ = layout_of(definition).decode_found(keys, values)
+    try:
+        changes = request.decide(definition, rows)
+        return None if changes is None else path.apply(request_of(changes, definition))
+    except (InvalidRequest, WriterRejected) as error:
+        return error

@@ -1,0 +1,218 @@
+"""Writes whose rows are tested again in their bucket's turn, so that no write of others in between is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+
+from kvstore.arguments import shown
+from kvstore.bucket.handle import BucketHandle
+from kvstore.calls import answer_of, uninterrupted, wait_for
+from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.read.scan import rows_where
+from kvstore.request.partition import row_indices_by_bucket
+from kvstore.request.request import ConditionalRequest
+from kvstore.request.results import AppendResult, WriteResult, spanning
+from kvstore.request.row_layout import layout_of
+from kvstore.request.targets import schema_given
+from logformat.checksum import key_sums
+from logformat.ids import BucketId
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+from logformat.rows.given import row_of
+from logformat.rows.python_values import MISFITS
+
+Decide: TypeAlias = Callable[[TableDefinition, pa.RecordBatch], Changes | None]
+
+
+def apply_if(
+    handles: Sequence[BucketHandle], definition: TableDefinition, keys: Iterator[pa.RecordBatch], decide: Decide
+) -> WriteResult:
+    """Apply what ``decide`` makes of the rows of some keys, a batch of each bucket after the other.
+
+    Returns:
+        The results of the buckets in which anything was written.
+
+    Raises:
+        StoreError: A batch failed; its error lists ``buckets_written``, also by the batches before it.
+    """
+    found: dict[BucketId, list[AppendResult]] = {}
+    for batch in keys:
+        answers: dict[BucketId, Future[AppendResult | None]] = {}
+        try:
+            uninterrupted(_submit)(handles, definition, batch, decide, answers)
+            for bucket, answer in answers.items():
+                if (result := answer_of(answer)) is not None:
+                    found.setdefault(bucket, []).append(result)
+        except StoreError as error:
+            for bucket, answer in answers.items():
+                if wait_for(answer).exception() is None and (result := answer.result()) is not None:
+                    found.setdefault(bucket, []).append(result)
+            if len(handles) > 1:
+                error.where["buckets_written"] = sorted(found)
+            raise
+    return WriteResult({bucket: spanning(results) for bucket, results in sorted(found.items())})
+
+
+def _submit(
+    handles: Sequence[BucketHandle],
+    definition: TableDefinition,
+    keys: pa.RecordBatch,
+    decide: Decide,
+    answers: dict[BucketId, Future[AppendResult | None]],
+) -> None:
+    for bucket, places in row_indices_by_bucket(definition, keys, BucketId(0)):
+        encoded = layout_of(definition).encode_keys(keys if places is None else keys.take(places))
+        answers[bucket] = handles[bucket].submit(ConditionalRequest(encoded.to_list(), decide))
+
+
+def deletion(where: pc.Expression | None = None) -> Decide:
+    """Deletes the rows that are there, and of them only those for which an expression is true."""
+
+    def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
+        found = rows if where is None else _only(rows, where)
+        key = list(definition.primary_key or ())
+        return Changes.deletes(found.select(key), definition.schema) if found.num_rows else None
+
+    return decide
+
+
+def update(definition: TableDefinition, where: pc.Expression, values: Mapping[str, Any]) -> Decide:
+    """Sets columns of the rows for which an expression is true.
+
+    Args:
+        values: For each column its value, or an expression over the row as it is.
+
+    Raises:
+        InvalidRequest: A column or value is not possible.
+        UnsupportedOperation: The table's engine merges rows.
+    """
+    check_last_row(definition)
+    if not isinstance(values, Mapping) or not values:
+        raise InvalidRequest("`values` is a dict from column name to value, and not empty.", values=shown(values))
+    automatic, schema = definition.options.auto_increment, definition.schema
+    if unknown := [name for name in values if name not in schema.names]:
+        raise InvalidTargetColumns("The table has no such column.", unknown=unknown, columns=schema.names)
+    if fixed := [name for name in values if name in (definition.primary_key or ()) or name == automatic]:
+        raise InvalidTargetColumns("A column of the key, or one that the table fills, can't be set.", columns=fixed)
+    literals = {name: value for name, value in values.items() if not isinstance(value, pc.Expression)}
+    fields = pa.schema([schema.field(name) for name in literals])
+    same = intake.one_batch([literals], fields, fills=False)
+    computed = {name: value for name, value in values.items() if name not in literals}
+    _computed(intake.empty(schema), computed)  # refuses what fails for every row
+
+    def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
+        found = _only(rows, where)
+        if not found.num_rows:
+            return None
+        columns = dict(zip(found.schema.names, found.columns, strict=True)) | _computed(found, computed)
+        for name in literals:
+            columns[name] = same.column(name).take(pa.array(np.zeros(found.num_rows, np.int64)))
+        wanted = schema_given(definition, definition.schema, None)
+        given = pa.RecordBatch.from_arrays([columns[name] for name in wanted.names], wanted.names)
+        return Changes.upserts(intake.conform(given, wanted))
+
+    return decide
+
+
+def check_last_row(definition: TableDefinition) -> None:
+    """Refuse a table in which a row that is written is merged with the stored one.
+
+    Raises:
+        UnsupportedOperation: It is.
+    """
+    if definition.options.merge_engine != "last_row":
+        raise UnsupportedOperation(
+            "Only a table of the engine `last_row` stores a row as it is given.",
+            table=definition.name,
+            merge_engine=definition.options.merge_engine,
+        )
+
+
+def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[pa.RecordBatch, Decide]:
+    """Stores a row if the stored one of its key is the expected one.
+
+    Args:
+        expected: The whole row, with or without its key; None if there is to be none.
+
+    Returns:
+        The key of the row, and what decides.
+
+    Raises:
+        InvalidRequest: A row does not fit, or has another key than the other.
+        UnsupportedOperation: The table's engine merges rows.
+    """
+    check_last_row(definition)
+    row, expected = row_of(row), row_of(expected)
+    if not isinstance(row, Mapping) or not isinstance(expected, Mapping | None):
+        raise SchemaMismatch("A row is a dict from column name to value.", row=shown(row), expected=shown(expected))
+    given = intake.one_batch([row], schema_given(definition, definition.schema, None))
+    key = layout_of(definition).key_schema
+    key_row = given.select(key.names)
+    if expected is not None:
+        expected = dict(zip(key.names, (column[0] for column in key_row.columns), strict=True)) | dict(expected)
+        if not intake.one_batch([{name: expected[name] for name in key.names}], key).equals(key_row):
+            raise InvalidRequest("The expected row has another key than the row.", key=key.names)
+        _whole(definition, expected)
+
+    def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
+        given = intake.one_batch([row], schema_given(definition, definition.schema, None))
+        if expected is None:
+            return None if rows.num_rows else Changes.upserts(given)
+        is_expected = rows.num_rows and _stored(definition, rows) == _stored(
+            definition, _whole(definition, expected, rows)
+        )
+        return Changes.upserts(given) if is_expected else None
+
+    return key_row, decide
+
+
+def _whole(
+    definition: TableDefinition, expected: Mapping[str, Any], stored: pa.RecordBatch | None = None
+) -> pa.RecordBatch:
+    """The expected row; a column that the table fills may be left out, and is then that of the stored row."""
+    automatic = definition.options.auto_increment
+    fields = [field for field in definition.schema if field.name != automatic or automatic in expected]
+    given = intake.one_batch([expected], pa.schema(fields))
+    if stored is None or len(fields) == len(definition.schema):
+        return given
+    columns = [(given if name in given.schema.names else stored).column(name) for name in definition.schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=definition.schema)
+
+
+def _stored(definition: TableDefinition, rows: pa.RecordBatch) -> list[bytes]:
+    """Rows as they are stored."""
+    layout = layout_of(definition)
+    sums = key_sums(layout.encode_keys(rows))
+    return layout.encode_values(rows, sums, definition.schema_id)[0].to_list()
+
+
+def _only(rows: pa.RecordBatch, where: pc.Expression) -> pa.RecordBatch:
+    (found,) = rows_where([rows], where)
+    return found
+
+
+def _computed(rows: pa.RecordBatch, values: Mapping[str, pc.Expression]) -> dict[str, pa.Array]:
+    """The values of expressions for each row, by name.
+
+    Raises:
+        InvalidRequest: An expression fails for a row.
+    """
+    if not values:
+        return {}
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([rows])))
+    project = acero.Declaration("project", acero.ProjectNodeOptions(list(values.values()), list(values)), [source])
+    try:
+        found = project.to_table(use_threads=False).combine_chunks()
+    except MISFITS as error:
+        raise InvalidRequest(
+            "A value can't be computed for these rows.", values=values, reason=str(error).partition("\n")[0]
+        ) from error
+    return {name: pa.concat_arrays(found.column(name).chunks) for name in values if found.num_rows}

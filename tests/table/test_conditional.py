@@ -1,0 +1,248 @@
+"""Writes that depend on the stored rows: no write of others in between is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore.errors import (
+    DeletionDisabled,
+    InvalidRequest,
+    InvalidTargetColumns,
+    SchemaMismatch,
+    StoreError,
+    UnsupportedOperation,
+)
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
+THREADS = 8
+
+
+def row(k: int, n: int | None, s: str | None = None) -> dict[str, Any]:
+    return {"k": k, "n": n, "s": s}
+
+
+@pytest.fixture(params=[1, 3])
+def table(store: kvstore.Store, request: pytest.FixtureRequest) -> kvstore.Table:
+    return store.create_table("t", SCHEMA, "k", buckets=request.param)
+
+
+class TestPutIf:
+    def test_only_the_expected_row_is_replaced(self, table: kvstore.Table) -> None:
+        assert table.put_if(row(1, 1), None) is True
+        ends = table.offsets()
+        assert table.put_if(row(1, 2), None) is False
+        assert table.put_if(row(1, 2), row(1, 2)) is False
+        assert table.put_if(row(2, 2), row(2, 1)) is False
+        assert table.put_if(row(1, 2), row(1, 1, "")) is False
+        assert table.offsets() == ends
+        assert table.put_if(row(1, 2), row(1, 1)) is True
+        assert table.put_if({"k": 1, "n": 3}, {"n": 2}) is True
+        assert table.put_if(row(1, 4), table.get(1)) is True
+        assert rows_of(table) == [row(1, 4)]
+
+    def test_a_row_of_an_older_schema_is_compared_with_all_columns(
+        self, store: kvstore.Store, table: kvstore.Table
+    ) -> None:
+        table.upsert(row(1, 1))
+        store.add_columns("t", [pa.field("more", pa.float64())])
+        assert table.put_if(row(1, 2) | {"more": 0.5}, row(1, 1) | {"more": 1.0}) is False
+        assert table.put_if(row(1, 2) | {"more": float("nan")}, row(1, 1)) is True
+        assert table.put_if(row(1, 3), table.get(1)) is True  # a NaN is the same NaN
+
+    def test_a_column_that_the_table_fills_may_be_left_out(self, store: kvstore.Store) -> None:
+        table = store.create_table("numbered", {"k": "string", "id": "int64", "v": "string"}, "k", auto_increment="id")
+        assert table.put_if({"k": "x", "v": "1"}, None)
+        assert table.put_if({"k": "x", "v": "2"}, {"v": "1"})
+        assert not table.put_if({"k": "x", "v": "3"}, {"id": 7, "v": "2"})
+        assert table.put_if({"k": "x", "v": "3"}, table["x"])
+        assert list(table) == [{"k": "x", "id": 1, "v": "3"}]
+
+    def test_what_is_wrong_is_refused(self, store: kvstore.Store, table: kvstore.Table) -> None:
+        ends = table.offsets()
+        for given_row, expected in (
+            ({"n": 1}, None),
+            (row(1, 1), row(2, 1)),
+            (row(1, 1) | {"z": 1}, None),
+            (row(1, 1), {"z": 1}),
+            (row(1, 2**40), None),
+            (7, None),
+            (row(1, 1), 7),
+        ):
+            with pytest.raises(InvalidRequest):
+                table.put_if(given_row, expected)
+        assert table.offsets() == ends
+        first = store.create_table("first", SCHEMA, "k", merge_engine="first_row")
+        for wrong in (first, store.create_table("log", SCHEMA)):
+            with pytest.raises(UnsupportedOperation):
+                wrong.put_if(row(1, 1), None)
+
+    @settings(max_examples=4)
+    @given(
+        counters=st.integers(1, 3),
+        buckets=st.integers(1, 3),
+        durability=st.sampled_from(["sync", "interval", "none"]),
+    )
+    def test_no_update_of_eight_threads_is_lost(
+        self, counters: int, buckets: int, durability: str, tmp_path_factory: Any
+    ) -> None:
+        each = 8
+        with kvstore.open(tmp_path_factory.mktemp("s") / "store", durability=durability) as store:
+            table = store.create_table("t", SCHEMA, "k", buckets=buckets)
+
+            def count(thread: int) -> int:
+                tries = 0
+                for n in range(each):
+                    k = (thread + n) % counters
+                    while True:
+                        now = table.get(k)
+                        tries += 1
+                        if table.put_if(row(k, 1 if now is None else now["n"] + 1), now):
+                            break
+                return tries
+
+            with ThreadPoolExecutor(THREADS) as threads:
+                tries = sum(threads.map(count, range(THREADS)))
+            assert tries >= THREADS * each
+            assert sum(found["n"] for found in table) == THREADS * each
+            # Every write was a step of one.
+            images = [change["n"] for batch in table.changelog() for change in batch.to_pylist()]
+            assert len(images) == 2 * THREADS * each - len(table)
+            assert store.check().ok
+
+
+def test_no_update_of_processes_that_take_turns_is_lost(store: kvstore.Store, tmp_path: Path) -> None:
+    store.create_table("t", SCHEMA, "k").upsert(row(1, 0))
+    store.close()
+    program = """
+import sys, time, kvstore
+from kvstore.errors import StoreLocked
+for _ in range(4):
+    while True:
+        with kvstore.open(sys.argv[1]) as store:
+            table = store["t"]
+            now = table.get(1)
+            try:
+                if table.put_if(now | {"n": now["n"] + 1}, now):
+                    break
+            except StoreLocked:
+                time.sleep(0.01)
+"""
+    workers = [subprocess.Popen([sys.executable, "-c", program, str(store.path)]) for _ in range(3)]
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    with kvstore.open(store.path) as again:
+        assert list(again["t"]) == [row(1, 12)]
+
+
+class TestWhere:
+    def test_rows_are_deleted_and_updated_by_what_they_are(self, table: kvstore.Table) -> None:
+        table.upsert([row(k, k) for k in range(10)] + [row(10, None)])
+        deleted = table.delete(where=pc.field("n") > 6)
+        assert sum(each.last_offset - each.first_offset + 1 for each in deleted.by_bucket.values()) == 3
+        table.update_where(pc.field("n") < 2, {"s": "small", "n": 0})
+        table.update_where(pc.field("n") == 5, {"n": pc.field("n") * 10 + pc.field("k").cast(pa.int32())})
+        table.update_where(pc.field("n").is_null(), {"n": 1, "s": None})
+        found = sorted(rows_of(table), key=lambda each: each["k"])
+        assert found == [
+            *(row(0, 0, "small"), row(1, 0, "small"), row(2, 2), row(3, 3), row(4, 4), row(5, 55), row(6, 6)),
+            row(10, 1),
+        ]
+
+    def test_where_no_row_is_found_nothing_is_written(self, table: kvstore.Table) -> None:
+        table.upsert(row(1, 1))
+        ends = table.offsets()
+        assert table.delete(where=pc.field("n") > 6).by_bucket == {}
+        assert table.update_where(pc.field("n") > 6, {"n": 1}).by_bucket == {}
+        assert table.offsets() == ends
+
+    def test_what_is_wrong_is_refused_before_anything_is_written(
+        self, store: kvstore.Store, table: kvstore.Table
+    ) -> None:
+        table.upsert([row(k, k, "x") for k in range(5)])
+        ends = table.offsets()
+        for values, error in (
+            ({}, InvalidRequest),
+            (None, InvalidRequest),
+            ({"z": 1}, InvalidTargetColumns),
+            ({"k": 1}, InvalidTargetColumns),
+            ({"n": "x"}, SchemaMismatch),
+            ({"n": 2**40}, SchemaMismatch),
+            ({"n": pc.field("z")}, InvalidRequest),
+            ({"n": pc.field("s")}, SchemaMismatch),
+            ({"n": pc.field("k") + 2**40}, SchemaMismatch),
+        ):
+            with pytest.raises(error):
+                table.update_where(pc.field("k") >= 0, values)
+        for where in (7, pc.field("z") > 1, pc.field("n")):
+            with pytest.raises(InvalidRequest):
+                table.delete(where=where)
+            with pytest.raises(InvalidRequest):
+                table.update_where(where, {"n": 1})
+        with pytest.raises(InvalidRequest, match="either"):
+            table.delete([1], where=pc.field("n") > 1)
+        with pytest.raises(InvalidRequest):
+            table.delete()
+        assert table.offsets() == ends
+        with pytest.raises(UnsupportedOperation):
+            store.create_table("log", SCHEMA).delete(where=pc.field("n") > 1)
+        versioned = store.create_table("versioned", SCHEMA, "k", merge_engine=kvstore.Versioned("n"))
+        with pytest.raises(UnsupportedOperation):
+            versioned.update_where(pc.field("n") > 1, {"s": ""})
+        kept = store.create_table("kept", SCHEMA, "k", delete_behavior="disable")
+        kept.upsert(row(1, 1))
+        with pytest.raises(DeletionDisabled):
+            kept.delete(where=pc.field("n") > 0)
+
+    def test_many_rows_are_written_in_several_batches(self, open_store: Any) -> None:
+        store = open_store(batch_rows_max=100)
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        table.upsert([row(k, k) for k in range(1000)])
+        done = table.update_where(pc.field("n") >= 0, {"n": pc.field("n") + 1})
+        assert sum(each.last_offset - each.first_offset + 1 for each in done.by_bucket.values()) == 2000
+        assert [each["n"] - each["k"] for each in rows_of(table)] == [1] * 1000
+        table.delete(where=pc.bit_wise_and(pc.field("k"), 1) == 0)
+        assert len(table) == 500
+
+    def test_a_batch_that_fails_leaves_itself_and_those_after_it_unwritten(self, open_store: Any) -> None:
+        store = open_store(batch_rows_max=10)
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([row(k, 2**31 - 1 if k == 15 else k) for k in range(30)])
+        with pytest.raises(StoreError):
+            table.update_where(pc.field("k") >= 0, {"n": pc.add_checked(pc.field("n"), 1)})
+        assert [each["n"] - each["k"] for each in rows_of(table) if each["k"] != 15] == [1] * 10 + [0] * 19
+
+    def test_no_increment_of_eight_threads_is_lost(self, table: kvstore.Table) -> None:
+        table.upsert([row(k, 0) for k in range(4)])
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(
+                threads.map(
+                    lambda _: table.update_where(pc.field("k") < 3, {"n": pc.field("n") + 1}), range(THREADS * 5)
+                )
+            )
+        assert {each["k"]: each["n"] for each in table} == {0: 40, 1: 40, 2: 40, 3: 0}
+
+    def test_a_row_that_changes_meanwhile_is_tested_again(
+        self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table.upsert([row(1, 1), row(2, 1)])
+        scan = table.scan
+
+        def then_others_write(*given: Any) -> pa.RecordBatchReader:
+            found = scan(*given)
+            table.upsert(row(1, 5))
+            return found
+
+        monkeypatch.setattr(table, "scan", then_others_write)
+        table.delete(where=pc.field("n") == 1)
+        monkeypatch.undo()
+        assert rows_of(table) == [row(1, 5)]
