@@ -123,7 +123,7 @@ class Cells(HTMLParser):
         self.tags: set[str] = set()
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag: str, _: Any) -> None:
         self.tags.add(tag)
         if tag == "td":
             self.cells.append("")
