@@ -129,6 +129,11 @@ class Environment:
                 reason=str(error),
             ) from error
 
+    @property
+    def open_reads(self) -> int:
+        """Number of read transactions that are open in this process."""
+        return len(self._live)
+
     def last_committed(self) -> int:
         """Number of the last transaction committed by any process; very cheap.
 

@@ -22,8 +22,8 @@ class KvStore:
     def __init__(
         self, path: Path, shape: Shape = NARROW, durability: Durability = "sync", **table_options: Any
     ) -> None:
-        self._store = kvstore.open(path / "kvstore", durability="sync" if durability == "sync" else "none")
-        self.table = self._store.create_table("t", shape.schema, primary_key=list(shape.key), **table_options)
+        self.store = kvstore.open(path / "kvstore", durability="sync" if durability == "sync" else "none")
+        self.table = self.store.create_table("t", shape.schema, primary_key=list(shape.key), **table_options)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
@@ -41,4 +41,4 @@ class KvStore:
         return sum(batch.num_rows for batch in self.table.changelog(columns=["_change_type"]))
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()

@@ -52,7 +52,9 @@ def figures(setting: Setting) -> Iterator[Figure]:
 
     ways = {KVSTORE: looked_up_arrow, "a list": looked_up}
     if setting.with_others:
-        codes = [layout_of(table._current()).encode_keys(_key_rows(chosen)).to_list() for chosen in some]
+        codes = [
+            layout_of(ours.store.runtime.definition("t")).encode_keys(_key_rows(chosen)).to_list() for chosen in some
+        ]
         ways[GET_ALONE] = lambda: sum(map(len, codes)) / seconds(lambda: [_got(table, each) for each in codes])
     yield from in_turns(LOOKUP, ways, setting.rounds, unit="keys/s")
     yield from _scans(setting, {SCAN: (table, None), PROJECTION: (table, _TWO)})
@@ -100,11 +102,13 @@ def _key_rows(keys: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(keys)], names=["k"])
 
 
-def _got(table: kvstore.Table, codes: list[bytes]) -> list[bytes | None]:
+def _got(table: kvstore.Table, codes: list[bytes]) -> list[bytes]:
     with table.bucket(0).handle.latest() as view:
-        return list(map(view._transaction.get, codes))
+        return view.get(codes)
 
 
 def _through_the_cursor(table: kvstore.Table) -> int:
-    with table.bucket(0).handle.snapshot() as view, view._transaction.cursor() as cursor:
+    engine = table.bucket(0).handle.engine
+    assert engine is not None
+    with engine.committer.index.environment.read() as transaction, transaction.cursor() as cursor:
         return sum(1 for _ in cursor)

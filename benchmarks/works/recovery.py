@@ -48,8 +48,8 @@ def _rebuild(path: Path) -> None:
 
 def _reopened(place: Path) -> KvStore:
     store = KvStore.__new__(KvStore)
-    store._store = kvstore.open(place / "kvstore")
-    store.table = store._store.table("t")
+    store.store = kvstore.open(place / "kvstore")
+    store.table = store.store.table("t")
     return store
 
 

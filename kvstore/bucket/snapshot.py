@@ -249,7 +249,7 @@ def take(
             definition, writers = current(), view.writers()
             written = _write(unfinished, identity, view, writers, definition, files, now_ms=now_ms, step=step)
         files.sync_directory(unfinished)
-        _read_back(written, writers, definition, step)
+        read_back(written, writers, definition, step)
         if directory.exists():
             _remove(directory, files)  # it was damaged
         files.rename(unfinished, directory)
@@ -315,7 +315,7 @@ def _write(
     return Snapshot(directory, manifest)
 
 
-def _read_back(
+def read_back(
     written: Snapshot,
     writers: Mapping[WriterId, WriterEntry],
     definition: TableDefinition,

@@ -38,11 +38,14 @@ class View:
 
     Args:
         leaves: Reader of the pages that hold the rows, if it can be used.
+
+    Attributes:
+        leaves: The argument.
     """
 
     def __init__(self, transaction: Transaction, leaves: Leaves | None = None) -> None:
         self._transaction = transaction
-        self._leaves = leaves
+        self.leaves = leaves
 
     def state(self) -> IndexState:
         """State of the index.
@@ -84,7 +87,7 @@ class View:
         Raises:
             CorruptData: A page is damaged.
         """
-        if self._leaves is None:
+        if self.leaves is None:
             yield from self._rows_by_cursor(chunk, start, stop)
             return
         # For a few rows, the cursor is cheaper than reading whole pages.
@@ -92,7 +95,7 @@ class View:
             yield keys, values
             following = self.first_from(keys[-1] + b"\0")
             if following is not None and (stop is None or following < stop):
-                yield from self._leaves.rows(chunk, following, stop)
+                yield from self.leaves.rows(chunk, following, stop)
 
     def _rows_by_cursor(
         self, chunk: int, start: bytes, stop: bytes | None
@@ -146,10 +149,13 @@ class Index:
 
     Args:
         environment: :meth:`close` releases it.
+
+    Attributes:
+        environment: The argument.
     """
 
     def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+        self.environment = environment
         self._transaction: Transaction | None = None
         self._page_bytes = self._leaf_pages = 0
         self._touched = 0
@@ -158,21 +164,21 @@ class Index:
     def committed_state(self) -> IndexState:
         """State of the last commit; cheap if nothing was committed since the last call."""
         known = self._committed
-        if known is None or known[0] != self._environment.last_committed():
-            with self._environment.read() as transaction:
+        if known is None or known[0] != self.environment.last_committed():
+            with self.environment.read() as transaction:
                 self._committed = known = transaction.id(), View(transaction).state()
         return known[1]
 
     @contextmanager
     def view(self) -> Iterator[View]:
         """A view of the last commit."""
-        with self._environment.read() as transaction:
+        with self.environment.read() as transaction:
             yield View(transaction)
 
     @contextmanager
     def scan_view(self) -> Iterator[View]:
         """A view of the last commit for large scans: it reads rows from their pages."""
-        with self._environment.read() as transaction, self._environment.file() as descriptor:
+        with self.environment.read() as transaction, self.environment.file() as descriptor:
             found = None if descriptor is None else tree_of(descriptor, transaction.id())
             if descriptor is None or found is None:
                 yield View(transaction)
@@ -188,14 +194,14 @@ class Index:
     @contextmanager
     def written_view(self) -> Iterator[View]:
         """A view that includes uncommitted changes; the caller holds the committer's lock."""
-        with self._environment.reading():
+        with self.environment.reading():
             yield View(self._writable())
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key, committed or not; the caller holds the committer's lock if there is one."""
         if self._transaction is None:
-            return self._environment.get(key)
-        with self._environment.reading():
+            return self.environment.get(key)
+        with self.environment.reading():
             return self._transaction.get(key)
 
     def begin(self) -> None:
@@ -248,7 +254,7 @@ class Index:
         transaction = self._writable()
         transaction.put(_STATE, index_state.encode(state))
         is_large = self.dirty_bytes() >= writeback.BYTES_MIN
-        with writeback.writing_back(self._environment.directory / LMDB_FILES[0]) if is_large else nullcontext():
+        with writeback.writing_back(self.environment.directory / LMDB_FILES[0]) if is_large else nullcontext():
             transaction.commit()
         self._transaction = None
 
@@ -260,32 +266,32 @@ class Index:
 
     def verify(self) -> None:
         """Verify the pages of the last commit; see :meth:`Environment.verify`."""
-        self._environment.verify()
+        self.environment.verify()
 
     def show_last_commit(self) -> None:
         """Make the last commit visible to readers; no other process may write. See the environment's method."""
-        self._environment.show_last_commit()
+        self.environment.show_last_commit()
 
     def is_stale(self) -> bool:
         """Whether another index has replaced this one."""
-        return self._environment.is_stale()
+        return self.environment.is_stale()
 
     def grow(self) -> None:
         """Double the map; nothing may be uncommitted. See :meth:`Environment.grow`."""
-        self._environment.grow()
+        self.environment.grow()
 
     def release_dead_readers(self) -> None:
         """Release the slots of killed readers; see :meth:`Environment.release_dead_readers`."""
-        self._environment.release_dead_readers()
+        self.environment.release_dead_readers()
 
     def close(self) -> None:
         """Discard uncommitted changes and release the environment."""
         self.abort()
-        self._environment.close()
+        self.environment.close()
 
     def _writable(self) -> Transaction:
         if self._transaction is None:
-            self._transaction = self._environment.begin_write()
+            self._transaction = self.environment.begin_write()
             found = self._transaction.stat()
             self._page_bytes, self._leaf_pages = found["psize"], found["leaf_pages"]
             self._touched = 0

@@ -10,30 +10,32 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket import write_path as apply
+from kvstore.bucket import recovery as bucket_recovery, write_path as apply
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.environment import Environment
 from kvstore.files import Files
 from kvstore.index.index import Index
-from kvstore.ingest.runner import Runner
 from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.image import TXID_MAX
 from kvstore.meta.journal import Journal
 from kvstore.options import RANGES
-from kvstore.replica.ship.shipper import Shipper
+from kvstore.replica.client import ObjectStore
 from kvstore.request.request import Request, group
 from kvstore.request.results import AppendResult
+from kvstore.table.table import Table
 from logformat.checksum import crc32c
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Txid
 from logformat.log import batch as batches
 from logformat.log.batch import LogBatch
 from logformat.log.change import ChangeType
 from logformat.paths import STAGING, UNFINISHED_IMAGE
+from logformat.replica.object_file import parse_name
 from logformat.rows.changes import Changes
 
 Patches = list[Any]
@@ -89,22 +91,21 @@ def _writers_are_not_stored() -> Patches:
 
 
 def _empty_batch_is_not_appended() -> Patches:
-    merge, perform = WritePath._merge, WritePath.apply
+    class WithoutEmptyBatches(WritePath):
+        def _merge(self, request: Request, timestamp: int) -> Any:
+            if len(request.changes):
+                return super()._merge(request, timestamp)
+            self._writers.remember(self._batch(request, timestamp, request.changes.rows, np.zeros(0, np.uint8)))
+            return None
 
-    def without_changes(self: WritePath, request: Request, timestamp: int) -> Any:
-        if len(request.changes):
-            return merge(self, request, timestamp)
-        self._writers.remember(self._batch(request, timestamp, request.changes.rows, apply._NO_CHANGE_TYPES))
-        return None
+        def apply(self, request: Request) -> Applied:
+            try:
+                return super().apply(request)
+            except AttributeError:
+                end = self.state.applied_offset
+                return Applied(AppendResult(end, end, False, 0), None)
 
-    def answered(self: WritePath, request: Request) -> Applied:
-        try:
-            return perform(self, request)
-        except AttributeError:
-            end = self.state.applied_offset
-            return Applied(AppendResult(end, end, False, 0), None)
-
-    return [patch.object(WritePath, "_merge", without_changes), patch.object(WritePath, "apply", answered)]
+    return [patch.object(bucket_recovery, "WritePath", WithoutEmptyBatches)]
 
 
 def _replay_merges_again() -> Patches:
@@ -181,12 +182,17 @@ def _staged_rows_are_not_synced() -> Patches:
     return [patch.object(Files, "sync", unless_staged)]
 
 
-def _objects_are_told_of_and_not_shipped() -> Patches:
-    return [patch.object(Shipper, "_create")]
+def _objects_are_reported_and_not_shipped() -> Patches:
+    create = ObjectStore.create
+
+    def unless_of_a_stream(self: ObjectStore, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        return parse_name(name) is not None or create(self, name, pieces)
+
+    return [patch.object(ObjectStore, "create", unless_of_a_stream)]
 
 
 def _task_that_was_applied_is_applied_again() -> Patches:
-    return [patch.object(Runner, "_is_applied", return_value=False)]
+    return [patch.object(Table, "is_applied", return_value=False)]
 
 
 def _sync_interval_is_ignored() -> Patches:
@@ -210,7 +216,7 @@ WHOLE_BUGS: dict[str, Callable[[], Patches]] = {
     function.__name__.removeprefix("_"): function
     for function in (
         _staged_rows_are_not_synced,
-        _objects_are_told_of_and_not_shipped,
+        _objects_are_reported_and_not_shipped,
         _task_that_was_applied_is_applied_again,
     )
 }

@@ -20,7 +20,7 @@ import pytest
 
 import kvstore
 from kvstore.bucket.commit_lock import CommitLock
-from kvstore.commit.coordinator import Commits
+from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.staging import Staging
 from kvstore.errors import CorruptData
 from kvstore.files import Files
@@ -72,13 +72,13 @@ STEPS: dict[str, tuple[Callable[[], None], bool]] = {
     "before an append": (lambda: dies(Log, "append"), True),
     "after one append": (lambda: dies(Log, "append", after=True), True),
     "after two appends": (lambda: dies(Log, "append", call=1, after=True), True),
-    "before the end": (lambda: dies(Commits, "_end"), True),
+    "before the end": (lambda: dies(Journal, "append", call=1), True),
     "after the edit of the end": (lambda: dies(Journal, "append", call=1, after=True), True),
-    "after the end": (lambda: dies(Commits, "_end", after=True), True),
+    "after the end": (lambda: dies(Staging, "remove", after=True), True),
 }
 ASKING = {
     "while it asks": (lambda: dies(CommitLock, "is_wanted"), False),
-    "when it has asked": (lambda: dies(Commits, "_takes", call=1), False),
+    "when it has asked": (lambda: dies(BucketHandle, "take", call=1), False),
 }
 
 
@@ -308,13 +308,13 @@ def test_who_writes_by_itself_has_its_buckets_back_after_every_commit_of_another
         assert {row["v"] for row in rows_of(table)} == {7}
 
 
-def test_who_only_commits_keeps_the_buckets(path: Path) -> None:
+def test_a_process_that_only_commits_keeps_the_buckets(path: Path) -> None:
     """It would have to open them again for every epoch."""
     with kvstore.open(path) as store:
         table = store.table("t")
         for epoch in range(2):
             table.apply_epoch(changes(epoch), "w", epoch)
-            assert all(handle.writes for handle in table._handles)
+            assert all(table.bucket(bucket).handle.writes for bucket in table.offsets())
 
 
 def test_a_snapshot_that_is_interrupted_by_a_commit_of_another_is_taken_all_the_same(path: Path) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import CorruptData
 from kvstore.replica.client import ObjectStore
+from kvstore.replica.replica import Replica
 from tests.crash.verdict import Finding, Wrong
 from tests.crash.whole_history import (
     OF_EPOCHS,
@@ -191,8 +192,8 @@ class _Inquiry:
     def _ship(self, store: kvstore.Store) -> None:
         place = self._directory / REPLICA
         place.mkdir(exist_ok=True)  # a power cut may have taken it
-        replica = store.replica(REPLICA)
-        replica._connect = lambda _: ObjectStore(str(place))  # the catalog has the place of the run
+        # The catalog has the place of the run.
+        replica = Replica(store.runtime, REPLICA, lambda: None, lambda _: ObjectStore(str(place)))
         store.flush()
         replica.ship()
         if found := replica.check().findings:

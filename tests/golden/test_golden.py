@@ -74,8 +74,8 @@ def test_its_writers_expire_when_they_would_have(golden: Path) -> None:
     with Store(golden / "store", StoreOptions(), clock=clock) as store:
         unnamed = []
         for table in map(store.table, store.list_tables()):
-            for bucket, handle in enumerate(table._handles):
-                with handle.snapshot() as view:
+            for bucket in table.offsets():
+                with table.bucket(bucket).handle.snapshot() as view:
                     assert view.state().uncounted_ms == view.state().back_offset == 0
                     unnamed += [(table, bucket, id, entry) for id, entry in view.writers().items() if not entry.named]
         assert unnamed

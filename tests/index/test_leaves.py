@@ -103,12 +103,12 @@ def test_pages_agree_with_a_dict_between_any_keys(data: st.DataObject) -> None:
             index.commit(STATE)
         somewhere = st.sampled_from([*sorted(model), ROW]) | st.binary(max_size=3).map(ROW.__add__)
         with index.scan_view() as view:
-            assert view._leaves is not None
+            assert view.leaves is not None
             for _ in range(4):
                 start, stop = data.draw(somewhere), data.draw(st.none() | somewhere)
                 chunk = data.draw(st.sampled_from([1, 7, 300, 1 << 15]))
                 expected = between(model, start, stop)
-                assert_same(pairs(view._leaves.rows(chunk, start, stop), chunk=chunk), expected)
+                assert_same(pairs(view.leaves.rows(chunk, start, stop), chunk=chunk), expected)
                 assert_same(pairs(view.rows(chunk, start, stop), chunk=chunk), expected)
 
 
@@ -138,7 +138,7 @@ def test_a_scan_sees_one_moment_while_others_commit() -> None:
         put(index, rows)
         index.commit(STATE)
         with index.scan_view() as view:
-            assert view._leaves is not None
+            assert view.leaves is not None
             reading = view.rows(200)
             found = pairs(iter([next(reading)]))
             for _ in range(10):
@@ -151,7 +151,7 @@ def test_a_scan_sees_one_moment_while_others_commit() -> None:
 def test_a_tree_is_known_until_the_next_commit() -> None:
     with an_index() as index:
         for _ in range(4):
-            with index._environment.read() as transaction, index._environment.file() as descriptor:
+            with index.environment.read() as transaction, index.environment.file() as descriptor:
                 assert descriptor is not None
                 found = tree_of(descriptor, transaction.id())
                 assert found is not None
@@ -193,8 +193,8 @@ def test_large_values_come_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> N
         put(index, rows)
         index.commit(STATE)
         with index.scan_view() as view:
-            assert view._leaves is not None
-            chunks = list(view._leaves.rows(1 << 15, ROW, None))
+            assert view.leaves is not None
+            chunks = list(view.leaves.rows(1 << 15, ROW, None))
             assert max(int(values.lengths.sum()) for _, values in chunks) <= 1 << 16
             assert_same(pairs(iter(chunks)), sorted(rows.items()))
 
@@ -219,9 +219,9 @@ def test_pages_are_not_trusted_after_the_transaction_ends() -> None:
 
 
 def closed_meanwhile(index: Index, view: View) -> None:
-    assert view._leaves is not None
-    index._environment.close()
-    list(view._leaves.rows(300, ROW, None))
+    assert view.leaves is not None
+    index.environment.close()
+    list(view.leaves.rows(300, ROW, None))
 
 
 def rows_to(count: int) -> pa.RecordBatch:
@@ -238,7 +238,7 @@ class Damaged:
     def __init__(self, store: kvstore.Store, table: kvstore.Table, work: Path) -> None:
         source = store.path / "tables/1/0/index/data.mdb"
         self.data = source.read_bytes()
-        self._layout = layout_of(table._current())
+        self._layout = layout_of(store.runtime.definition(table.name))
         self._descriptor = os.open(work, os.O_RDWR | os.O_CREAT)
         os.write(self._descriptor, self.data)
         found = max((tree_of(self._descriptor, number) for number in range(2, 9)), key=lambda each: each is not None)

@@ -16,7 +16,9 @@ import kvstore
 from kvstore.errors import InvalidRequest, StoreLocked, TaskFailed, Unavailable
 from kvstore.ingest import reading, runner, tasks
 from kvstore.ingest.engine import EmbeddedEngine
+from kvstore.ingest.records import Home
 from logformat.catalog.jobs import SourceFile, TaskCounts
+from logformat.ids import JobId, TableId
 from tests.ingest.worlds import BAD, SCHEMA, keys, left_out, write
 from tests.support.tables import rows_of
 
@@ -399,17 +401,17 @@ class TestFollow:
         assert len(ended) == 1
 
     def test_ends_when_its_table_is_dropped_at_any_moment(
-        self, store: kvstore.Store, job: kvstore.Job, source: Path, monkeypatch: pytest.MonkeyPatch
+        self, store: kvstore.Store, job: kvstore.Job, source: Path
     ) -> None:
-        def dropped(self: runner.Runner) -> object:
-            table, _ = self._record.status()
+        def dropped(_: TableId) -> kvstore.Table:
             store.drop_table("t")
-            return self._home.table(table)
+            return store.table("t")
 
+        runtime, allowed = store.runtime, lambda: None
+        parts = runtime.path, runtime.files, runtime.clock, runtime.journal
         write(source, "a.csv", 0)
-        monkeypatch.setattr(runner.Runner, "_table", dropped)
         with pytest.raises(InvalidRequest, match="job or its table was dropped"):
-            job.run()
+            kvstore.Job(Home(*parts, dropped, allowed, allowed), JobId(job.id)).run()
 
     def test_waits_longer_each_time(self) -> None:
         waits = [runner.backoff_ms(failures) for failures in range(40)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -136,12 +137,31 @@ def test_an_upsert_that_is_interrupted_while_the_disk_is_slow_is_done_or_not(sto
         assert {row["v"] for row in table.scan().read_all().to_pylist()} == {1}
 
 
+@contextmanager
+def _held_by_another_thread(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with context():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(600)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
 def test_the_wait_for_another_commit_ends(store_path: Path) -> None:
     with kvstore.open(store_path) as store:
         table = store.create_table("t", SCHEMA, primary_key="k", buckets=2)
         rows = Changes.upserts(pa.RecordBatch.from_pylist([{"k": 1, "v": 1}], SCHEMA))
-        commits = table._writers._commits
-        with commits._lock._threads:  # another thread commits
+        commits = store.runtime.open_table(store.runtime.definition("t")).commits
+        with _held_by_another_thread(commits.turn):
             began = threading.Event()
             beginning = commits.turn
 
@@ -225,7 +245,7 @@ class TestCalls:
         where = calls.uninterrupted(threading.get_ident)
         monkeypatch.setattr(threading.Thread, "start", start)
         assert where() != threading.get_ident()  # it was begun in a thread that `threading` does not know
-        monkeypatch.setattr(calls._thread, "start_new_thread", start)
+        monkeypatch.setattr(_thread, "start_new_thread", start)
         assert where() == threading.get_ident()
 
     def test_a_call_that_looks_for_its_caller_ends_early(self) -> None:

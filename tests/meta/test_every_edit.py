@@ -28,4 +28,4 @@ def test_the_state_takes_every_edit_and_one_about_something_gone_does_nothing(ki
 
 
 def test_random_histories_have_every_edit() -> None:
-    assert {*random_edits._KINDS} | NOT_RANDOM >= {*KINDS}
+    assert {*random_edits.RANDOM_KINDS} | NOT_RANDOM >= {*KINDS}

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.environment import Environment
+from kvstore.environment import Environment, open_environment
 from kvstore.errors import InvalidRequest, StoreFull
 from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import JournalSync
+from logformat import paths
 from logformat.catalog.edits import AllocateWriter, CreateTable, DropConsumer, SetConsumer, TableOptions
 from logformat.ids import Offset, TableId
 from tests.support.clocks import SetClock
@@ -99,11 +100,13 @@ def test_what_waits_is_added_before_anything_stands_on_it(pair: Pair, how: str) 
 def synced(sync: JournalSync, path: Path, may_wait: bool) -> tuple[bool, bool]:
     """Whether an edit was committed at once, and whether it was synced in whatever way."""
     pair = Pair(path, sync)
-    real = pair.journal._environment.last_committed()
+    environment = open_environment(path / paths.JOURNAL, Files(), map_bytes=1 << 30)  # shared with the journal
+    real = environment.last_committed()
     with mock.patch.object(Environment, "sync", autospec=True, side_effect=Environment.sync) as done:
         pair.consumer_at(1, may_wait=may_wait)
-        committed = pair.journal._environment.last_committed() > real
+        committed = environment.last_committed() > real
         found = committed, committed and (sync == "SYNC" or done.called)
+    environment.close()
     pair.close()
     return found
 

@@ -25,7 +25,7 @@ from unittest.mock import patch
 from kvstore.bucket import snapshot
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.bucket.handle import BucketHandle
-from kvstore.bucket.maintenance import Maintenance
+from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import worker
 from kvstore.commit.coordinator import Commits
@@ -48,9 +48,8 @@ SEAMS: list[tuple[Any, str]] = [
     *((WritePath, name) for name in ("apply_all", "commit", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),
     *((BucketHandle, name) for name in ("submit", "flush", "write", "stop_writing", "value")),
-    (Commits, "_end"),
     *((Staging, name) for name in ("write", "remove")),
-    *((snapshot, name) for name in ("newest_valid", "_read_back", "_remove")),
+    *((snapshot, name) for name in ("newest_valid", "read_back")),
     (retention, "remove_before"),
     (worker, "run"),
 ]
@@ -58,7 +57,7 @@ CONTEXTS: list[tuple[Any, str]] = [
     (Environment, "read"),
     (BucketHandle, "latest"),
     (BucketHandle, "snapshot"),
-    (Maintenance, "_view"),
+    (ReadGate, "reading"),
     (Journal, "still"),
     (Commits, "turn"),
     (CommitLock, "held"),

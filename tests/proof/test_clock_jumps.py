@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket import recovery
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.write_path import WritePath
 from kvstore.options import StoreOptions
@@ -182,6 +183,11 @@ def test_timestamps_that_follow_the_clock_back_are_found(
     work: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: a batch gets whatever time it is."""
-    monkeypatch.setattr(WritePath, "_now_ms", lambda self: self._clock.now_ms())
+
+    class GoesBack(WritePath):
+        def _now_ms(self) -> int:
+            return self._clock.now_ms()
+
+    monkeypatch.setattr(recovery, "WritePath", GoesBack)
     with pytest.raises(AssertionError):
         walk("long", 1, work, tell)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
 
+from kvstore.bucket import snapshot
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.write_path import WritePath
 from kvstore.errors import CorruptData
-from kvstore.index.index import Index, View
+from kvstore.index.index import View
+from kvstore.log.segments import LogIdentity
 from tests.crash.conftest import Tell
 from tests.proof.actors import Actors, actors
 from tests.proof.barrier import AFTER, CONTEXTS, HANG_SECONDS, SEAMS, Hang
@@ -30,6 +32,7 @@ from tests.support.proof import Proves
 
 VERIFIED_EVERY = 100
 Pair = tuple[str, int, str]
+Reading: TypeAlias = Callable[[], AbstractContextManager[View]]
 IN_NEED = {"Files.truncate", "Files.remove_tree", "WritePath.restore", "Environment.show_last_commit"}
 """Steps that occur only if a disk refuses or a process died."""
 
@@ -102,24 +105,29 @@ def test_operations_come_to_every_seam(work: Path) -> None:
 def test_a_snapshot_that_reads_two_moments_is_found(work: Path) -> None:
     """Planted: rows of one transaction, and how far the index is of another."""
 
-    class Moving(View):
-        def __init__(self, index: Index, view: View) -> None:
-            super().__init__(view._transaction, view._leaves)
-            self._index = index
+    class Moving:
+        def __init__(self, reading: Reading, view: View) -> None:
+            self._reading, self._view = reading, view
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._view, name)
 
         def state(self) -> Any:
-            with self._index.view() as view:
+            with self._reading() as view:
                 return view.state()
 
-    original = Maintenance._view
+    take = snapshot.take
 
-    @contextmanager
-    def two_moments(self: Maintenance) -> Iterator[View]:
-        with original(self) as view:
-            yield Moving(self._index, view)
+    def of_two_moments(bucket: Path, identity: LogIdentity, reading: Reading, *rest: Any, **options: Any) -> Any:
+        @contextmanager
+        def moving() -> Iterator[Any]:
+            with reading() as view:
+                yield Moving(reading, view)
+
+        return take(bucket, identity, moving, *rest, **options)
 
     with (
-        patch.object(Maintenance, "_view", two_moments),
+        patch.object(snapshot, "take", of_two_moments),
         actors(work) as found,
         pytest.raises(CorruptData, match="other rows than it says"),
     ):

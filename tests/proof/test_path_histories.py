@@ -120,7 +120,7 @@ class History:
             self._child.say("open")
             answer = self._child.hear()
             assert answer == "open", answer
-            self._change(self._random.choice(list(CHANGES)))
+            self.change(self._random.choice(list(CHANGES)))
 
     def _is_store(self) -> bool:
         if not (self.paths.data / "STORE").exists() or any(each.is_symlink() for each in self._parts()):
@@ -139,7 +139,7 @@ class History:
         self.paths.data.parent.mkdir()
         shutil.copytree(self.paths.copy, self.paths.data)
 
-    def _change(self, name: str) -> None:
+    def change(self, name: str) -> None:
         self.done[name] += 1
         time.sleep(self._random.random() / 10)
         held = os.open(self.paths.data, os.O_RDONLY | os.O_DIRECTORY)
@@ -242,4 +242,4 @@ def test_a_writer_that_does_not_look_or_opens_by_path_is_found(work: Path, opens
         child.say("open")
         assert child.hear() == "open"
         with pytest.raises(AssertionError, match=r"acknowledged|bytes"):
-            history._change("moved_and_restored")
+            history.change("moved_and_restored")

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,11 +200,11 @@ class TestWaiting:
         table = open_store(**NEVER).create_table("t", SCHEMA, "k")
         following = Following(table.changelog(follow=True, end=2))
         table.upsert({"k": 1, "v": 1})
-        committed = table.bucket(0).handle.engine.committer.index._environment.last_committed()
+        committed = table.bucket(0).handle.engine.committer.index.environment.last_committed()
         table.upsert({"k": 2, "v": 1})
         time.sleep(0.1)
         assert following.taken == []
-        assert table.bucket(0).handle.engine.committer.index._environment.last_committed() == committed
+        assert table.bucket(0).handle.engine.committer.index.environment.last_committed() == committed
         table.flush()
         assert len(following.ended()) == 2
 
@@ -211,16 +212,16 @@ class TestWaiting:
         table.upsert({"k": 1, "v": 1})
         table.flush()
         files = len(os.listdir("/proc/self/fd"))
-        environment = table.bucket(0).handle.engine.committer.index._environment
+        environment = table.bucket(0).handle.engine.committer.index.environment
         followers = [Following(table.changelog(start, follow=True)) for start in ("earliest", "full") for _ in range(3)]
         for follower in followers:
             follower.wait_for(1)
         time.sleep(0.05)
-        seen = [(len(environment._live), len(os.listdir("/proc/self/fd"))) for _ in range(100)]
+        seen = [(environment.open_reads, len(os.listdir("/proc/self/fd"))) for _ in range(100)]
         assert max(reading for reading, _ in seen) == 0
         assert max(open_files for _, open_files in seen) <= files + 1  # the listing's own
 
-    def test_polls_become_less_frequent(self, table: kvstore.Table) -> None:
+    def test_polls_become_less_frequent(self, store: kvstore.Store, table: kvstore.Table) -> None:
         pauses: list[float] = []
 
         def sleep(seconds: float) -> None:
@@ -229,7 +230,7 @@ class TestWaiting:
                 table.upsert({"k": 1, "v": len(pauses)})
                 table.flush()
 
-        reader = ChangeReader(table.bucket(0).handle, table._current, ["v"])
+        reader = ChangeReader(table.bucket(0).handle, partial(store.runtime.definition, "t"), ["v"])
         following = together([reader.read("latest", "latest", follow=True)], sleep)
         assert next(following).column("v").to_pylist() == [8]
         assert next(following).column("v").to_pylist() == [8, 16]

@@ -62,7 +62,7 @@ class Leader:
         self.objects = objects or Objects()
         self.random = Random(seed)
         self.store = kvstore.open(path, edits_per_journal=9)
-        self.epoch = self.number = 0
+        self.epochs = self.number = 0
         if "t" not in self.store.list_tables():
             self.store.create_table("t", SCHEMA, "k", buckets=3)
         self.replica = replica_of(self.store, self.objects)
@@ -72,7 +72,10 @@ class Leader:
         self.number += 1
         table = self.store.table("t")
         happens = self.random.choices(
-            (self._epoch, self._upsert, self._delete, self._create, self._drop, self._widen, self._image),
+            (
+                *(self.apply_epoch, self.upsert, self.delete, self.create_table, self.drop_table),
+                *(self.add_column, self.move_consumer),
+            ),
             (4, 4, 2, 1, 1, 1, 1),
         )[0]
         happens(table)
@@ -81,34 +84,34 @@ class Leader:
         self.store.flush()
         self.replica.ship()
 
-    def _epoch(self, table: kvstore.Table) -> None:
-        rows = [("upsert", {**dict.fromkeys(table.schema.names), "k": k, "v": self.epoch}) for k in EPOCH_KEYS]
-        table.apply_epoch(kvstore.Changes.of(rows, table.schema), "w", self.epoch, "r")
-        self.epoch += 1
+    def apply_epoch(self, table: kvstore.Table) -> None:
+        rows = [("upsert", {**dict.fromkeys(table.schema.names), "k": k, "v": self.epochs}) for k in EPOCH_KEYS]
+        table.apply_epoch(kvstore.Changes.of(rows, table.schema), "w", self.epochs, "r")
+        self.epochs += 1
 
-    def _upsert(self, table: kvstore.Table) -> None:
+    def upsert(self, table: kvstore.Table) -> None:
         rows = [
             {**dict.fromkeys(table.schema.names), "k": k, "v": self.number} for k in self.random.sample(range(40), 6)
         ]
         table.upsert(rows)
 
-    def _delete(self, table: kvstore.Table) -> None:
+    def delete(self, table: kvstore.Table) -> None:
         table.delete(self.random.sample(range(40), 4))
 
-    def _create(self, _: kvstore.Table) -> None:
+    def create_table(self, _: kvstore.Table) -> None:
         name = f"u{self.number}"
         self.store.create_table(name, SCHEMA, "k").upsert([{"k": 1, "v": self.number}])
 
-    def _drop(self, _: kvstore.Table) -> None:
+    def drop_table(self, _: kvstore.Table) -> None:
         others = [name for name in self.store.list_tables() if name != "t"]
         if others:
             self.store.drop_table(self.random.choice(others))
 
-    def _widen(self, table: kvstore.Table) -> None:
+    def add_column(self, table: kvstore.Table) -> None:
         if len(table.schema) < 5:
             self.store.add_columns("t", [pa.field(f"c{self.number}", pa.string())])
 
-    def _image(self, _: kvstore.Table) -> None:
+    def move_consumer(self, _: kvstore.Table) -> None:
         self.store.consumer("reader").commit("t", dict.fromkeys(range(3), 0))
 
 

@@ -70,7 +70,7 @@ class Faulty:
     def __init__(self, objects: Objects, random: Random, share: float = 0.3) -> None:
         self._objects = objects
         self._random = random
-        self._share = share
+        self.share = share
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         for each in self._objects.list(prefix):
@@ -108,7 +108,7 @@ class Faulty:
         self._fails()  # after
 
     def _fails(self) -> None:
-        if self._random.random() < self._share:
+        if self._random.random() < self.share:
             raise Unavailable("no")
 
 

@@ -35,9 +35,9 @@ def test_after_each_round_a_copy_equals_a_restore(tmp_path: Path, seed: int) -> 
     leader = Leader(tmp_path / "s", seed)
     leader.step()
     leader.ship()
-    faulty = Faulty(leader.objects, Random(seed), 0.02)
-    copy = follower(leader.objects, tmp_path / "c", edits_per_journal=5)
-    copy._client = faulty
+    faulty = Faulty(leader.objects, Random(seed), 0.0)
+    copy = follower(faulty, tmp_path / "c", edits_per_journal=5)
+    faulty.share = 0.02
     for round_ in range(6):
         for _ in range(leader.random.randrange(1, 6)):
             leader.step()
@@ -45,8 +45,9 @@ def test_after_each_round_a_copy_equals_a_restore(tmp_path: Path, seed: int) -> 
         if leader.random.random() < 0.3:
             copy.close()
             policy = leader.random.choice(("SYNC", "WRITE_NO_SYNC"))
-            copy = follower(leader.objects, tmp_path / "c", journal_sync=policy)
-            copy._client = faulty
+            faulty.share = 0.0
+            copy = follower(faulty, tmp_path / "c", journal_sync=policy)
+            faulty.share = 0.02
         while True:
             try:
                 copy.pull()
@@ -73,10 +74,10 @@ def test_a_copy_is_consistent_after_a_kill_at_every_step(tmp_path: Path) -> None
     for round_ in range(3):
         for _ in range(6):
             leader.step()
-        leader._create(leader.store.table("t"))
+        leader.create_table(leader.store.table("t"))
         leader.ship()
         died += until_it_lives(pull)
-        leader._drop(leader.store.table("t"))
+        leader.drop_table(leader.store.table("t"))
         leader.ship()
         died += until_it_lives(pull)
         with kvstore.open(tmp_path / "c", read_only=True) as read:
@@ -91,13 +92,13 @@ def test_a_copy_is_consistent_after_a_kill_at_every_step(tmp_path: Path) -> None
 def test_a_copy_has_a_commit_in_all_buckets_or_in_none(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 1)
     table = leader.store.table("t")
-    leader._epoch(table)
+    leader.apply_epoch(table)
     leader.ship()
     first = dict(leader.objects.held)
     begun = {b: end for b, (_, end) in table.offsets().items()}
     for _ in range(4):
-        leader._epoch(table)
-        leader._upsert(table)
+        leader.apply_epoch(table)
+        leader.upsert(table)
     leader.ship()
     copy = follower(Objects(first), tmp_path / "c")
     copy.close()
@@ -190,7 +191,7 @@ def test_a_follower_never_crosses_a_hole(tmp_path: Path) -> None:
     leader.ship()
     with follower(leader.objects, tmp_path / "c") as copy:
         for _ in range(3):
-            leader._upsert(leader.store.table("t"))
+            leader.upsert(leader.store.table("t"))
             leader.ship()
         gone = next(name for name in leader.objects.names if name.stream == Stream(TableId(1), BucketId(0)))
         data = leader.objects.held.pop(str(gone))
@@ -206,7 +207,7 @@ def test_a_follower_never_crosses_a_hole(tmp_path: Path) -> None:
 
 def test_a_copy_refuses_writes_and_a_second_follower(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
-    leader._upsert(leader.store.table("t"))
+    leader.upsert(leader.store.table("t"))
     with pytest.raises(NotAStore, match="no replica"):
         follower(leader.objects, tmp_path / "c")
     leader.ship()

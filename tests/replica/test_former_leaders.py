@@ -31,12 +31,12 @@ def test_the_former_leader_neither_writes_nor_ships(tmp_path: Path) -> None:
     assert done.leader_epoch == 1
     assert {name: ends for name, (_, _, ends) in before.items()} == done.ends
     held = dict(leader.objects.held)
-    leader._upsert(leader.store.table("t"))
+    leader.upsert(leader.store.table("t"))
     with pytest.raises(WriterFenced, match="taken this store's place"):
         leader.ship()
     assert leader.objects.held == held
     lost = contents(leader.store.table("t"))
-    for write in (leader._upsert, leader._delete, leader._epoch, leader._create):
+    for write in (leader.upsert, leader.delete, leader.apply_epoch, leader.create_table):
         with pytest.raises(WriterFenced, match="write there"):
             write(leader.store.table("t"))
     assert contents(leader.store.table("t")) == lost
@@ -45,7 +45,7 @@ def test_the_former_leader_neither_writes_nor_ships(tmp_path: Path) -> None:
         again.table("t").delete([1])
     assert everything(tmp_path / "c") == before
     new = Leader(tmp_path / "c", 4, leader.objects)
-    new.epoch = leader.epoch
+    new.epochs = leader.epochs
     for _ in range(12):
         new.step()
     new.ship()
@@ -63,10 +63,10 @@ def test_the_former_leader_neither_writes_nor_ships(tmp_path: Path) -> None:
 
 def test_a_promotion_that_died_can_be_repeated(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
-    leader._epoch(leader.store.table("t"))
+    leader.apply_epoch(leader.store.table("t"))
     leader.ship()
     follower(leader.objects, tmp_path / "c").close()
-    leader._upsert(leader.store.table("t"))
+    leader.upsert(leader.store.table("t"))
     leader.ship()
 
     def promote(files: Files) -> int:
@@ -114,13 +114,13 @@ def behind_and_ahead(tmp_path: Path, *, steps: int) -> tuple[Leader, Path]:
     leader.store.flush()
     shutil.copytree(tmp_path / "s", tmp_path / "new")
     for _ in range(steps):
-        leader._upsert(leader.store.table("t"))
+        leader.upsert(leader.store.table("t"))
     leader.ship()
     follower(leader.objects, tmp_path / "c").close()
     leader.store.close()
     recovery.recover(tmp_path / "new", store_id(leader.objects), Files(), SystemClock(), write=True)
     new = Leader(tmp_path / "new", 6, leader.objects)
-    new.epoch = leader.epoch
+    new.epochs = leader.epochs
     new.ship()
     return new, tmp_path / "c"
 
@@ -129,7 +129,7 @@ def behind_and_ahead(tmp_path: Path, *, steps: int) -> tuple[Leader, Path]:
 def test_changes_that_a_new_leader_lacks_are_rolled_back_within_a_limit(tmp_path: Path, *, writes: bool) -> None:
     leader, path = behind_and_ahead(tmp_path, steps=2)
     if writes:
-        leader._upsert(leader.store.table("t"))
+        leader.upsert(leader.store.table("t"))
         leader.ship()
     before = everything(path)
     with follower(leader.objects, path, rollback_limit=3) as copy:

@@ -152,7 +152,7 @@ def test_a_replica_that_does_not_answer_stops_no_leader(
             append_until_fenced(store.table("t"))
 
 
-def test_a_late_answer_does_not_renew_the_lease(tmp_path: Path, copy: Path) -> None:
+def test_a_late_answer_does_not_renew_the_lease(tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is pending when a write begins may have been sent before a promotion."""
     asked, answers = threading.Event(), threading.Event()
 
@@ -171,17 +171,20 @@ def test_a_late_answer_does_not_renew_the_lease(tmp_path: Path, copy: Path) -> N
             return super().monotonic() + self.ahead
 
     objects, clock = Late(), Ahead()
-    with kvstore.open(tmp_path / "s", read_only=True) as store:
-        state, store_id = store.runtime.catalog(), store.runtime.store_id
-    place = leadership._Lease("r", lambda _: objects, store_id, clock)
-    place.renew(state)
-    assert asked.wait(600)
-    objects.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
-    objects.create(leader_name(Epoch(state.leader_epoch + 1)), [b"other"])
-    clock.ahead = 3600
-    answers.set()
-    place.wait(state)
-    assert place.lost_to == state.leader_epoch + 1
+    with kvstore.open(tmp_path / "s") as store:
+        journal, epoch = store.runtime.journal, store.runtime.catalog().leader_epoch
+        leads = leadership.ReplicaLeadership(clock, lambda _: objects)
+        monkeypatch.setattr(leadership, "WAIT_SECONDS", 0.0)
+        leads.check(journal)
+        assert asked.wait(600)
+        objects.create(paths.STORE_FILE, [(tmp_path / "s" / paths.STORE_FILE).read_bytes()])
+        objects.create(leader_name(Epoch(epoch + 1)), [b"other"])
+        clock.ahead = 3600
+        answers.set()
+        monkeypatch.setattr(leadership, "WAIT_SECONDS", 600.0)
+        with pytest.raises(WriterFenced):
+            leads.check(journal)
+        assert journal.state().lost_to == epoch + 1
 
 
 def test_a_replica_that_was_unreachable_is_asked_again_after_a_pause(tmp_path: Path, copy: Path) -> None:

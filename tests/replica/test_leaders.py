@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +14,9 @@ from kvstore.clock import SystemClock
 from kvstore.errors import CorruptData, StoreLocked, WriterFenced
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
-from kvstore.replica.ship.shipper import Shipper
 from logformat import paths
-from logformat.replica.object_file import leader_name
+from logformat.catalog.replicas import CATALOG
+from logformat.replica.object_file import leader_name, parse_name
 from tests.replica.objects import SCHEMA, Objects, changes_of, replica_of, restored
 from tests.support.tables import rows_of
 
@@ -121,26 +121,36 @@ def test_an_empty_leader_object_stops_shipping(tmp_path: Path) -> None:
         assert_is(objects, one, tmp_path / "back")
 
 
-def test_a_leader_replaced_during_a_round_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Overtaken(Objects):
+    """The same objects; once changes of a bucket were shipped, another leader takes its place."""
+
+    def __init__(self, objects: Objects, takes_over: Callable[[], None]) -> None:
+        super().__init__(objects.held)
+        self._takes_over = takes_over
+        self.is_over = False
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        created = super().create(name, pieces)
+        found = parse_name(name)
+        if found is not None and found.stream != CATALOG and not self.is_over:
+            self.is_over = True
+            self._takes_over()
+        return created
+
+
+def test_a_leader_replaced_during_a_round_reports_nothing(tmp_path: Path) -> None:
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
         write(store, objects, 1, 2)
     shutil.copytree(tmp_path / "s", tmp_path / "copy")
     with kvstore.open(tmp_path / "s") as old, kvstore.open(copied(tmp_path / "copy", tmp_path / "new")) as new:
-        real = Shipper._ship_bucket
-
-        def replaced(*arguments: Any) -> Any:
-            done = real(*arguments)
-            monkeypatch.setattr(Shipper, "_ship_bucket", real)
-            write(new, objects, 3, 3)
-            return done
-
         old.table("t").upsert([{"k": k, "v": 2} for k in range(50)])
         old.flush()
-        monkeypatch.setattr(Shipper, "_ship_bucket", replaced)
+        overtaken = Overtaken(objects, lambda: write(new, objects, 3, 3))
         with pytest.raises(WriterFenced):
-            replica_of(old, objects).ship()
+            replica_of(old, overtaken).ship()
+        assert overtaken.is_over
         assert_is(objects, new, tmp_path / "back")
 
 

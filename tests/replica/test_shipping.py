@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -269,8 +270,7 @@ def test_shipping_in_the_background(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="number of seconds"):
                 store.replicate(wrong)
         shipping = store.replicate(0.01)
-    shipping._thread.join(600)
-    assert not shipping._thread.is_alive()
+    wait_until(lambda: "kvstore-shipping" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_shipping_in_the_background_survives_an_unreadable_catalog(tmp_path: Path) -> None:

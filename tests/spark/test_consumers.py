@@ -44,8 +44,8 @@ class Short:
         self.table.flush()
 
     def expire(self) -> None:
-        for handle in self.table._handles:
-            handle.retain()
+        for bucket in range(2):
+            self.table.bucket(bucket).handle.retain()
 
     @property
     def starts(self) -> dict[int, int]:
@@ -217,7 +217,7 @@ def test_a_stream_told_to_go_on_without_what_expired_is_kept_from_there_on(short
 
 def test_files_that_may_only_be_read_take_no_name(short: Short) -> None:
     query = short.query()
-    with patch("kvstore.meta.journal.Journal._check_writable", side_effect=UnsupportedOperation("may only be read")):
+    with patch("kvstore.meta.journal.Journal.append", side_effect=UnsupportedOperation("may only be read")):
         with pytest.raises(UnsupportedOperation):
             query.run()
         query.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from pathlib import Path
@@ -11,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import handle
+from kvstore.clock import SystemClock
 from kvstore.errors import NoSuchTable
-from tests.conftest import OpenStore
+from kvstore.options import StoreOptions
+from kvstore.store import Store
 from tests.read.test_follow import Following, changes, wait_until
 from tests.store.helpers import Program, run
 from tests.support.tables import changes_of
@@ -84,25 +84,32 @@ def test_what_a_killed_writer_had_acknowledged_comes_and_then_what_the_next_one_
     assert following.ended() == changes(table.changelog())
 
 
-def test_a_follower_notices_a_rebuilt_index(
-    open_store: OpenStore, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store()
+class StandingClock(SystemClock):
+    """The real clock, whose monotonic time stands still while it is held."""
+
+    held: float | None = None
+
+    def monotonic(self) -> float:
+        return super().monotonic() if self.held is None else self.held
+
+
+def test_a_follower_notices_a_rebuilt_index(store_path: Path) -> None:
+    clock = StandingClock()
+    store = Store(store_path, StoreOptions(), clock=clock)
     table = store.create_table("t", SCHEMA, "k")
     run(store_path, "kvstore.open(path).table('t').upsert({'k': 1, 'v': 1})")
+    clock.held = clock.monotonic()
     following = Following(table.changelog(follow=True, end=2))
     following.wait_for(1)
-    with monkeypatch.context() as patch:
-        # For a moment there is no index, and the follower does not look, also if it is about to.
-        patch.setattr(handle, "RECOVER_SECONDS", math.inf)
-        table.bucket(0).handle._look_next = math.inf
-        shutil.rmtree(store_path / "tables/1/0/index")
-        run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
-        time.sleep(0.05)
-        assert len(following.taken) == 1
-    table.bucket(0).handle._look_next = 0.0
+    # For a moment there is no index, and the follower does not look: it has looked once, and no time passes.
+    shutil.rmtree(store_path / "tables/1/0/index")
+    run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
+    time.sleep(0.05)
+    assert len(following.taken) == 1
+    clock.held = None
     assert following.ended() == changes(table.changelog())
     assert [offset for offset, *_ in changes_of(table)] == [0, 1]
+    store.close()
 
 
 def test_a_table_dropped_by_another_process_ends_it(store: kvstore.Store) -> None:

@@ -42,7 +42,7 @@ from logformat.ids import BucketId, Epoch, JobId, Offset, SchemaId, Sequence, Ta
 from logformat.rows import schema as schemas
 
 _NAMES = ("a", "b", "ü")
-_KINDS = (
+RANDOM_KINDS = (
     *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, OpenWriter, DropWriter, BeginCommit, BeginCommit),
     *(EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
     *(AddReplica, DropReplica, ReportReplica, TellReplica, TellReplica, FindReplica),
@@ -60,7 +60,7 @@ def columns(count: int) -> list[dict[str, Any]]:
 
 def payload(random: Random, state: CatalogState) -> Payload:
     """An edit to come next; one in ten is about a table that is gone, or never was."""
-    kind = random.choice(_KINDS)
+    kind = random.choice(RANDOM_KINDS)
     if len(state.tables) >= TABLES_MAX and kind is CreateTable:
         kind = DropTable
     there = sorted(state.tables)

@@ -16,6 +16,7 @@ from kvstore.errors import ForkedStore, NotAcknowledged, RowsRefused, StoreClose
 from tests.writer.inputs import FAST, IDENTITY, PATIENT, eventually, row, rows, threads
 from tests.writer.targets import SCHEMA, GatedConnection, MemoryBucket, MemoryTable, SilentConnection
 from writer import TableWriter
+from writer.accumulator import Accumulator
 from writer.intake import Intake
 
 
@@ -225,11 +226,11 @@ def test_when_memory_runs_out_no_caller_hangs_and_no_row_is_lost(monkeypatch: py
 def test_no_caller_hangs_even_if_the_remaining_rows_can_not_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise MemoryError
 
+    monkeypatch.setattr(Accumulator, "left_over", fail)
     writer = TableWriter(MemoryTable(connection=lambda _: BrokenBucket()), IDENTITY, **FAST)
-    monkeypatch.setattr(writer._sender, "_left", fail)
     writer.upsert(row(1))
     with pytest.raises(NotAcknowledged):
         writer.flush()

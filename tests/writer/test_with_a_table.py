@@ -24,6 +24,8 @@ from kvstore.errors import (
 from tests.support.tables import rows_of
 from tests.writer.inputs import eventually
 from writer import Identity, TableWriter
+from writer.bucket_queue import BucketQueue
+from writer.buffer import Buffer
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int8())])
 
@@ -32,9 +34,18 @@ def identity(store: kvstore.Store) -> Identity:
     return Identity(store.new_writer_id())
 
 
-def taken(writer: TableWriter) -> bool:
-    """Whether the sending thread has taken everything, though it may not be in a batch yet."""
-    return not writer._buffer.waiting and writer._buffer._size > 0
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of rows that sending threads have taken, though they may not be in a batch yet."""
+    counts: list[int] = []
+    converted = Buffer.converted
+
+    def counted(self: Buffer, items: int, known: int, now: int) -> None:
+        converted(self, items, known, now)
+        counts.append(items)
+
+    monkeypatch.setattr(Buffer, "converted", counted)
+    return counts
 
 
 def test_rows_reach_every_bucket(store: kvstore.Store) -> None:
@@ -126,12 +137,14 @@ def test_data_may_lack_a_column_added_since(store: kvstore.Store) -> None:
     ]
 
 
-def test_rows_from_before_and_after_a_new_column_are_in_different_batches(store: kvstore.Store) -> None:
+def test_rows_from_before_and_after_a_new_column_are_in_different_batches(
+    store: kvstore.Store, taken: list[int]
+) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
     with TableWriter(table, identity(store), linger_ms=60_000) as writer:
         for i in range(64):
             writer.upsert({"k": f"{i}", "n": 1})
-        assert eventually(lambda: taken(writer))
+        assert eventually(lambda: sum(taken) == 64)
         store.add_columns("t", [pa.field("x", pa.int8())])
         for i in range(64, 128):
             writer.upsert({"k": f"{i}", "n": 1, "x": 2})
@@ -175,11 +188,19 @@ def test_a_batch_from_before_a_new_column_is_written_and_so_is_its_empty_batch(
 ) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k", **({} if engine is None else {"merge_engine": engine}))
     monkeypatch.setattr(LockedBucket, "locked", True)
+    queued: list[BucketQueue] = []
+    add = BucketQueue.add
+
+    def added(self: BucketQueue, *batch: Any) -> None:
+        add(self, *batch)
+        queued.append(self)
+
+    monkeypatch.setattr(BucketQueue, "add", added)
     bucket = table.bucket(0)
     monkeypatch.setattr(table, "bucket", lambda _: LockedBucket(bucket))
     writer = TableWriter(table, identity(store), batch_rows=2, delivery_timeout_ms=5_000)
     writer.upsert([{"k": "a", "n": 100}, {"k": "b", "n": 1}, {"k": "a", "n": 100}, {"k": "c", "n": 1}])
-    assert eventually(lambda: sum(map(len, writer._sender._bucket_queues.values())) == 2)
+    assert eventually(lambda: len(queued) == 2)
     store.add_columns("t", [pa.field("x", pa.int8())])
     LockedBucket.locked = False
     if engine is None:
@@ -200,7 +221,7 @@ def test_rows_are_not_lost_when_the_table_is_dropped(store_path: Path, how: str)
         writer = TableWriter(table, identity(store), linger_ms=60_000)
         for i in range(64):
             writer.upsert({"k": f"{i}", "n": 1})
-        assert eventually(lambda: taken(writer))
+        assert eventually(lambda: sum(taken) == 64)
         if how == "closed":
             store.close()
         else:

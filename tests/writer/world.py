@@ -54,7 +54,7 @@ DAMAGES = ("none", "none", "index", "index", "writers lost", "writers stale", "w
 Transitions = Counter[tuple[State, Event]]
 
 
-class WatchedLane(BucketQueue):
+class WatchedQueue(BucketQueue):
     """A lane that records its transitions."""
 
     seen: Transitions
@@ -69,13 +69,13 @@ class Actor:
     """An incarnation of a writer, with a lane for each bucket."""
 
     identity: Identity
-    bucket_queues: list[WatchedLane]
+    bucket_queues: list[WatchedQueue]
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     bucket: int
-    bucket_queue: WatchedLane
+    bucket_queue: WatchedQueue
     sending: Sending
 
 
@@ -148,8 +148,8 @@ class World:
 
     def join(self, name: str | None = None) -> Actor:
         """A new writer, or a new incarnation of a named one."""
-        identity = self.table._writers.open(name)
-        bucket_queues = [WatchedLane(bucket, identity, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
+        identity = self.store.runtime.open_table(self.store.runtime.definition("t")).writers.open(name)
+        bucket_queues = [WatchedQueue(bucket, identity, TIMING, lambda: 0.5) for bucket in range(BUCKETS)]
         for bucket_queue in bucket_queues:
             bucket_queue.seen = self.seen
         self.actors.append(Actor(identity, bucket_queues))
@@ -167,7 +167,7 @@ class World:
             for bucket, bucket_queue in enumerate(actor.bucket_queues):
                 self._pump(actor, bucket, bucket_queue)
 
-    def _pump(self, actor: Actor, bucket: int, bucket_queue: WatchedLane) -> None:
+    def _pump(self, actor: Actor, bucket: int, bucket_queue: WatchedQueue) -> None:
         call = bucket_queue.pending_call(self.now)
         if call is not None:
             try:

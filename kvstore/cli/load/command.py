@@ -180,14 +180,15 @@ def _progress(path: Path, size: int) -> Progress:
         TextColumn("{task.description}", markup=False),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=not _is_terminal(),
+        disable=not is_terminal(),
         transient=True,
     )
     progress.add_task("", total=size, file=plain(path.name))
     return progress
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Whether progress is shown to a person."""
     return sys.stderr.isatty()
 
 
