@@ -22,7 +22,7 @@ LONG_STATES_MIN = 400
 NIGHTLY_STATES_MIN = 6_000
 HUNTS: dict[str, tuple[tuple[ActKind, ...], bool]] = {
     "staged_rows_are_not_synced": (("epoch",), False),
-    "objects_are_told_of_and_not_shipped": (("batch", "ship"), False),
+    "objects_are_reported_and_not_shipped": (("batch", "ship"), False),
     "task_that_was_applied_is_applied_again": (("load",), True),
 }
 """By bug what has to be done for it to show, and whether who recovers has it, not who writes."""

@@ -215,7 +215,7 @@ def test_a_batch_from_before_a_new_column_is_written_and_so_is_its_empty_batch(
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_rows_are_not_lost_when_the_table_is_dropped(store_path: Path, how: str) -> None:
+def test_rows_are_not_lost_when_the_table_is_dropped(store_path: Path, taken: list[int], how: str) -> None:
     with kvstore.open(store_path) as store:
         table = store.create_table("t", SCHEMA, primary_key="k", buckets=3)
         writer = TableWriter(table, identity(store), linger_ms=60_000)
