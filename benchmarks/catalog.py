@@ -1,11 +1,11 @@
 """What a checkpoint of the catalog costs the process that writes, and how long a store takes to open.
 
 * Upserts of 1,000 rows: processor time of the writing process for each, alone and while checkpoints are made one after
-  the other; in turns, round by round. The catalog has the edits asked for behind its newest image before each.
+  the other; in turns, round by round. The catalog has the edits asked for after its newest image before each.
 * Memory of the writing process that is its own (not of files), before the first checkpoint and after the last.
 * Seconds from ``kvstore.open`` to the first answer of the catalog: with no image, and with one of all edits.
 
-The worker is another process: with fewer processors than both need, upserts take longer by the clock; that is told too.
+The worker is another process: with fewer processors than both need, upserts take longer by the clock; this is shown.
 """
 
 from __future__ import annotations

@@ -83,14 +83,14 @@ def _alternately(sides: dict[str, Path], work: str, rows: int, rounds: int) -> I
             assert process.stdin is not None
             assert process.stdout is not None
             print("go", file=process.stdin, flush=True)
-            told = process.stdout.readline()
-            if not told:
+            line = process.stdout.readline()
+            if not line:
                 for each in started:
                     each.communicate()
                     if each.returncode:
                         raise SystemExit(f"{work} failed in {each.args}")
                 return
-            found = Figure(**json.loads(told))
+            found = Figure(**json.loads(line))
             yield Figure(f"{found.line}: {found.by}, {found.unit}", side, found.value, found.unit)
 
 

@@ -89,22 +89,24 @@ def main() -> None:
         for figures in grown(STORES[given.store], given.rows, given.step, given.updates_at):
             print(json.dumps(figures), flush=True)
         return
-    told: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for name in STORES:
         command = [sys.executable, "-m", "benchmarks.growth", "--store", name, "--rows", str(given.rows)]
         command += ["--step", str(given.step), "--updates-at", *map(str, given.updates_at)]
         lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        told[name] = [json.loads(line) for line in lines]
-    shown(told, Console(width=160))
+        results[name] = [json.loads(line) for line in lines]
+    shown(results, Console(width=160))
     if given.rows < KEPT_ROWS_MIN:
         return
     about = {"day": today(), "rows": given.rows, "versions": versions()}
-    growth_results.FILE.write_text(json.dumps({**about, "measured": told}, indent=1) + "\n")
+    growth_results.FILE.write_text(json.dumps({**about, "measured": results}, indent=1) + "\n")
 
 
-def shown(told: dict[str, list[dict[str, Any]]], console: Console) -> None:
-    table = Table("rows", *(f"{name}: {what}" for name in told for what in ("rows/s", "pages/row", "memory", "files")))
-    together = list(zip(*told.values(), strict=True))
+def shown(results: dict[str, list[dict[str, Any]]], console: Console) -> None:
+    table = Table(
+        "rows", *(f"{name}: {what}" for name in results for what in ("rows/s", "pages/row", "memory", "files"))
+    )
+    together = list(zip(*results.values(), strict=True))
     every = -(-len(together) // _SHOWN_MAX)
     for nth, steps in enumerate(together):
         if nth % every and not steps[0]["is_update"]:

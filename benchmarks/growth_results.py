@@ -20,14 +20,14 @@ def last_growth() -> Lines:
     """Lines of the last run, with its day; of 50M rows there are none if it did not come to them."""
     if not FILE.exists():
         return {}
-    told = json.loads(FILE.read_text())
+    results = json.loads(FILE.read_text())
     lines: Lines = {}
 
     def add(name: str, unit: str, by: str, value: float) -> None:
-        line = lines.setdefault(name, Line(name, unit, {}, told["day"]))
+        line = lines.setdefault(name, Line(name, unit, {}, results["day"]))
         line.figures[by] = [value]
 
-    for by, steps in told["measured"].items():
+    for by, steps in results["measured"].items():
         for rows, rate, pages in ((20_000_000, UPDATE_20M, PAGES_20M), (50_000_000, UPDATE_50M, PAGES_50M)):
             for step in _updates_at(steps, rows):
                 add(rate, "rows/s", by, step["rate"])

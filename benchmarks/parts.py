@@ -1,4 +1,4 @@
-"""``make bench-parts``: the figures behind the decisions on codecs, checksum and compression (docs/decisions/).
+"""``make bench-parts``: the figures for the decisions on codecs, checksum and compression (docs/decisions/).
 
 One batch after another of the rows of ``benchmarks.rows``, best of many runs: what the part costs by itself.
 """

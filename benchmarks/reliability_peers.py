@@ -36,13 +36,13 @@ def measured(flips: int, points: int, states: int, work: Path, console: Console)
         found.append(trials.flips(peer, flips, work, SEED, clean=True))
         if peer.can_stay:
             found.append(trials.flips(peer, flips, work, SEED, clean=False))
-        console.print(*(each.told() for each in found[-2:]), highlight=False)
+        console.print(*(each.as_json() for each in found[-2:]), highlight=False)
     for peer in peers():
         found.append(trials.kills(peer, points, work, SEED))
         found.append(trials.short_writes(peer, points, work, SEED))
         found.append(power.power_cuts(peer, states, work, SEED))
         found.append(power.failed_syncs(peer, SYNCS, states, work, SEED))
-        console.print(*(each.told() for each in found[-4:]), highlight=False)
+        console.print(*(each.as_json() for each in found[-4:]), highlight=False)
     return [each for each in found if each.outcomes]  # one that never syncs has no sync that fails
 
 
@@ -63,27 +63,27 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000, help="of the index that is rebuilt")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 64, 256], help="of the log that an index lags")
     given, console, began = parser.parse_args(), Console(width=150), time.perf_counter()
-    told: dict[str, Any] = {"date": today(), "machine": machine(), "versions": versions()}
-    told["versions"]["sqlite3"] = sqlite3.sqlite_version
+    results: dict[str, Any] = {"date": today(), "machine": machine(), "versions": versions()}
+    results["versions"]["sqlite3"] = sqlite3.sqlite_version
     with tempfile.TemporaryDirectory(prefix="kvstore-reliability-") as name:
         work = Path(name)
         found = measured(given.flips, given.points, given.states, work, console)
-        told["rebuilt"] = recovery.rebuilt(work, given.rows)
-        told["behind"] = [recovery.behind(work, size) for size in given.megabytes]
+        results["rebuilt"] = recovery.rebuilt(work, given.rows)
+        results["behind"] = [recovery.lagging(work, size) for size in given.megabytes]
     console.print(grid(found))
-    console.print(told["rebuilt"], *told["behind"])
-    told |= {"found": [each.told() for each in found], "seconds": round(time.perf_counter() - began)}
-    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
-    rewrite(DOCS / "reliability.md", "make proof PEERS=1", text_of(told))
+    console.print(results["rebuilt"], *results["behind"])
+    results |= {"found": [each.as_json() for each in found], "seconds": round(time.perf_counter() - began)}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    rewrite(DOCS / "reliability.md", "make proof PEERS=1", text_of(results))
 
 
-def text_of(told: dict[str, Any]) -> str:
+def text_of(results: dict[str, Any]) -> str:
     """What was found, in Markdown."""
-    names = _outcomes({name for each in told["found"] for name in each} - {"store", "trial"})
-    rows = [[each["store"], each["trial"], *(str(each.get(name, "")) for name in names)] for each in told["found"]]
-    rebuilt, behind = told["rebuilt"], told["behind"]
-    took = ", ".join(f"{each['log_bytes'] >> 20} MiB in {each['seconds']:.1f} s" for each in behind)
-    begin = f"Of {told['date']}, {', '.join(f'{name} {version}' for name, version in told['versions'].items())}."
+    names = _outcomes({name for each in results["found"] for name in each} - {"store", "trial"})
+    rows = [[each["store"], each["trial"], *(str(each.get(name, "")) for name in names)] for each in results["found"]]
+    rebuilt, lagging = results["rebuilt"], results["behind"]
+    took = ", ".join(f"{each['log_bytes'] >> 20} MiB in {each['seconds']:.1f} s" for each in lagging)
+    begin = f"Of {results['date']}, {', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
     end = (
         f"R11: an index of {rebuilt['rows']:,} rows rebuilt from {rebuilt['changes']:,} changes is "
         f"{'' if rebuilt['same'] else 'NOT '}the one that was there, {rebuilt['changes_per_s']:,} changes/s. "

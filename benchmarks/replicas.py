@@ -1,4 +1,4 @@
-"""``make bench-replicas``: what shipping costs a writer, how far behind a replica is, what a restore and a copy take.
+"""``make bench-replicas``: what shipping costs a writer, how much a replica lags, what a restore and a copy take.
 
 * Updates of a table, alone and beside ``kvstore replicate`` in a process of its own, in turns.
 * Rows that come steadily; every tenth of a second, how old what the replica has is.
@@ -58,7 +58,7 @@ def rate(table: kvstore.Table, batches: list[pa.RecordBatch]) -> float:
 
 
 def lags(store: kvstore.Store, rows: Rows) -> list[float]:
-    """Seconds by which a replica is behind, while rows come steadily."""
+    """Seconds by which a replica lags, while rows come steadily."""
     table, replica, found = store.table("t"), store.replica("r"), []
     began = time.perf_counter()
     while (passed := time.perf_counter() - began) < STEADY_SECONDS:
@@ -108,7 +108,7 @@ def main() -> None:
                     with shipping(path, there=there):
                         found.append(rate(table, rows.updates(50_000, given.batches)))
             with shipping(path, there=True):
-                behind = sorted(lags(store, rows))
+                seconds_of_lag = sorted(lags(store, rows))
             store.flush()
             store.replica("r").ship()
         restores, plains, copies, pulls = [], [], [], []
@@ -133,8 +133,8 @@ def main() -> None:
                 pulls.append(changes / 2 / (time.perf_counter() - began) / written)
     ratios = {
         "updates beside shipping / alone": statistics.median(b / a for a, b in zip(alone, beside, strict=True)),
-        "lag, median s": statistics.median(behind),
-        "lag, longest s": behind[-1],
+        "lag, median s": statistics.median(seconds_of_lag),
+        "lag, longest s": seconds_of_lag[-1],
         "plain download and build / restore": statistics.median(p / r for p, r in zip(plains, restores, strict=True)),
         "plain download and build / copy": statistics.median(p / c for p, c in zip(plains, copies, strict=True)),
         "following / updates": statistics.median(pulls),

@@ -56,7 +56,7 @@ def _target_row(outcome: Outcome) -> list[str]:
         f"{outcome.best_peer[1]:,.0f} ({outcome.best_peer[0]})" if outcome.best_peer else "",
         f"{outcome.raw_limit:,.0f}" if outcome.raw_limit else "",
         f"{outcome.ratio:.2f}{of}" if outcome.ratio else "",
-        target.told(line.unit),
+        target.shown(line.unit),
         "yes" if outcome.holds else "**no**",
     ]
 
@@ -74,8 +74,8 @@ def figures_grids(lines: Lines) -> list[Grid]:
 def save(lines: Lines, outcomes: Sequence[Outcome], about: dict[str, Any], directory: Path = RESULTS) -> None:
     """Write JSON, Markdown and the picture, and the tables into the page on performance."""
     directory.mkdir(exist_ok=True)
-    told = {**about, "lines": [asdict(line) for line in lines.values()]}
-    (directory / "suite.json").write_text(json.dumps(told, indent=1) + "\n")
+    results = {**about, "lines": [asdict(line) for line in lines.values()]}
+    (directory / "suite.json").write_text(json.dumps(results, indent=1) + "\n")
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     text = "\n\n".join(
         [
@@ -105,8 +105,8 @@ def plot(outcomes: Sequence[Outcome], file: Path) -> None:
     colours = ["#2f7d4f" if each.holds else "#b5533c" for each in outcomes]
     axes.barh(range(len(reached)), [math.log2(value) for value in reached], color=colours)
     for place, (value, each) in enumerate(zip(reached, outcomes, strict=True)):
-        told = _target_row(each)[4] or shown(each.figure, each.line.unit)
-        label = f" {told} (target {each.target.told(each.line.unit)}) "
+        measured = _target_row(each)[4] or shown(each.figure, each.line.unit)
+        label = f" {measured} (target {each.target.shown(each.line.unit)}) "
         axes.text(math.log2(value), place, label, va="center", ha="left" if value >= 1 else "right", fontsize=8)
     axes.axvline(0, color="black", linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize=8)

@@ -15,7 +15,7 @@ class Shape:
 
     Attributes:
         key: Names of the key's columns.
-        columns: For numbers that tell keys apart, the columns of rows with these keys.
+        columns: For numbers that identify keys, the columns of rows with these keys.
     """
 
     name: str

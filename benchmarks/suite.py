@@ -64,8 +64,8 @@ def _measure(name: str, setting: Setting, lines: Lines, console: Console) -> Non
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as directory:
         of_this = Setting(Path(directory), setting.rows, setting.rounds)
         for figure in gathered(WORKS[name](of_this), lines):
-            told = f"{figure.line}: {figure.by} {figure.value:,.4g} {figure.unit}"
-            console.log(told, highlight=False, log_locals=False)
+            line = f"{figure.line}: {figure.by} {figure.value:,.4g} {figure.unit}"
+            console.log(line, highlight=False, log_locals=False)
     console.print(f"{name}: {time.perf_counter() - began:.0f} s", highlight=False)
 
 

@@ -35,7 +35,7 @@ class Target:
     against_line: str | None = None
     at_most: bool = False
 
-    def told(self, unit: str) -> str:
+    def shown(self, unit: str) -> str:
         sign = "≤" if self.at_most else "≥"
         return f"{sign} {self.bound:g}" if self.against else f"{sign} {shown(self.bound, unit)}"
 

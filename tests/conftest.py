@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Two workers with a session of Spark each would only be slow; nobody would notice."""
+    """Two workers with a session of Spark each would only be slow, which no test would show."""
     if item.get_closest_marker("spark") and scope_of(item.nodeid) != "spark":
         pytest.fail("tests/support/order.py does not know that this needs Spark", pytrace=False)
 
@@ -88,15 +88,15 @@ def _reports(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write what tests told, by name, and what was tried."""
+    """Write what tests reported, by name, and what was tried."""
     reports = _reports(terminalreporter)
-    told = {
+    reported = {
         report.nodeid: [line for name, line in report.user_properties if name == TOLD]
         for report in reports
         if report.when == "call"
     }
-    for nodeid in sorted(told):
-        for line in told[nodeid]:
+    for nodeid in sorted(reported):
+        for line in reported[nodeid]:
             terminalreporter.write_line(f"{nodeid.partition('::')[2]}: {line}")
     column = terminalreporter.config.getoption("--proof")
     if column is not None:

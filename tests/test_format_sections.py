@@ -25,7 +25,7 @@ from logformat.catalog import edits, following_file, store_file, table_file
 from logformat.ids import OFFSET_MAX, Epoch, SchemaId
 from logformat.log import batch, snapshot_manifest, writer_entry
 from logformat.log.change import ChangeType
-from logformat.replica import follower_status, manifest as replica_told, object_file as replica_object
+from logformat.replica import follower_status, manifest as replica_manifest, object_file as replica_object
 from logformat.rows import intake, schema as schemas
 from logformat.rows.keys import ROW, KeyCodec
 from logformat.rows.record import RecordCodec
@@ -92,8 +92,8 @@ def test_manifest_of_a_snapshot() -> None:
     fields = json.loads(data)
     assert [name for name, *_ in FORMAT.tables("Manifest")[0]] == list(fields)
     assert fields["crc32c"] == checksum.crc32c(data[: data.rindex(b',"crc32c"')] + b"}")
-    told = re.findall(r"by name, `(\w+)` and the CRC-32C of all of them, `(\w+)`", FORMAT.prose)
-    assert [tuple(file) for file in fields["files"].values()] == 2 * told
+    documented = re.findall(r"by name, `(\w+)` and the CRC-32C of all of them, `(\w+)`", FORMAT.prose)
+    assert [tuple(file) for file in fields["files"].values()] == 2 * documented
     types = {int: "integer", str: "string", dict: "object"}
     assert [kind for _, kind, _ in FORMAT.tables("Manifest")[0]] == [types[type(value)] for value in fields.values()]
     for name in (b"next_count", b"digest"):
@@ -108,8 +108,8 @@ def test_writers_of_a_snapshot() -> None:
     assert snapshot_manifest.encode_writers(writers) == data
     assert writers == {WRITER: writer_entry.decode_entry(WRITER, FORMAT.dump("Writer entry"))}
     (manifest,) = FORMAT.blocks("Manifest", "json")
-    told = json.loads(manifest)["files"][paths.SNAPSHOT_WRITERS]
-    assert told == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
+    documented = json.loads(manifest)["files"][paths.SNAPSHOT_WRITERS]
+    assert documented == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
 
 
 def test_rows_of_a_snapshot_have_the_types_in_the_table() -> None:
@@ -464,16 +464,16 @@ def test_names_of_objects() -> None:
             assert written == replica_object.leader_name(Epoch(0))
             assert replica_object.leader_epoch(written) == 0
     assert kinds == ["range", "snapshot"]
-    assert {plain(name) for name, *_ in table if "<" not in name} == {paths.STORE_FILE, replica_told.NAME}
+    assert {plain(name) for name, *_ in table if "<" not in name} == {paths.STORE_FILE, replica_manifest.NAME}
     assert f"`{paths.SHIPPING}`" in FORMAT.prose
-    told = re.findall(r"`(\w+)`", re.findall(r"`crc32c` last: (.*?), as in TellReplica", FORMAT.prose)[0])
-    assert told == [field.name for field in msgspec.structs.fields(replica_told.ReplicaManifest)]
+    documented = re.findall(r"`(\w+)`", re.findall(r"`crc32c` last: (.*?), as in TellReplica", FORMAT.prose)[0])
+    assert documented == [field.name for field in msgspec.structs.fields(replica_manifest.ReplicaManifest)]
 
 
 @pytest.mark.parametrize(
     ("section", "kind"), [("FOLLOWING", following_file.FollowingFile), ("Follower", follower_status.FollowerStatus)]
 )
-def test_fields_of_who_follows(section: str, kind: type[msgspec.Struct]) -> None:
+def test_fields_of_followers(section: str, kind: type[msgspec.Struct]) -> None:
     fields = [field.name for field in msgspec.structs.fields(kind)]
     named = re.findall(r"`(\w+)`", FORMAT.sections[section].partition("`format` ")[2])
     assert [name for name in ["format", *named] if name in fields][: len(fields)] == fields

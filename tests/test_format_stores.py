@@ -66,7 +66,7 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     copy = store.with_name("copy")
     kvstore.follow(str(tmp_path / "replica"), copy).close()
     os.link(copy / paths.FOLLOWING, store / paths.FOLLOWING)
-    Files().publish(paths.wanted_file(store, TableId(1)), b"")  # last: who has the store open takes it away
+    Files().publish(paths.wanted_file(store, TableId(1)), b"")  # last: an open store removes it
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
     assert matched == set(patterns)
@@ -363,9 +363,9 @@ def test_a_snapshot_can_be_read_with_the_document(tmp_path: Path) -> None:
     bucket = paths.bucket_directory(tmp_path / "s", TableId(1), BucketId(0))
     (directory,) = (bucket / paths.SNAPSHOTS).iterdir()
     manifest = json.loads((directory / "manifest.json").read_bytes())
-    for name, told in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         data = (directory / name).read_bytes()
-        assert told == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
+        assert expected == {"bytes": len(data), "crc32c": checksum.crc32c(data)}
     index = pairs_of(bucket / paths.INDEX)
     state = read_fields("State record", index[b"\0"])
     for name in ("table_id", "bucket_id", "applied_offset", "row_count", "last_timestamp", "next_count"):

@@ -1,4 +1,4 @@
-"""kvstore, its peers and the raw limit behind one interface: a keyed table that keeps a full-image log of its changes.
+"""kvstore, its peers and the raw limit with one interface: a keyed table that keeps a full-image log of its changes.
 
 What a store is handed is made beforehand, in the form it likes best: Arrow for those that read Arrow, Python values for
 the others, finished bytes for the raw limit. What it then has to encode itself, it encodes while the clock runs.

@@ -29,7 +29,7 @@ class Store(Protocol):
         """A batch in the form the store takes; not timed."""
 
     def apply(self, prepared: Any) -> None:
-        """Upsert a batch and log its changes, both as durable as the store was told on return."""
+        """Upsert a batch and log its changes, both as durable as the store was asked to make it."""
 
     def settle(self) -> None:
         """Do what was put off and does not happen by itself, so that the next turn is another's."""

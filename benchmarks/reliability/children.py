@@ -22,19 +22,19 @@ class Ended:
 
     Attributes:
         value: What it returned, or what it failed with, as text.
-        told: What it told before, as bytes.
+        sent: What it sent before, as bytes.
     """
 
     how: How
     value: Any = None
-    told: bytes = b""
+    sent: bytes = b""
 
 
 def run(work: Callable[[Callable[[bytes], None]], Any], *, kill_after: tuple[int, float] | None = None) -> Ended:
-    """Run ``work(tell)`` in a forked process.
+    """Run ``work(send)`` in a forked process.
 
     Args:
-        kill_after: Kill it so many seconds after it told so many bytes.
+        kill_after: Kill it so many seconds after it sent so many bytes.
     """
     ours, theirs = os.pipe()
     answer_ours, answer_theirs = os.pipe()
@@ -43,22 +43,22 @@ def run(work: Callable[[Callable[[bytes], None]], Any], *, kill_after: tuple[int
         _work(work, theirs, answer_theirs)
     os.close(theirs)
     os.close(answer_theirs)
-    told = b""
+    sent = b""
     if kill_after is not None:
         count, seconds = kill_after
-        while len(told) < count and (more := os.read(ours, 1)):
-            told += more
+        while len(sent) < count and (more := os.read(ours, 1)):
+            sent += more
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
     with os.fdopen(answer_ours, "rb") as answers:
         answered = answers.read()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with os.fdopen(ours, "rb") as file:
-        told += file.read()
+        sent += file.read()
     if answered:
         how, value = pickle.loads(answered)
-        return Ended(how, value, told)
-    return Ended("hang" if status == -signal.SIGALRM else "crash", status, told)
+        return Ended(how, value, sent)
+    return Ended("hang" if status == -signal.SIGALRM else "crash", status, sent)
 
 
 def _work(work: Callable[[Callable[[bytes], None]], Any], theirs: int, answers: int) -> None:

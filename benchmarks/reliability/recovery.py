@@ -35,7 +35,7 @@ def rebuilt(work: Path, rows: int) -> dict[str, Any]:
     return {"rows": rows, "changes": changes, "same": same, "changes_per_s": round(changes / took)}
 
 
-def behind(work: Path, megabytes: int) -> dict[str, Any]:
+def lagging(work: Path, megabytes: int) -> dict[str, Any]:
     """Kill a process whose index was never committed, and time the next open, by the size of the log."""
     path = work / "behind"
 

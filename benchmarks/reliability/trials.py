@@ -31,7 +31,7 @@ class Found:
     trial: str
     outcomes: dict[str, int]
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {"store": self.store, "trial": self.trial, **self.outcomes}
 
 
@@ -91,7 +91,7 @@ def kills(peer: Peer, trials: int, work: Path, seed: int) -> Found:
             lambda tell: peer.write(place, commits(COMMITS * 5, SMALL_ROWS, seed), lambda _: tell(b"."), clean=False),
             kill_after=(random.randrange(1, 30), random.random() * 0.004),
         )
-        outcomes[judged(peer, place, len(ended.told), seed)] += 1
+        outcomes[judged(peer, place, len(ended.sent), seed)] += 1
         shutil.rmtree(place)
     return Found(peer.name, "kill -9", dict(outcomes))
 
@@ -115,7 +115,7 @@ def short_writes(peer: Peer, trials: int, work: Path, seed: int) -> Found:
         limit = random.randrange(1, largest + 4096)
         place.mkdir()
         ended = children.run(lambda tell: write(tell, limit))  # noqa: B023 - at once
-        outcome = judged(peer, place, len(ended.told), seed)
+        outcome = judged(peer, place, len(ended.sent), seed)
         if ended.how in ("crash", "hang"):
             outcome = f"{ended.how}, then {outcome}"
         outcomes[outcome] += 1

@@ -24,7 +24,7 @@ from tests.checkpoint.catalogs import STORE, Catalog
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Catalog:
-    """Two images, of edits 40 and 80; the journal begins behind edit 35."""
+    """Two images, of edits 40 and 80; the journal begins after edit 35."""
     catalog = Catalog(tmp_path / "s", seed=3)
     for _ in range(2):
         catalog.append(40)

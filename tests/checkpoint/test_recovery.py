@@ -115,8 +115,8 @@ def test_what_is_right_is_kept_and_what_is_gone_is_said(seed: int, data: st.Data
             checkpoint(catalog.path)
         catalog.append(30)
         image = catalog.image_txids[0] if catalog.image_txids else 0
-        behind = st.integers(image + 1, len(catalog.edits))
-        damaged = sorted(data.draw(st.sets(behind, min_size=1, max_size=5), label="damaged"))
+        later = st.integers(image + 1, len(catalog.edits))
+        damaged = sorted(data.draw(st.sets(later, min_size=1, max_size=5), label="damaged"))
         catalog.journal.close()
         for txid in damaged:
             damage_value(catalog, txid)

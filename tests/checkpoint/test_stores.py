@@ -98,7 +98,7 @@ def test_a_store_that_is_written_has_its_checkpoints_made(open_store: OpenStore,
     assert [path.name for path in (store_path / paths.IMAGES).glob("image.*")] == [f"image.{10:020d}"]
 
 
-def test_who_may_not_write_begins_none(open_store: OpenStore, store_path: Path) -> None:
+def test_a_process_that_may_not_write_begins_none(open_store: OpenStore, store_path: Path) -> None:
     store = open_store()
     with kvstore.open(store_path, read_only=True) as reader, pytest.raises(UnsupportedOperation):
         reader.checkpoint()

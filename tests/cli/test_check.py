@@ -76,12 +76,12 @@ def test_a_repair_restores_a_damaged_log_from_a_replica(tmp_path: Path) -> None:
     assert "wrong: t/0: the end of the log lacks offsets 0 to 9 at least: give a replica by --from" in done.out
     done = run("check", path, "--repair", "--from", copy, "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert (told["ok"], told["gone"], told["left"]) == (True, [], [])
-    assert "t/0: 00000000000000000000.log" in told["repaired"][0]
-    assert "1 of its batches from the" in told["repaired"][0]
-    assert told["buckets"][0]["rows"] == 10
-    assert (Path(told["quarantine"]) / log.relative_to(path)).read_bytes() == right[:-1] + b"\x01"
+    printed = json.loads(done.out)
+    assert (printed["ok"], printed["gone"], printed["left"]) == (True, [], [])
+    assert "t/0: 00000000000000000000.log" in printed["repaired"][0]
+    assert "1 of its batches from the" in printed["repaired"][0]
+    assert printed["buckets"][0]["rows"] == 10
+    assert (Path(printed["quarantine"]) / log.relative_to(path)).read_bytes() == right[:-1] + b"\x01"
     assert log.read_bytes() == right
     done = run("check", path, "--repair", "--from", copy)
     assert done.code == 0

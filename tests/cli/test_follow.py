@@ -31,7 +31,7 @@ def test_changes_are_printed_as_they_come_until_interrupted(tmp_path: Path) -> N
     assert (following.returncode, out, err) == (130, "", "")
 
 
-def test_who_reads_no_further_ends_it(tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe_ends_it(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
         table.upsert({"k": 0})

@@ -22,8 +22,8 @@ def store(tmp_path: Path) -> Path:
 
 
 def shown(store: Path) -> dict[str, object]:
-    (told,) = fine("job", "show", store, "j", "--json").lines
-    return dict(told)
+    (printed,) = fine("job", "show", store, "j", "--json").lines
+    return dict(printed)
 
 
 def test_a_job_from_beginning_to_end(store: Path, tmp_path: Path) -> None:
@@ -32,13 +32,13 @@ def test_a_job_from_beginning_to_end(store: Path, tmp_path: Path) -> None:
     done = fine("job", "run", store, "j")
     assert done.out == "task 1: 12 rows of a.csv\ntask 2: 12 rows of b.csv\n"
     assert done.err == ""
-    told = shown(store)
-    assert (told["job"], told["table"], told["offset"], told["state"]) == ("j", "t", "b.csv", "waiting")
-    assert told["statistics"]["loaded_rows"] == 24  # type: ignore[index]
-    assert fine("job", "ls", store, "--json").lines == [[told]]
-    printed = fine("job", "show", store, "j").out
-    assert [line.partition(" ")[0] for line in printed.splitlines()].count("max_files") == 1
-    assert [line.split()[0] for line in printed.splitlines()[-2:]] == ["1", "2"]
+    printed = shown(store)
+    assert (printed["job"], printed["table"], printed["offset"], printed["state"]) == ("j", "t", "b.csv", "waiting")
+    assert printed["statistics"]["loaded_rows"] == 24  # type: ignore[index]
+    assert fine("job", "ls", store, "--json").lines == [[printed]]
+    text = fine("job", "show", store, "j").out
+    assert [line.partition(" ")[0] for line in text.splitlines()].count("max_files") == 1
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["1", "2"]
     assert "b.csv" in fine("job", "ls", store).out
     assert fine("job", "run", store, "j").out == ""
     write(tmp_path / "in", "c.csv", 6)
@@ -46,9 +46,9 @@ def test_a_job_from_beginning_to_end(store: Path, tmp_path: Path) -> None:
     assert (task["number"], task["counts"]["loaded_rows"], task["begun"][-1]) == (3, 12, "Z")
     assert fine("job", "pause", store, "j", "--json").lines[0]["state"] == "paused"
     assert fine("job", "alter", store, "j", "--offset", "a.csv", "--json").lines[0]["offset"] == "a.csv"
-    (told,) = fine("job", "resume", store, "j", "--json").lines
-    assert (told["state"], told["version"]) == ("waiting", 1)
-    assert fine("job", "drop", store, "j", "--json").lines == [told]
+    (printed,) = fine("job", "resume", store, "j", "--json").lines
+    assert (printed["state"], printed["version"]) == ("waiting", 1)
+    assert fine("job", "drop", store, "j", "--json").lines == [printed]
     assert fine("job", "ls", store, "--json").lines == [[]]
 
 
@@ -65,8 +65,8 @@ def test_a_task_that_fails_ends_with_1_and_pauses_the_job(store: Path, tmp_path:
     refused = run("job", "run", store, "j")
     assert (refused.code, "resume it first" in refused.err) == (2, True)
     fine("job", "resume", store, "j")
-    (told,) = (fine("job", "run", store, "j").out).splitlines()
-    words, _, rejected = told.rpartition(": ")
+    (printed,) = (fine("job", "run", store, "j").out).splitlines()
+    words, _, rejected = printed.rpartition(": ")
     assert words == "task 1: 12 rows of a.csv, 3 left out"
     assert len(Path(rejected).read_text().splitlines()) == 3
     assert shown(store)["rejected"] == str(Path(rejected).parent)
@@ -96,7 +96,7 @@ def test_bad_calls(store: Path, tmp_path: Path) -> None:
     bad_call("create", store, "k", "--source", tmp_path / "nowhere", "--format", "csv", "--table", "t")
     bad_call("create", store, "j", "--source", tmp_path / "in", "--format", "csv", "--table", "t")
     bad_call("create", store, "k", "--source", tmp_path / "in", "--format", "xls", "--table", "t")
-    bad_call("show", store, "nobody")
+    bad_call("show", store, "unknown")
     bad_call("alter", store, "j", "--offset", "a")
     bad_call("resume", store, "j")
     fine("job", "pause", store, "j")

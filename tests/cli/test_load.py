@@ -72,8 +72,8 @@ SUFFIXES = [".parquet", ".pq", ".csv", ".jsonl", ".ndjson", ".arrow", ".arrows",
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_file_becomes_a_table(store: Path, tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"f{suffix}")
-    told = fine("load", store, "t", file, "--key", "k", "--json").lines[0]
-    assert told == {
+    printed = fine("load", store, "t", file, "--key", "k", "--json").lines[0]
+    assert printed == {
         "rows": 3,
         "batches": 1,
         "rows_before": 0,

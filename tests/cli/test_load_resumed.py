@@ -78,9 +78,9 @@ def test_a_load_that_was_stopped_goes_on(
         assert stopped.returncode == -number
         assert err == ""
     with small_batches(BATCH):
-        told = fine("load", store, name, file, "--json").lines[0]
-    assert told["rows"] + told["rows_before"] == ROWS
-    assert told["rows_before"] == 4 * BATCH
+        printed = fine("load", store, name, file, "--json").lines[0]
+    assert printed["rows"] + printed["rows_before"] == ROWS
+    assert printed["rows_before"] == 4 * BATCH
     assert changes(store, name) == expected[name]
     assert fine("check", store)
 
@@ -113,8 +113,8 @@ def test_a_load_may_be_stopped_at_every_batch(
                 run("load", store, name, file, *KINDS[name])
         fine("load", store, name, file)
         assert changes(store, name) == expected[name]
-        told = fine("load", store, name, file, "--json").lines[0]
-    assert (told["rows"], told["rows_before"]) == (0, ROWS)
+        printed = fine("load", store, name, file, "--json").lines[0]
+    assert (printed["rows"], printed["rows_before"]) == (0, ROWS)
 
 
 def test_a_load_goes_on_after_the_table_forgot_its_writer(tmp_path: Path, file: Path, expected: dict[str, Any]) -> None:
@@ -141,8 +141,8 @@ def test_a_load_goes_on_after_the_table_forgot_its_writer(tmp_path: Path, file: 
         ):
             run("load", store, "log", file, "--append-only")
     with small_batches(BATCH):
-        told = fine("load", store, "log", file, "--json").lines[0]
-        assert told["rows_before"] == weeks * 2 * BATCH
+        printed = fine("load", store, "log", file, "--json").lines[0]
+        assert printed["rows_before"] == weeks * 2 * BATCH
         assert changes(store, "log") == expected["log"]
         later = now_ms + 2 * EXPIRY_MS
         with mock.patch.object(SystemClock, "now_ms", return_value=later):
@@ -200,8 +200,8 @@ def test_a_load_into_several_buckets_may_be_stopped_in_each(tmp_path: Path, file
         with kvstore.open(path) as store:
             store.create_table("t", schema, buckets=buckets, **keys)
     with small_batches(2 * BATCH):
-        told = fine("load", at_once, "t", file, "--json").lines[0]
-        assert (told["rows"], told["first_offset"]) == (ROWS, None)
+        printed = fine("load", at_once, "t", file, "--json").lines[0]
+        assert (printed["rows"], printed["first_offset"]) == (ROWS, None)
         left = 0
 
         def stopping(*arguments: Any, **named: Any) -> Any:

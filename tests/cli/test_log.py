@@ -71,9 +71,9 @@ def test_one_batch_is_decoded(store: Path) -> None:
         {"_log_offset": 4, "_change_type": "update_preimage", "k": 0, "v": "v0"},
         {"_log_offset": 5, "_change_type": "update_postimage", "k": 0, "v": "v4"},
     ]
-    told = fine("log", "show", store, "t", "4", "--records").out
-    assert "base_offset  4\n" in told
-    assert told.endswith(
+    printed = fine("log", "show", store, "t", "4", "--records").out
+    assert "base_offset  4\n" in printed
+    assert printed.endswith(
         "_log_offset  _change_type  k  v\n-----------  ------------  -  --\n"
         "          4  -U            0  v0\n          5  +U            0  v4\n\n"
     )

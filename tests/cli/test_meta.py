@@ -48,16 +48,16 @@ def images_of(path: Path) -> list[Path]:
 
 
 def test_status(path: Path) -> None:
-    (told,) = fine("meta", "status", path, "--json").lines
+    (printed,) = fine("meta", "status", path, "--json").lines
     sizes = [{"txid": 12, "bytes": images_of(path)[0].stat().st_size}]
-    assert [{name: each[name] for name in ("txid", "bytes")} for each in told["images"]][:1] == sizes
-    assert [each["txid"] for each in told["images"]] == [12, 8]
-    assert told["images"][0]["created"].endswith("Z")
-    assert (told["txid"], told["edits_behind_image"], told["warnings"]) == (12, 0, [])
-    assert (told["journal_begins"], told["journal_segments"]) == (6, 2)
-    printed = fine("meta", "status", path).out
-    assert "edits_behind_image  0" in printed
-    assert "warning" not in printed
+    assert [{name: each[name] for name in ("txid", "bytes")} for each in printed["images"]][:1] == sizes
+    assert [each["txid"] for each in printed["images"]] == [12, 8]
+    assert printed["images"][0]["created"].endswith("Z")
+    assert (printed["txid"], printed["edits_behind_image"], printed["warnings"]) == (12, 0, [])
+    assert (printed["journal_begins"], printed["journal_segments"]) == (6, 2)
+    text = fine("meta", "status", path).out
+    assert "edits_behind_image  0" in text
+    assert "warning" not in text
 
 
 def test_status_warns_of_what_is_wrong(path: Path) -> None:
@@ -65,9 +65,9 @@ def test_status_warns_of_what_is_wrong(path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-1])
     done = run("meta", "status", path, "--json")
     assert done.code == 1
-    (told,) = done.lines
-    assert told["edits_behind_image"] == 4
-    assert [warning for warning in told["warnings"] if str(newest) in warning]
+    (printed,) = done.lines
+    assert printed["edits_behind_image"] == 4
+    assert [warning for warning in printed["warnings"] if str(newest) in warning]
     assert "warning: An image of the catalog is damaged" in run("meta", "status", path).out
     assert "damaged" in run("check", path).out
     fine("meta", "checkpoint", path)
@@ -147,8 +147,8 @@ def test_damaged_and_newer_edits_are_shown_as_such(path: Path) -> None:
 
 
 def test_checkpoint(path: Path) -> None:
-    (told,) = fine("meta", "checkpoint", path, "--json").lines
-    assert (told["txid"], told["previous"], told["written"], told["dropped_edits"]) == (12, 8, False, 0)
+    (printed,) = fine("meta", "checkpoint", path, "--json").lines
+    assert (printed["txid"], printed["previous"], printed["written"], printed["dropped_edits"]) == (12, 8, False, 0)
     with kvstore.open(path) as store:
         store.new_writer_id()
     assert "dropped_edits  5" in fine("meta", "checkpoint", path).out
@@ -157,8 +157,8 @@ def test_checkpoint(path: Path) -> None:
 
 def test_verify_an_image(path: Path) -> None:
     newest = images_of(path)[0]
-    (told,) = fine("meta", "image", "verify", newest, "--json").lines
-    assert (told["ok"], told["txid"], told["counts"]["table"], told["counts"]["schema"]) == (True, 12, 1, 2)
+    (printed,) = fine("meta", "image", "verify", newest, "--json").lines
+    assert (printed["ok"], printed["txid"], printed["counts"]["table"], printed["counts"]["schema"]) == (True, 12, 1, 2)
     assert "1 table, 2 schema" in fine("meta", "image", "verify", newest).out
     newest.write_bytes(newest.read_bytes() + b"\0")
     done = run("meta", "image", "verify", newest, "--json")
@@ -198,9 +198,9 @@ def test_recover(path: Path) -> None:
     assert "restored: u" in done.out
     assert "Nothing was written" in done.out
     assert run("tables", path).code == 1
-    (told,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines
-    assert (told["quarantined"], told["restored"]) == ([], ["u"])
-    assert (told["image"], told["txid"], told["leader_epoch"], told["tables"]) == (12, 14, 1, ["t", "u"])
+    (printed,) = fine("meta", "recover", path, "--metadata-failure-recovery", "--json").lines
+    assert (printed["quarantined"], printed["restored"]) == ([], ["u"])
+    assert (printed["image"], printed["txid"], printed["leader_epoch"], printed["tables"]) == (12, 14, 1, ["t", "u"])
     assert [json.loads(line)["k"] for line in fine("scan", path, "t", "--json").out.splitlines()] == [1]
     fine("check", path)
     fine("meta", "status", path)

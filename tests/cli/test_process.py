@@ -24,7 +24,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("arguments", [("scan",), ("changelog", "--json")])
-def test_who_reads_no_further_ends_it_in_silence(store: Path, arguments: tuple[str, ...]) -> None:
+def test_a_reader_that_closes_the_pipe_ends_it_in_silence(store: Path, arguments: tuple[str, ...]) -> None:
     command, *options = arguments
     with process(command, store, "t", *options) as running:
         assert running.stdout is not None

@@ -55,9 +55,9 @@ def test_only_init_makes_a_store(tmp_path: Path) -> None:
 def test_a_table_is_created_and_described(store: Path) -> None:
     fine("create", store, "t", *COLUMNS, "--key", "path", "--key", "size")
     fine("create", store, "a log", *COLUMNS, "--append-only")
-    told = fine("describe", store, "t", "--json").lines[0]
-    assert told.pop("options")["merge_engine"] == "last_row"
-    assert told == {
+    printed = fine("describe", store, "t", "--json").lines[0]
+    assert printed.pop("options")["merge_engine"] == "last_row"
+    assert printed == {
         "table": "t",
         "primary_key": ["path", "size"],
         "buckets": 1,
@@ -105,9 +105,9 @@ def test_consumers_are_described(store: Path) -> None:
         {"consumer": "a few", "position": 3, "behind": 37},
         {"consumer": "all", "position": 40, "behind": 0},
     ]
-    behind = ends[0] - 3
+    lag = ends[0] - 3
     assert fine("describe", store, "two", "--json").lines[0]["consumers"] == [
-        {"consumer": "a few", "position": [3, ends[1]], "behind": behind},
+        {"consumer": "a few", "position": [3, ends[1]], "behind": lag},
         {"consumer": "all", "position": [ends[0], ends[1]], "behind": 0},
     ]
     assert fine("describe", store, "one").out.endswith(
@@ -127,8 +127,8 @@ def test_types_are_written_as_describe_has_them(store: Path) -> None:
     ]
     columns = [f"--column=c{at}:{kind}" for at, kind in enumerate([*kinds, "float64"])]
     fine("create", store, "t", *columns, "--append-only")
-    told = [line.split(maxsplit=1)[1] for line in fine("describe", store, "t").out.splitlines()[-len(columns) :]]
-    assert [line.removesuffix("yes").strip() for line in told] == [*kinds, "double"]
+    printed = [line.split(maxsplit=1)[1] for line in fine("describe", store, "t").out.splitlines()[-len(columns) :]]
+    assert [line.removesuffix("yes").strip() for line in printed] == [*kinds, "double"]
 
 
 def test_columns_are_taken_from_a_file(store: Path, tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_rows_that_are_not_counted(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", pa.schema({"k": pa.int8()}), "k", changelog_image="wal")
         table.upsert({"k": 1})
-    (told,) = fine("tables", tmp_path / "store", "--json").lines[0]
-    assert (told["rows"], told["log_end"]) == (None, 1)
+    (printed,) = fine("tables", tmp_path / "store", "--json").lines[0]
+    assert (printed["rows"], printed["log_end"]) == (None, 1)
     assert "null" in fine("describe", tmp_path / "store", "t").out
 
 
@@ -188,9 +188,9 @@ def test_every_command_has_help_with_examples() -> None:
     for words, group in groups:
         for command in group.registered_commands:
             words_of = (*words, command.callback.__name__)
-            told = fine(*words_of, "--help").out
-            assert "Examples:\n  " in told, words_of
-            assert f"kvstore {' '.join(words_of)} " in told, words_of
+            printed = fine(*words_of, "--help").out
+            assert "Examples:\n  " in printed, words_of
+            assert f"kvstore {' '.join(words_of)} " in printed, words_of
             found.append(" ".join(words_of))
     assert found == [
         *("init", "create", "tables", "describe", "get", "scan", "load", "changelog", "check", "replicate", "demo"),
@@ -205,8 +205,8 @@ def test_tables_of_several_buckets(store: Path) -> None:
         )
         table.upsert([{"k": k} for k in range(9)])
         ends = [end for _, end in table.offsets().values()]
-    (told,) = fine("tables", store, "--json").lines[0]
-    assert told == {
+    (printed,) = fine("tables", store, "--json").lines[0]
+    assert printed == {
         "table": "t",
         "primary_key": ["k"],
         "buckets": 3,

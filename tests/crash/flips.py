@@ -21,10 +21,10 @@ class Change:
     """Bits of a file that are other than they were; bit 0 is the lowest of the first byte.
 
     Attributes:
-        thorough: Go on after damage was told: check, write, open again.
+        thorough: Go on after damage was reported: check, write, open again.
         content: What the file holds instead, before any bit is changed; None for what it held.
-        is_read: Whether a reader comes before any writer. An index as it was once is no damage: who reads only sees
-            what was there then, and who writes brings it on.
+        is_read: Whether a reader comes before any writer. An index as it was once is no damage: a reader only sees
+            what was there then, and a writer brings it up to date.
     """
 
     file: str
@@ -39,10 +39,10 @@ class Outcome:
     """What came of a change.
 
     Attributes:
-        verdict: ``read``: told when opening, reading or writing. ``checked``: told by the check alone, and every answer
-            was right. ``late``: told by the check alone, and some answers were wrong. ``harmless``: all as it was.
-            ``silent``: something was wrong, and nothing told. ``unnamed``: an error that is no StoreError. ``crash``:
-            the process ended, or did not.
+        verdict: ``read``: reported when opening, reading or writing. ``checked``: reported by the check alone, and
+            every answer was right. ``late``: reported by the check alone, and some answers were wrong. ``harmless``:
+            all as it was. ``silent``: something was wrong, and nothing reported. ``unnamed``: an error that is no
+            StoreError. ``crash``: the process ended, or did not.
         detail: What was wrong.
     """
 

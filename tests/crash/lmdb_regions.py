@@ -18,8 +18,8 @@ _BIG, _NAMED = 1, 2
 _NOWHERE = 2**64 - 1
 
 Region = Literal[
-    "structure", "value", "address", "map size", "unused field", "behind the meta", "commit before", "free page",
-    "gap", "pad byte", "separator", "free record", "overflow tail", "behind the last page",
+    "structure", "value", "address", "map size", "unused field", "after the meta", "commit before", "free page",
+    "gap", "pad byte", "separator", "free record", "overflow tail", "after the last page",
 ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def _pieces(data: bytes) -> Iterator[Piece]:
         yield from _meta(number * PAGE, is_newest=number == newest)
     body = newest * PAGE + HEAD
     last_page = _u64(data, body + META - 16)
-    yield Piece((last_page + 1) * PAGE, len(data), "behind the last page")
+    yield Piece((last_page + 1) * PAGE, len(data), "after the last page")
     for key, place, length in _tree(data, body + 24, []):
         yield Piece(key, key + 8, "free record")
         for at in range(place + 8, place + length, 8):
@@ -82,7 +82,7 @@ def _meta(start: int, *, is_newest: bool) -> Iterator[Piece]:
         # Page size, and the unused word of the other tree, are held against those of the other meta page.
         yield Piece(body + 28, body + 72, "commit before")
         yield Piece(body + 76, body + 128, "commit before")
-    yield Piece(body + META, start + PAGE, "behind the meta")
+    yield Piece(body + META, start + PAGE, "after the meta")
 
 
 def _tree(data: bytes, record: int, pieces: list[Piece]) -> Iterator[tuple[int, int, int]]:
@@ -118,7 +118,7 @@ def _page(data: bytes, start: int, pieces: list[Piece]) -> Iterator[tuple[int, i
 
 
 def _is_named(data: bytes, value: int) -> bool:
-    """Whether a value is the record of a database: named by 20 digits, it stands behind them and the node's flags."""
+    """Whether a value is the record of a database: named by 20 digits, it stands after them and the node's flags."""
     return data[value - 20 : value].isdigit() and struct.unpack_from("<H", data, value - 24)[0] == _NAMED
 
 

@@ -1,4 +1,4 @@
-"""What there is to each kind of script: jobs that run and recover it, its history, and who examines states of it."""
+"""What there is to each kind of script: jobs that run and recover it, its history, and the judge of its states."""
 
 from __future__ import annotations
 

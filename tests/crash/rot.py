@@ -19,7 +19,7 @@ _HEAD_BYTES = 64
 def rotten(contents: Contents, random: Random, *, draws: int) -> Iterator[State]:
     """States with one bit changed somewhere in a batch that has a follower in its segment.
 
-    Half of them in a header. The last batch is left alone: nothing tells it from one that was torn.
+    Half of them in a header. The last batch is left alone: it looks like one that was cut.
     """
     bare = {name: data for name, data in contents.items() if "/index" not in name and not name.endswith(".index")}
     places = [

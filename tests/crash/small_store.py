@@ -109,7 +109,7 @@ CHECK = "check"
 
 
 def read(path: Path, *, thorough: bool = True) -> Answers:
-    """Open the store read-only and read everything; unless ``thorough``, only until something tells of damage."""
+    """Open the store read-only and read everything; unless ``thorough``, only until damage is reported."""
     answers = Answers()
     store = answers.reach("open", lambda: Store(path, OPTIONS, read_only=True, clock=SetClock()))
     if store is not None:

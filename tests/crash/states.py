@@ -1,7 +1,7 @@
 """States a disk may be in after a power cut at this moment.
 
 * Bytes that overwrite others are torn at sectors, and a sector that was not written keeps what it held.
-* Bytes behind the old end may be cut anywhere, or be zeros.
+* Bytes after the old end may be cut anywhere, or be zeros.
 * ``ext4``: changes of names get there in order, and so do the writes of one file. ``strict``: in any order.
 """
 
@@ -145,11 +145,11 @@ def _tear(image: bytearray, change: Write | Cut, random: Random) -> None:
         return
     first = max(start, end)
     length = random.randint(0, stop - first)
-    behind = change.data[first - start : first - start + length]
+    added = change.data[first - start : first - start + length]
     if random.random() < 0.5:
         # The length is there already, and of the bytes some sectors.
-        keep = [behind[at : at + SECTOR] if random.random() < 0.5 else b"" for at in range(0, length, SECTOR)]
+        keep = [added[at : at + SECTOR] if random.random() < 0.5 else b"" for at in range(0, length, SECTOR)]
         whole = b"".join(part.ljust(SECTOR, b"\0") for part in keep)
-        behind = whole[: stop - first].ljust(stop - first, b"\0")
-    if behind:
-        apply(image, Write(first, behind))
+        added = whole[: stop - first].ljust(stop - first, b"\0")
+    if added:
+        apply(image, Write(first, added))

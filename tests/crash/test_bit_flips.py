@@ -1,6 +1,6 @@
 """Every single-bit flip of a small store's files (but for locks): detected, or harmless with the reason.
 
-Detected: opening, reading, writing or `check` tells of damage by a CorruptData or a finding. Harmless: every answer is
+Detected: opening, reading, writing or `check` reports damage by a CorruptData or a finding. Harmless: every answer is
 as it was, also those of a store that is written to and opened again; then the bit lies in a region of `REASONS`.
 
 Not flipped are `LOCK` and `lock.mdb`, which hold nothing that is stored. The test of every bit takes those regions that
@@ -30,25 +30,25 @@ REASONS = {
     "address": "where to map the file; LMDB takes it only with MDB_FIXEDMAP, which is never set",
     "map size": "LMDB takes it only from the size that is given at open, or to grow; it is never less than the file",
     "unused field": "LMDB has the field in each page's head or first branch node, and does not look at it there",
-    "behind the meta": "a meta page ends before its page does",
+    "after the meta": "a meta page ends before its page does",
     "commit before": "the meta page that the next commit overwrites: all but its number, and what that is held against",
     "free page": "a page that the next commits fill",
     "gap": "between the pointers of a page and its nodes",
-    "pad byte": "behind a node of an odd length",
-    "separator": "a branch's key may be any that is above all keys before it, and not above the first behind it",
+    "pad byte": "after a node of an odd length",
+    "separator": "a branch's key may be any that is above all keys before it, and not above the first after it",
     "free record": "which commit freed a page matters to readers of that time only; order and the last are verified",
-    "overflow tail": "behind a value that does not fill its pages",
-    "behind the last page": "pages that were never committed",
+    "overflow tail": "after a value that does not fill its pages",
+    "after the last page": "pages that were never committed",
 }
 """Regions in which a bit may be harmless."""
 
-UNSEEN = ("behind the meta", "free page", "gap", "overflow tail", "behind the last page")
+UNSEEN = ("after the meta", "free page", "gap", "overflow tail", "after the last page")
 """Regions that nothing at all looks at."""
 UNSEEN_EVERY = 101
 RISKY = ("structure", "separator", "free record", "commit before")
 """Regions that LMDB follows."""
 THOROUGH_EVERY = 31
-"""Of the others so many bits for one that is asked everything, also after damage was told."""
+"""Of the others so many bits for one that is asked everything, also after damage was reported."""
 QUICK_CHANGES, QUICK_OF_A_REGION = 300, 2
 
 
@@ -127,7 +127,7 @@ def test_the_store_has_every_kind_of_file_and_region(contents: Contents) -> None
     suffixes = Counter(name.rsplit(".", 1)[-1] for name, data in contents.items() if data)
     assert suffixes == {"STORE": 1, "mdb": 2, "log": 2, "index": 2, "writers": 1, "parquet": 1, "json": 2}
     found = {region for of_bytes in regions(contents).values() for region in of_bytes}
-    assert found | {"behind the last page"} == {*REASONS, "ours", "value", "structure"}
+    assert found | {"after the last page"} == {*REASONS, "ours", "value", "structure"}
 
 
 def test_some_bits(contents: Contents, flipper: Flipper, tell: Tell) -> None:

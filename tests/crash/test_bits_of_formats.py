@@ -30,8 +30,8 @@ def tried(path: Path, how: str, *, step: int) -> int:
     start = secrets.randbelow(step)
     command = [sys.executable, "-m", "tests.crash.formats", path, how, str(step), str(start)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    told = Held(path).told() if done.returncode else ""
-    assert not done.returncode, f"{done.returncode} after {told}\n{done.stderr[-3_000:]}"
+    last = Held(path).shown() if done.returncode else ""
+    assert not done.returncode, f"{done.returncode} after {last}\n{done.stderr[-3_000:]}"
     return int(done.stdout.split()[-1])
 
 

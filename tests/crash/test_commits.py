@@ -262,7 +262,7 @@ def test_a_staged_batch_that_is_damaged_stops_its_bucket_and_says_which_file(pat
 
 @pytest.mark.parametrize("step", ["after the intent", "after one append"])
 @pytest.mark.parametrize("how", ["read", "write"])
-def test_who_has_the_table_open_finishes_what_another_began(path: Path, how: str, step: str) -> None:
+def test_a_process_with_the_table_open_finishes_what_another_began(path: Path, how: str, step: str) -> None:
     with kvstore.open(path) as store:
         table = store.table("t")
         assert {row["v"] for row in rows_of(table)} == {0}
@@ -293,7 +293,7 @@ def send_epochs(pipe: Pipe, path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [KEYS, range(1)], ids=["of all buckets", "of one bucket"])
-def test_who_writes_by_itself_has_its_buckets_back_after_every_commit_of_another(path: Path, keys: range) -> None:
+def test_a_single_writer_has_its_buckets_back_after_every_commit_of_another(path: Path, keys: range) -> None:
     """Also those it had not taken again, or never had, when the next commit came."""
     rows = [{"k": k, "v": -1} for k in keys]
     with kvstore.open(path) as store:

@@ -1,4 +1,4 @@
-"""Files of the small store of which more than a bit is wrong: told, or every answer is as it was.
+"""Files of the small store of which more than a bit is wrong: it is reported, or every answer is as it was.
 
 Bytes set to 0x00 and 0xff, cut at any length, blocks swapped, and one file as it was once while all others went on.
 """

@@ -1,7 +1,7 @@
 """A disk that refuses any one call, or all from one on: the store goes on or says so, and loses nothing it answered.
 
 Every write, sync, new length, name and directory of a run fails with EIO or ENOSPC. Once the disk works again, so does
-the store: in the same process after one failure, for who opens it next after any.
+the store: in the same process after one failure, for the next process that opens it after any.
 """
 
 from __future__ import annotations

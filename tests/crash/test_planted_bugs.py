@@ -31,7 +31,7 @@ Hunt = Callable[[str, Path, Recorder, Judges], list[BadState]]
 
 
 def by_power_loss(plan: Script, *modes: str, in_recovery: bool = False) -> Hunt:
-    """Explore what power cuts leave; unless the bug is in recovery, only who wrote the store has it."""
+    """Explore what power cuts leave; unless the bug is in recovery, only the writer of the store has it."""
 
     def hunt(bug: str, work: Path, recorder: Recorder, judges: Judges) -> list[BadState]:
         directory, trace = record(recorder, plan, work, bug=bug)

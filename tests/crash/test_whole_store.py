@@ -25,7 +25,7 @@ HUNTS: dict[str, tuple[tuple[ActKind, ...], bool]] = {
     "objects_are_reported_and_not_shipped": (("batch", "ship"), False),
     "task_that_was_applied_is_applied_again": (("load",), True),
 }
-"""By bug what has to be done for it to show, and whether who recovers has it, not who writes."""
+"""By bug what has to be done for it to show, and whether recovery has it, not the writer."""
 
 
 @pytest.fixture

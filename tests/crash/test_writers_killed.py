@@ -34,7 +34,7 @@ from tests.support.processes import Child, Pipe
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("by", pa.string())])
 BUCKETS = 3
 SEQUENCER = 7
-"""Writer id of the one who numbers its batches itself."""
+"""Writer id of the writer that numbers its batches itself."""
 QUICK_RUNS = 4
 RUNS_WITH_A_BUG = 32
 RUNS_OF_A_TABLE = 20
@@ -136,7 +136,7 @@ def follow(pipe: Pipe, path: Path) -> None:
 
 @dataclass
 class World:
-    """A table, and what its writers were told."""
+    """A table, and what was acknowledged to its writers."""
 
     path: Path
     random: Random
@@ -187,10 +187,10 @@ class World:
                 table.upsert([{"k": -1 - k, "by": "test"} for k in range(9)])  # readers come to a change, and stop
                 table.delete([-1 - k for k in range(9)])
                 try:
-                    told = [found(reader) for reader in seen]
+                    answers = [found(reader) for reader in seen]
                 except (EOFError, ConnectionResetError):
                     return ["follow ended by itself"]
-                return self._judge(store, table, told)
+                return self._judge(store, table, answers)
 
     def _hear(self, writer: str, word: str, what: Any) -> None:
         if writer == "write_rows":
@@ -236,7 +236,7 @@ def everything_said(child: Child) -> Iterator[tuple[str, Any]]:
 
 
 def found(reader: Child) -> dict[int, list[Any]]:
-    """What a reader that was told to stop has seen."""
+    """What a reader has seen until it had to stop."""
     while (said := reader.hear()) is None:
         pass
     return said

@@ -342,10 +342,10 @@ def _outside(change: Write | Cut, written: Write) -> list[Write | Cut]:
     if isinstance(change, Cut):
         return [change]
     start, stop = written.position, written.position + len(written.data)
-    before, behind = change.data[: max(0, start - change.position)], change.data[max(0, stop - change.position) :]
+    before, following = change.data[: max(0, start - change.position)], change.data[max(0, stop - change.position) :]
     rest: list[Write | Cut] = [Write(change.position, before)] if before else []
-    if behind:
-        rest.append(Write(change.position + len(change.data) - len(behind), behind))
+    if following:
+        rest.append(Write(change.position + len(change.data) - len(following), following))
     return rest
 
 

@@ -112,7 +112,7 @@ class World:
         return replace(self, tables=tuple(sorted((n, t) for n, t in tables.items() if t is not None)))
 
     def key(self) -> object:
-        """What can be told apart without reading a row."""
+        """What can be compared without reading a row."""
         tables = {name: (tuple(table.schema.names), table.ends) for name, table in self.tables}
         return repr((self.exists, tables, self.position, self.has_replica, self.has_job, self.loaded))
 
@@ -183,7 +183,7 @@ def after(world: World, act: Act) -> Iterator[World]:
 
 
 class WholeHistory:
-    """All moments of a script, by what can be told apart without reading rows."""
+    """All moments of a script, by what can be compared without reading rows."""
 
     def __init__(self, script: WholeScript) -> None:
         self.script = script
@@ -209,7 +209,7 @@ def whole_script(seed: int, length: int, source: Path, *, retries: int = 0) -> W
 
 
 def brief_script(source: Path, kinds: tuple[ActKind, ...], *, retries: int = 0) -> WholeScript:
-    """A script of these steps, behind the first ones."""
+    """A script of these steps, after the first ones."""
     return _Author(0, source, retries).write_of(kinds)
 
 

@@ -67,7 +67,7 @@ class Act:
 
     Attributes:
         bucket: Of a batch.
-        writer: Id of who sends a batch.
+        writer: Id of the sender of a batch.
         number: Sequence of a batch, epoch, task of the job, or number of a column.
         offsets: What a consumer commits, by bucket.
     """
@@ -132,10 +132,10 @@ def run(directory: Path, script: WholeScript) -> int:
                 try:
                     actor.do(act)
                     break
-                except StoreError as error:  # whatever else it is, the user was not told what to do
+                except StoreError as error:  # whatever else it is, the message does not say what to do
                     if attempt == script.retries:
-                        told = f"REFUSED {number} {type(error).__name__}: {error}"
-                        os.write(marks, told.replace("\n", " ").encode() + b"\n")
+                        refused = f"REFUSED {number} {type(error).__name__}: {error}"
+                        os.write(marks, refused.replace("\n", " ").encode() + b"\n")
                         actor.end()
                         return REFUSED
                     if isinstance(error, LogFailed):

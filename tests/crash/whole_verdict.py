@@ -227,7 +227,7 @@ def world_schema() -> pa.Schema:
 
 
 def key_of(store: kvstore.Store, *, exists: bool) -> object:
-    """A store as :meth:`World.key` tells it."""
+    """A store as :meth:`World.key` describes it."""
     tables = {}
     for name in store.list_tables():
         table = store.table(name)
@@ -245,8 +245,8 @@ def _tasks(job: kvstore.Job) -> int:
     status = job.show()
     tasks = status.statistics.succeeded_tasks
     _equal(status.offset, file_name(tasks - 1) if tasks else None, "the job's offset")
-    told = status.statistics
-    counts = told.file_number, told.scanned_rows, told.loaded_rows, told.filtered_rows, told.failed_tasks
+    totals = status.statistics
+    counts = totals.file_number, totals.scanned_rows, totals.loaded_rows, totals.filtered_rows, totals.failed_tasks
     _equal(counts, (tasks, 3 * tasks, 3 * tasks, 0, 0), "the job's statistics")
     return tasks
 

@@ -155,13 +155,13 @@ def small_files(data: bytes) -> None:
 def small_files_seeds() -> list[bytes]:
     """One of each."""
     store = golden.files("store")
-    told = replica_manifest.ReplicaManifest(
+    manifest = replica_manifest.ReplicaManifest(
         store_id=STORE, leader_epoch=Epoch(0), as_of_ms=1, shipped=Filler().of(list[Shipped])
     )
     sealed = {
         b"S": store[paths.STORE_FILE],
         b"F": following_file.encode(replace(Filler().of(following_file.FollowingFile), format=following_file.FORMAT)),
-        b"T": replica_manifest.encode(told),
+        b"T": replica_manifest.encode(manifest),
         b"f": follower_status.encode(
             replace(Filler().of(follower_status.FollowerStatus), format=follower_status.FORMAT)
         ),

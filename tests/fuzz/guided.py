@@ -25,7 +25,7 @@ def tried(directory: Path, name: str, *, seconds: int) -> int:
     """Run a target for so long; how often it ran.
 
     Raises:
-        AssertionError: An input was bad; it is told in hexadecimal digits.
+        AssertionError: An input was bad; it is shown in hexadecimal digits.
     """
     for inner in ("corpus", "found"):
         (directory / inner).mkdir(parents=True)
@@ -33,7 +33,7 @@ def tried(directory: Path, name: str, *, seconds: int) -> int:
         *(f"-max_total_time={seconds}", f"-timeout={SECONDS_MAX}", f"-rss_limit_mb={MEGABYTES_MAX}"),
         *("-print_final_stats=1", "-max_len=8192", f"-artifact_prefix={directory}/found/", directory / "corpus"),
     ]
-    # The peak of memory of a process begins with that of who started it: of a shell, which has next to none.
+    # The peak of memory of a process begins with that of the process that started it: a shell, which has next to none.
     command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "tests.fuzz.guided", name, *options]
     done = subprocess.run(
         command,

@@ -46,7 +46,7 @@ _STRETCH = 8
 
 
 def batch_header(data: bytes) -> None:
-    """A header, and the checksum of what is behind it."""
+    """A header, and the checksum of what is after it."""
     header = decode_header(data)
     assert 0 <= header.base_offset < header.next_offset < 2**63
     assert LAYOUTS[header.magic].size <= header.size
@@ -68,7 +68,7 @@ def batch(data: bytes) -> None:
 
 @cache
 def batches(times: int = 1) -> tuple[bytes, ...]:
-    """Of each schema and compression, behind the number of the schema; with its rows so many times."""
+    """Of each schema and compression, after the number of the schema; with its rows so many times."""
     made = []
     for number, (schema, few) in enumerate(zip(SCHEMAS, ROWS, strict=True)):
         rows = few * times

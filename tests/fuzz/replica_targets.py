@@ -108,21 +108,21 @@ def replica_object_seeds() -> list[bytes]:
 
 
 def listing(data: bytes) -> None:
-    """A path never crosses a hole, whatever a replica lists: gaps, duplicates, overlaps, other leaders."""
+    """A path never crosses a hole, whatever a replica lists: missing objects, duplicates, overlaps, other leaders."""
     if len(data) < 4:
         return
     snapshots = sorted({data[2] % 40, data[3] % 40} - {0})
-    told = Shipped(stream=CATALOG, start=data[0] % 8, end=data[0] % 8 + data[1] % 40, snapshots=snapshots)
+    reported = Shipped(stream=CATALOG, start=data[0] % 8, end=data[0] % 8 + data[1] % 40, snapshots=snapshots)
     objects = [_named(*each) for each in struct.iter_unpack("4B", data[4 : 4 + len(data[4:]) // 4 * 4])]
     held = {offset for each in objects for offset in _counts(each, objects)}
-    wanted = range(told.start, told.end)
-    lacking = {offset for start, end in holes(told, objects) for offset in range(start, end)}
+    wanted = range(reported.start, reported.end)
+    lacking = {offset for start, end in holes(reported, objects) for offset in range(start, end)}
     assert lacking == {offset for offset in wanted if offset not in held}
-    until = next((offset for offset in wanted if offset not in held), told.end)
-    assert reached(told, objects) == until or reached(told, objects) > told.end == until
-    for end in range(told.end + 2):
-        path = path_to(end, told, objects)
-        starts = {told.start, *snapshots}
+    until = next((offset for offset in wanted if offset not in held), reported.end)
+    assert reached(reported, objects) == until or reached(reported, objects) > reported.end == until
+    for end in range(reported.end + 2):
+        path = path_to(end, reported, objects)
+        starts = {reported.start, *snapshots}
         named = {each.start for each in objects if each.kind == "snapshot"}
         possible = [s for s in starts if s <= end and (not s or s in named) and held.issuperset(range(s, end))]
         assert (path is not None) == bool(possible), "there is a path if there is one"
@@ -135,7 +135,7 @@ def listing(data: bytes) -> None:
             assert piece.name.start <= at < piece.until <= piece.name.end
             at = piece.until
         assert at >= end
-    for first, second in pairwise(path_from(told.start, told.end, objects).pieces):
+    for first, second in pairwise(path_from(reported.start, reported.end, objects).pieces):
         assert second.name.start <= first.until < second.until
 
 

@@ -41,7 +41,7 @@ class Held:
         self._map[:_HEAD] = target.ljust(_HEAD - 8) + len(data).to_bytes(8, "little")
         self._map[_HEAD : _HEAD + len(data)] = data
 
-    def told(self) -> str:
+    def shown(self) -> str:
         """What was tried last, in words."""
         name = self._map[: _HEAD - 8].strip(b" \0").decode()
         length = int.from_bytes(self._map[_HEAD - 8 : _HEAD], "little")
@@ -93,7 +93,7 @@ def tried(path: Path, budgets: dict[str, int], *, seed: int, seconds: int = SECO
     """Run targets in another process.
 
     Raises:
-        AssertionError: One was bad; its input is told in hexadecimal digits.
+        AssertionError: One was bad; its input is shown in hexadecimal digits.
     """
     orders = [f"{name}={runs}" for name, runs in budgets.items()]
     command = [sys.executable, "-m", "tests.fuzz.runner", path, str(seed), str(seconds), *orders]
@@ -101,7 +101,7 @@ def tried(path: Path, budgets: dict[str, int], *, seed: int, seconds: int = SECO
         command, cwd=ROOT, env=os.environ | {"TMPDIR": str(path.parent)}, capture_output=True, text=True, check=False
     )
     assert not done.returncode, "\n".join(
-        [f"{_end(done.returncode)} after {Held(path).told()}", done.stdout[-2_000:], done.stderr[-6_000:]]
+        [f"{_end(done.returncode)} after {Held(path).shown()}", done.stdout[-2_000:], done.stderr[-6_000:]]
     )
 
 
@@ -110,7 +110,7 @@ def _end(status: int) -> str:
 
 
 def main() -> None:
-    """Run what is told; ends with 1 and a traceback at the first that is bad."""
+    """Run what the file asks for; ends with 1 and a traceback at the first that is bad."""
     path, seed, seconds, *orders = sys.argv[1:]
     held = Held(Path(path))
     for order in orders:

@@ -36,7 +36,7 @@ def frame(data: bytes, *, stretch: bool) -> bytes:
 
 
 def first_word(data: bytes, before: bytes = b"") -> bytes:
-    """What begins with the checksum of the rest: an edit, a writer's entry behind its id, the state of an index."""
+    """What begins with the checksum of the rest: an edit, a writer's entry after its id, the state of an index."""
     return struct.pack("<I", crc32c(before + data[4:])) + data[4:]
 
 

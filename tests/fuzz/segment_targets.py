@@ -68,7 +68,7 @@ def log_segment(data: bytes) -> None:
     for synced in (None, end):
         with suppress(CorruptBatch):
             found = find_end(log, identity, synced)
-            assert sealed or synced is None or found == end, "what was durable is there, or it is told"
+            assert sealed or synced is None or found == end, "what was durable is there, or it is reported"
             for each in LogFiles(log, identity).batches(Offset(0), found.offset):
                 assert sealed or batches[each.header.base_offset] == bytes(each.data)
                 with suppress(CorruptBatch):

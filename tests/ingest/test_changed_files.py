@@ -103,7 +103,7 @@ class TestFilesThatAreNotAsTheyWere:
         assert "file 'b.csv' came after the job's offset had passed it" in caplog.text
         assert "file 'a.csv' changed after it was loaded" in caplog.text
 
-    def test_who_sets_the_offset_knows_what_lies_before_it(self, job: kvstore.Job, source: Path) -> None:
+    def test_setting_the_offset_shows_what_lies_before_it(self, job: kvstore.Job, source: Path) -> None:
         for name in "abc":
             write(source, f"{name}.csv", 0)
         job.pause()

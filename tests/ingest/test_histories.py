@@ -21,8 +21,8 @@ from tests.ingest.worlds import (
     from_image_only,
     lose_indexes,
     moments,
+    outcome,
     recover,
-    told,
     write,
 )
 
@@ -98,7 +98,7 @@ def play(directory: Path, history: list[tuple[str, object]], seed: int) -> None:
     assert all_taken(mortal) == overlooked
     if not any(word == "alter" for word, _ in history):
         assert not overlooked.late
-    compare(told(mortal), told(whole))
+    compare(outcome(mortal), outcome(whole))
 
 
 def all_taken(store: Path) -> Overlooked:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import kvstore
-from tests.ingest.worlds import BAD, create, moments, run, told, write
+from tests.ingest.worlds import BAD, create, moments, outcome, run, write
 from tests.support.processes import Child, Pipe
 
 
@@ -39,4 +39,4 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         with kvstore.open(tmp_path / "store", read_only=True) as opened:
             assert opened.job("j").show().statistics.succeeded_tasks <= 3
     assert (deaths, status) == (4, 0)
-    assert told(tmp_path / "store") == told(tmp_path / "whole")
+    assert outcome(tmp_path / "store") == outcome(tmp_path / "whole")

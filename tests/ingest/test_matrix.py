@@ -18,10 +18,10 @@ from tests.ingest.worlds import (
     from_image_only,
     lose_indexes,
     moments,
+    outcome,
     recover,
     run,
     short_segments,
-    told,
     write,
 )
 
@@ -61,7 +61,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dead(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Any, Path], dict[str, Any]]:
-    """A store as a kill leaves it at each moment, and what one is told of that came to its end."""
+    """A store as a kill leaves it at each moment, and the outcome of one that came to its end."""
     directory = tmp_path_factory.mktemp("dead")
     found: dict[Any, Path] = {}
     seen: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def dead(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[A
         shutil.copytree(directory / "store", found["fresh"])
         run(directory / "store")
     assert found.keys() == {"fresh", *MOMENTS}
-    end = told(directory / "store")
+    end = outcome(directory / "store")
     assert end["statistics"]["filtered_rows"] == 6
     assert end["statistics"]["succeeded_tasks"] == TASKS
     assert end["offset"] == f"{2 * TASKS - 1}.csv"
@@ -95,14 +95,14 @@ def test_killed(
     shutil.copytree(stores[moment], tmp_path / "store")
     restart(tmp_path / "store")
     run(tmp_path / "store")
-    assert told(tmp_path / "store") == end
+    assert outcome(tmp_path / "store") == end
 
 
 @pytest.mark.parametrize("moment", [each for each in MOMENTS if each[0] != "append"], ids=str)
 def test_died_and_closed(
     moment: tuple[str, int], source: Path, dead: tuple[Any, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """The same with an image from before it began, and edits behind; rows are appended by threads, which don't die."""
+    """The same with an image from before it began, and edits after it; threads append rows, and do not die."""
     seen: Counter[str] = Counter()
 
     def at(word: str) -> None:
@@ -115,7 +115,7 @@ def test_died_and_closed(
     with moments(at), pytest.raises(Died):
         run(tmp_path / "store")
     run(tmp_path / "store")
-    assert told(tmp_path / "store") == dead[1]
+    assert outcome(tmp_path / "store") == dead[1]
 
 
 def behind_an_image(_store: Path) -> None:
@@ -167,13 +167,13 @@ def test_altered_while_a_task_is_open_whose_end_is_replayed_later(
         job.resume()
         assert [each.first for each in job.run().tasks] == ["2.csv", "3.csv"]
         assert job.show().offset == "3.csv"
-    found = told(store)
+    found = outcome(store)
     assert found["rows"] == end["rows"]
     for name in ("file_number", "scanned_rows", "loaded_rows", "filtered_rows"):
         assert found["statistics"][name] == end["statistics"][name] * (3 if is_applied else 2) // 2
 
 
-def test_a_task_that_kills_who_runs_it_is_left_out_by_setting_the_offset_behind_it(
+def test_a_task_that_kills_its_process_is_left_out_by_setting_the_offset_after_it(
     dead: tuple[dict[Any, Path], dict[str, Any]], source: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(dead[0]["BeginTask", 2], tmp_path / "store")

@@ -220,7 +220,7 @@ def test_a_store_that_does_not_answer_is_given_up_within_a_minute(
 
 
 def test_a_store_that_lists_no_etags_and_milliseconds(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     objects: Objects = {
         f"bucket/in/{name}": (1_000_000_000, f"k,v\n{place},{name}\n".encode())

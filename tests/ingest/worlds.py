@@ -50,7 +50,7 @@ def create(store: Path, source: Path, **options: Any) -> None:
         opened.create_job("j", source=source, format="csv", table="t", **given)
 
 
-def told(store: Path) -> dict[str, Any]:
+def outcome(store: Path) -> dict[str, Any]:
     """All that must be the same however often it died: of the job, of the table, and of what was left out."""
     with kvstore.open(store) as opened:
         job = opened.job("j")
@@ -79,7 +79,7 @@ Moment = Callable[[str], None]
 
 @contextmanager
 def moments(at: Moment) -> Iterator[None]:
-    """While it lasts, be told after each step of a job: which edit was journaled, or that rows were appended."""
+    """While it lasts, be called after each step of a job: which edit was journaled, or that rows were appended."""
     mutex = threading.RLock()
     journal_append, log_append, taken_add = Journal.append, Log.append, Taken.add
 

@@ -33,7 +33,7 @@ SECONDS = 60.0
 
 
 class SlowFiles(Files):
-    """A disk that syncs nothing until it is told to."""
+    """A disk that syncs nothing until the test lets it."""
 
     def __init__(self) -> None:
         self.may_sync = threading.Event()

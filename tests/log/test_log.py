@@ -202,7 +202,7 @@ class TestRefusingDisk:
         assert open_log(tmp_path).end.offset == 6
 
     def test_a_failed_sync_leaves_no_writers_of_a_roll_that_went_no_further(self, tmp_path: Path) -> None:
-        """Where they are, bytes behind the end of the segment before are a finding."""
+        """Where they are, bytes after the end of the segment before are a finding."""
         disk = FailingDisk()
         log = open_log(tmp_path, disk)
         append(log, 3)

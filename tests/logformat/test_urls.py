@@ -50,12 +50,12 @@ def test_a_url_without_credentials_is_shown_as_it_is(url: str) -> None:
 def test_credentials_are_not_shown(url: str, shown: str) -> None:
     assert shown_url(url) == shown
     assert shown_url(shown) == shown
-    told = [
+    texts = [
         f"Error performing GET '{url}' in 3 s",
         str(StoreError("It can't be reached.", url=url, reason=f"at {url}: no")),
         repr(AddReplica(name=url, url=url)),
         repr(ReplicaStatus(url=url)),
         repr(FollowingFile(store_id=UUID(int=7), url=url, name="c")),
     ]
-    assert all("SEC" not in shown_text(each) for each in told)
-    assert "SEC" not in "".join(told[1:])
+    assert all("SEC" not in shown_text(each) for each in texts)
+    assert "SEC" not in "".join(texts[1:])

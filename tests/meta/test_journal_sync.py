@@ -70,7 +70,7 @@ def place_of(state: CatalogState) -> tuple[int, ...] | None:
     return named["c"].offsets if "c" in named else None
 
 
-def test_who_adds_an_edit_sees_it_at_once_and_others_at_the_latest_with_the_next(pair: Pair) -> None:
+def test_an_edit_is_seen_at_once_here_and_elsewhere_with_the_next_at_the_latest(pair: Pair) -> None:
     pair.consumer_at(1, may_wait=False)
     assert place_of(pair.other.state()) == (1,)
     assert place_of(pair.consumer_at(2)) == (2,)
@@ -175,7 +175,7 @@ def test_in_whatever_order_both_come_to_the_same(
     pair.close()
 
 
-def test_who_forgot_a_consumer_forgot_it(tmp_path: Path) -> None:
+def test_a_dropped_consumer_stays_dropped(tmp_path: Path) -> None:
     pair = Pair(tmp_path / "s", "NO_SYNC")
     pair.consumer_at(4)
     pair.other.append(lambda _: DropConsumer(table_id=TableId(1), name="c"))

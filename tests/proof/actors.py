@@ -26,15 +26,15 @@ from tests.support.processes import Child, Pipe
 class Other(Child):
     """The other process, which says where it is when it hangs."""
 
-    def __init__(self, path: Path, told: Path) -> None:
-        super().__init__(serve, path, str(told))
-        self._told = told
+    def __init__(self, path: Path, output: Path) -> None:
+        super().__init__(serve, path, str(output))
+        self._output = output
 
     def stacks(self) -> str:
         os.kill(self.pid, signal.SIGUSR1)
-        self._told.touch()
+        self._output.touch()
         time.sleep(1)  # whatever it says by then is good enough for people
-        return self._told.read_text()
+        return self._output.read_text()
 
 
 class Doing(threading.Thread):
@@ -148,10 +148,10 @@ class Actors:
         return self.other.hear(HANG_SECONDS)
 
 
-def serve(pipe: Pipe, path: Path, told: str) -> None:
+def serve(pipe: Pipe, path: Path, output: str) -> None:
     """The other process: does what it is asked, one thing after the other."""
     barrier = Barrier()
-    with open(told, "w") as file, quiet(), barrier.installed():
+    with open(output, "w") as file, quiet(), barrier.installed():
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
         seen: list[str] = []
         while (order := pipe.recv()) is not None:
@@ -164,7 +164,7 @@ def serve(pipe: Pipe, path: Path, told: str) -> None:
             def run(name: str = name, number: int = number, answers: list[object] = answers) -> None:
                 try:
                     answers.append(ELSEWHERE[name](path, barrier, number))
-                except Exception as error:  # the one who asked judges it
+                except Exception as error:  # the asking process judges it
                     error.add_note(traceback.format_exc())
                     answers.append(error)
 

@@ -1,6 +1,6 @@
 """Stops a thread between two steps of what the store does, wherever that thread was begun.
 
-* Steps are calls of the store's own seams: files, log, index, catalog, upkeep. They are patched by tests only; the
+* Steps are calls of the store's own seams: files, log, index, catalog, maintenance. They are patched by tests only; the
   product has no switch.
 * Only what is done while the barrier is armed counts, and it is armed for one thing at a time: so its n-th step is the
   same each time.
@@ -67,7 +67,7 @@ CONTEXTS: list[tuple[Any, str]] = [
 AFTER = {"Log.append", "Log.sync", "Index.commit", "Journal.append", "Files.rename", "WritePath.apply_all"}
 """Steps with another step after them: what was done is not published yet."""
 HANG_SECONDS = 90
-"""Nothing takes that long; who waits for longer waits for ever."""
+"""Nothing takes that long; a thread that waits for longer waits for ever."""
 _SAMPLE_SECONDS = 0.002
 _SAMPLES = 4
 _PATIENCE_SECONDS = 0.4

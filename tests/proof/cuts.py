@@ -32,7 +32,7 @@ BATCHES = 8
 
 
 def serve(pipe: Pipe) -> None:
-    """Fork a writer and a reader each time it is asked, and kill them when it is told: it has imported everything."""
+    """Fork a writer and a reader each time it is asked, and kill them on request: it has imported everything."""
     while (order := pipe.recv()) is not None:
         directory, plan, bug = order
         children = [_forked(write, directory, plan, bug), _forked(read, directory / STORE)]

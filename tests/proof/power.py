@@ -1,4 +1,4 @@
-"""A disk whose power can be cut: a file system in a file, mounted through a loop device, that is told to shut down.
+"""A disk whose power can be cut: a file system in a file, mounted through a loop device, which a call shuts down.
 
 ``EXT4_IOC_SHUTDOWN`` (XFS knows the same call) ends a file system at once: what is not on the disk by then never gets
 there, and its journal is not flushed. The next mount replays the journal, as after a power cut.

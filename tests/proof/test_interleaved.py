@@ -135,7 +135,7 @@ def test_a_snapshot_that_reads_two_moments_is_found(work: Path) -> None:
 
 
 def test_two_locks_taken_in_different_order_are_found(work: Path) -> None:
-    """Planted: who looks after the log holds a lock that the committer asks for while it holds its bucket's."""
+    """Planted: maintenance of the log holds a lock that the committer asks for while it holds its bucket's."""
     extra = threading.Lock()
     apply_all, retain = WritePath.apply_all, Maintenance.retain
 

@@ -44,7 +44,7 @@ KEYS_FROM = 1000
 
 
 @dataclass
-class ReplicaManifest:
+class WriterReport:
     """What a writer has to say of one store that it had open.
 
     Attributes:
@@ -57,21 +57,21 @@ class ReplicaManifest:
 
 
 def serve(pipe: Pipe, path: Path, seed: int) -> None:
-    """Write until the path was changed, and then for as long as it is told to; again and again."""
+    """Write until the path was changed, and then for as long as it is asked to; again and again."""
     random, key = Random(seed), KEYS_FROM
     while pipe.recv() == "open":
-        told = ReplicaManifest()
+        report = WriterReport()
         try:
             store = kvstore.open(path, segment_bytes_max=2000, edits_per_journal=50)
         except StoreError as error:
-            told.error = type(error).__name__
-            pipe.send(told)
+            report.error = type(error).__name__
+            pipe.send(report)
             continue
         idle = random.random() < 0.3
         table, until = store.table("t"), None
         if random.random() < 0.7:
             table.upsert([{"k": key, "v": 1}])
-            told.acknowledged[key] = time.monotonic()
+            report.acknowledged[key] = time.monotonic()
         pipe.send("open")
         while until is None or time.monotonic() < until:
             if until is None and pipe.poll(0.001 if not idle else None):
@@ -79,13 +79,13 @@ def serve(pipe: Pipe, path: Path, seed: int) -> None:
             key += 1
             try:
                 _act(random, store, table, key)
-                told.acknowledged[key] = time.monotonic()
+                report.acknowledged[key] = time.monotonic()
             except StoreError as error:
-                told.error = type(error).__name__
+                report.error = type(error).__name__
                 time.sleep(0.001)
         with suppress(StoreError):
             store.close()
-        pipe.send(told)
+        pipe.send(report)
 
 
 def _act(random: Random, store: kvstore.Store, table: kvstore.Table, key: int) -> None:
@@ -148,15 +148,15 @@ class History:
             changed = time.monotonic()
             before = self._trees(there)
             self._child.say(self._seconds)
-            told = self._child.hear()
-            assert isinstance(told, ReplicaManifest)
+            report = self._child.hear()
+            assert isinstance(report, WriterReport)
             assert self._trees(there) == before, f"{name}: bytes of another directory changed"
-            late = [at - changed for at in told.acknowledged.values() if at > changed + PROMISED_SECONDS]
+            late = [at - changed for at in report.acknowledged.values() if at > changed + PROMISED_SECONDS]
             assert not late, f"{name}: acknowledged {max(late):.2f} s after"
-            missing = MISSING if not told.acknowledged else set()
-            assert told.error in {"StoreReplaced", "WriterFenced", *missing}, f"{name}: {told.error}"
+            missing = MISSING if not report.acknowledged else set()
+            assert report.error in {"StoreReplaced", "WriterFenced", *missing}, f"{name}: {report.error}"
             if name in WHOLE and name not in REMOVING:
-                self._find(set(told.acknowledged), held, name)
+                self._find(set(report.acknowledged), held, name)
         finally:
             os.close(held)
 

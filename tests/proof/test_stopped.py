@@ -1,8 +1,8 @@
 """A process that is stopped at any step of a write, and a reader that is killed while it reads.
 
 While one is stopped others read and write; what it writes they are refused with StoreLocked at once. Only if it is
-stopped in an edit of the catalog they may have to wait: LMDB knows no lock that can be asked for, and who opens a store
-opens databases of the catalog under it. Once it goes on so does everybody, and nothing is lost or there twice.
+stopped in an edit of the catalog they may have to wait: LMDB knows no lock that can be asked for, and opening a
+store opens databases of the catalog under it. Once it goes on, so do the others, and nothing is lost or there twice.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def read_in_a_thread(pipe: Pipe, path: Path) -> None:
         pipe.send(reading.finish())
 
 
-def test_who_waits_for_the_catalog_does_not_stop_its_other_threads(store_path: Path) -> None:
+def test_a_thread_that_waits_for_the_catalog_stops_no_other_thread(store_path: Path) -> None:
     """Opening a database of LMDB waits for the process that writes, and did so with Python's own lock held."""
     with kvstore.open(store_path) as store:
         store.create_table("t", SCHEMA, primary_key="k")

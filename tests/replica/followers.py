@@ -27,7 +27,7 @@ from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
 
 EPOCH_KEYS = range(100, 109)
-"""Every epoch puts its number into all of them: two numbers in them are a commit that is torn."""
+"""Every epoch puts its number into all of them: two numbers in them are half a commit."""
 
 
 def follower(

@@ -74,11 +74,11 @@ def test_credentials_in_an_old_catalog_are_never_printed(tmp_path: Path, url: st
         objects = Objects()
         assert replica.ship().objects
         assert replica.check()
-        told = [repr(store.replicas), repr(replica.report()), replica.name, replica.url, repr(replica)]
-        told += [repr(store.health()), repr(store.runtime.catalog())]
+        texts = [repr(store.replicas), repr(replica.report()), replica.name, replica.url, repr(replica)]
+        texts += [repr(store.health()), repr(store.runtime.catalog())]
         if url.startswith("nonsense:"):
-            told.append(str(error_of(store.replica(replica.name).ship)))
-            told.append(str(error_of(lambda: store.replica(replica.name).check())))
+            texts.append(str(error_of(store.replica(replica.name).ship)))
+            texts.append(str(error_of(lambda: store.replica(replica.name).check())))
         store.checkpoint()
     for command in (
         ("replica", "ls", tmp_path / "s"),
@@ -93,8 +93,8 @@ def test_credentials_in_an_old_catalog_are_never_printed(tmp_path: Path, url: st
         for more in ((), ("--json",)):
             done = run(*command, *more)
             assert done.code == 0, done.err
-            told += [done.out, done.err]
-    assert not [each for each in told if SECRET in each]
+            texts += [done.out, done.err]
+    assert not [each for each in texts if SECRET in each]
     assert run("replica", "remove", tmp_path / "s", replica.name).code == 0, "the name that is shown is taken"
     with kvstore.open(tmp_path / "s") as store:
         assert not store.replicas

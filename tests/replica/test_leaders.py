@@ -49,8 +49,8 @@ def assert_is(objects: Objects, store: kvstore.Store, to: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [1, 3])
-@pytest.mark.parametrize("behind", [1, 5])
-def test_objects_of_a_former_leader_end_where_the_new_one_starts(tmp_path: Path, before: int, behind: int) -> None:
+@pytest.mark.parametrize("after", [1, 5])
+def test_objects_of_a_former_leader_end_where_the_new_one_starts(tmp_path: Path, before: int, after: int) -> None:
     """The original ships on after the copy was made, and then the copy takes its place."""
     objects = Objects()
     with kvstore.open(tmp_path / "old") as old:
@@ -60,7 +60,7 @@ def test_objects_of_a_former_leader_end_where_the_new_one_starts(tmp_path: Path,
     with kvstore.open(tmp_path / "old") as old:
         write(old, objects, 2, 4)
         with kvstore.open(copied(tmp_path / "copy", tmp_path / "new")) as new:
-            write(new, objects, 3, behind)
+            write(new, objects, 3, after)
             assert_is(objects, new, tmp_path / "back")
             old.table("t").upsert([{"k": 1, "v": 9}])
             old.flush()

@@ -29,7 +29,7 @@ OPTIONS = kvstore.StoreOptions(segment_bytes_max=1, log_bytes_max=1)
 
 
 class Short:
-    """A table of two buckets whose log keeps the last commit only, as soon as it is told to."""
+    """A table of two buckets whose log keeps the last commit only, as soon as it is asked to."""
 
     def __init__(self, path: Path) -> None:
         self.clock = SetClock()
@@ -187,7 +187,7 @@ def test_a_stream_that_has_a_checkpoint_may_get_a_name_and_gets_it_back(short: S
     there = json.loads(query.offsets[0])  # where it was before that
     assert there.pop("began")
     assert there["offsets"] == {str(bucket): offset for bucket, offset in before.items()}
-    # What stands behind is let be: there may be a batch to be done again.
+    # Earlier positions stay: there may be a batch to be done again.
     short.store.consumer(name).commit("t", short.starts)
     query.start()
     query.reader.latestOffset(there, EVERYTHING)

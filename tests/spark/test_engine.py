@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 import kvstore
 from kvstore.errors import TaskFailed
 from kvstore.spark.engine import SparkEngine
-from tests.ingest.worlds import BAD, create, run, told, write
+from tests.ingest.worlds import BAD, create, outcome, run, write
 
 pytestmark = pytest.mark.spark
 
@@ -26,8 +26,8 @@ def test_both_engines_come_to_the_same(spark: SparkSession, tmp_path: Path) -> N
     run(tmp_path / "embedded")
     with kvstore.open(tmp_path / "spark") as store:
         store.job("j").run(engine=SparkEngine(spark))
-    found = told(tmp_path / "spark")
-    assert found == told(tmp_path / "embedded")
+    found = outcome(tmp_path / "spark")
+    assert found == outcome(tmp_path / "embedded")
     assert found["statistics"]["filtered_rows"] == 6
     assert {"k": 40, "v": "new"} in found["rows"]
     assert 3 not in {row["k"] for row in found["rows"]}

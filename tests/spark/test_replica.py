@@ -1,4 +1,4 @@
-"""Spark reads a replica as Python reads its leader: rows, changes, and nothing behind a hole."""
+"""Spark reads a replica as Python reads its leader: rows, changes, and nothing after a hole."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_times(tmp_path: Path) -> None:
             table.upsert([{"k": k, "s": f"{step}"} for k in range(10)])
             if step % 2:
                 store.flush()
-                sleep(0.005)  # what is shipped reaches behind the millisecond of the last change
+                sleep(0.005)  # what is shipped reaches beyond the millisecond of the last change
                 replica.ship()
         store.flush()
         replica.ship()
@@ -177,7 +177,7 @@ def test_a_replica_that_begins_with_a_snapshot(tmp_path: Path) -> None:
         replica = store.add_replica((tmp_path / "replica").as_uri(), "r")
         store.flush()
         replica.ship()
-        table.upsert([{"k": k, "s": "behind"} for k in range(7)])
+        table.upsert([{"k": k, "s": "later"} for k in range(7)])
         store.flush()
         replica.ship()
         assert read_here(replica.url, "t") == table.scan().read_all().to_pylist()

@@ -24,13 +24,13 @@ ZIP = Path(pyspark.__file__).parent / "python/lib/pyspark.zip"
 
 
 class Settings:
-    """A builder of sessions that keeps what it is told."""
+    """A builder of sessions that keeps its settings."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.configured: dict[str, str] = {}
 
     def config(self, name: str, value: str) -> Settings:
-        self.told[name] = value
+        self.configured[name] = value
         return self
 
 
@@ -39,13 +39,13 @@ def test_a_python_that_the_environment_names_stays(monkeypatch: pytest.MonkeyPat
     settings = Settings()
     configure(settings)  # type: ignore[arg-type]
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
-    assert "spark.executorEnv.KVSTORE_SPARK_PYTHON" not in settings.told
+    assert "spark.executorEnv.KVSTORE_SPARK_PYTHON" not in settings.configured
 
 
 def test_workers_have_minutes_to_say_their_first_word() -> None:
     settings = Settings()
     configure(settings)  # type: ignore[arg-type]
-    assert settings.told["spark.python.authenticate.socketTimeout"] == "10min"
+    assert settings.configured["spark.python.authenticate.socketTimeout"] == "10min"
 
 
 def test_what_else_is_on_the_path_of_a_worker_stays(tmp_path: Path) -> None:

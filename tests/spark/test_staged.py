@@ -284,8 +284,8 @@ def test_the_zone_of_a_session_changes_nothing(tmp_path: Path, zone: str) -> Non
         table.upsert([{"k": 1}, {"k": 2}])
         (batch,) = table.changelog()
     place = batch.schema.get_field_index("_commit_timestamp")
-    told = batch.set_column(place, "_commit_timestamp", batch.column(place).cast(pa.timestamp("us", zone)))
-    changes, order = changes_of(told)
+    stamped = batch.set_column(place, "_commit_timestamp", batch.column(place).cast(pa.timestamp("us", zone)))
+    changes, order = changes_of(stamped)
     expected, expected_order = changes_of(batch)
     assert changes.rows.equals(expected.rows)
     assert {name: column.to_pylist() for name, column in order.items()} == {

@@ -21,7 +21,7 @@ Change = tuple[int, int, str, int]
 
 
 class Sink:
-    """Keeps batches under their ids; told so, it dies with a batch in its hands."""
+    """Keeps batches under their ids; on request, it dies with a batch in its hands."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[Change]] = {}

@@ -187,7 +187,7 @@ def test_where_it_starts_is_not_decided_in_the_initial_offset(store: kvstore.Sto
 
 
 def expiring(store: kvstore.Store) -> kvstore.Table:
-    """A table whose log loses what is older than its last segment, once it is told to."""
+    """A table whose log loses what is older than its last segment, once it is asked to."""
     return store.create_table("t", SCHEMA, "k")
 
 

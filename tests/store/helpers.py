@@ -18,7 +18,7 @@ path = sys.argv[1]
 
 
 class Program:
-    """Another process: it prints a line when it is told to, and goes on when it gets one."""
+    """Another process: it prints lines, and waits for one where its source does."""
 
     def __init__(self, store: Path, source: str) -> None:
         self.process = subprocess.Popen(

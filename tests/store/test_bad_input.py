@@ -149,7 +149,7 @@ BAD_CALLS: dict[str, tuple[type[StoreError], Call]] = {
     "changelog to nowhere": (InvalidRequest, lambda t: t.changelog(0, None)),
     "changelog to a float": (InvalidRequest, lambda t: t.changelog(0, 1.0)),
     "changelog to the earliest": (InvalidRequest, lambda t: t.changelog(0, "earliest")),
-    "changelog from behind its end": (InvalidRequest, lambda t: t.changelog(1, 0)),
+    "changelog from after its end": (InvalidRequest, lambda t: t.changelog(1, 0)),
     "changelog from the rows of now to before them": (InvalidRequest, lambda t: t.changelog("full", 0)),
     "changelog from the rows of now to nowhere": (InvalidRequest, lambda t: t.changelog("full", None)),
     "as of a time without a zone": (InvalidRequest, lambda t: t.scan(as_of=dt.datetime(2020, 1, 1))),

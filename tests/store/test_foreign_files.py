@@ -38,11 +38,11 @@ for path, mode in zip(sys.argv[1::2], sys.argv[2::2]):
             changes = sum(map(len, table.changelog("earliest")))
             is_right = rows == {{k: 99 if k == 1 else 7 if (k, mode) == (7, "write") else 11 for k in range(20)}}
             if not store.check().ok:
-                print("told")
+                print("refused")
             else:
                 print("whole" if is_right and changes >= 461 else f"wrong {{rows}} {{changes}}")
     except StoreError:
-        print("told")
+        print("refused")
     except BaseException as error:
         traceback.print_exc()
         print("unnamed", repr(error))
@@ -165,7 +165,7 @@ def test_what_is_no_directory_of_ours(put: Callable[[Path], None], filled: Path,
 def assert_told_or_whole(
     filled: Path, names: list[Path], foreign: Callable[[Path, Path], None], directory: Path
 ) -> None:
-    """Of each name, made foreign in a copy of the store, readers and writers are told, or they need it not."""
+    """Of each name, made foreign in a copy of the store, readers and writers refuse it, or do not need it."""
     arguments: list[str] = []
     for number, name in enumerate(names):
         for mode in ("read", "write"):
@@ -179,12 +179,12 @@ def assert_told_or_whole(
         text=True,
         check=False,
     )
-    told = dict(
+    outcomes = dict(
         zip([f"{name} {mode}" for name in names for mode in ("read", "write")], done.stdout.splitlines(), strict=False)
     )
-    assert not done.returncode, f"it hangs or ends with {done.returncode} after {told}\n{done.stderr[-2_000:]}"
-    assert not {what: line for what, line in told.items() if line.startswith("unnamed")}, done.stderr[-2_000:]
-    assert not {what: line for what, line in told.items() if line not in ("whole", "told")}
+    assert not done.returncode, f"it hangs or ends with {done.returncode} after {outcomes}\n{done.stderr[-2_000:]}"
+    assert not {what: line for what, line in outcomes.items() if line.startswith("unnamed")}, done.stderr[-2_000:]
+    assert not {what: line for what, line in outcomes.items() if line not in ("whole", "refused")}
 
 
 def test_whose_files_and_directories_they_are(tmp_path: Path) -> None:

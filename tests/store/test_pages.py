@@ -140,7 +140,7 @@ def damage_a_leaf(path: Path) -> None:
     """Let a page that holds rows say that it is none."""
     with open(path / "tables/1/0/index/data.mdb", "r+b") as file:
         whole = file.read()
-        full = 50  # bytes of head and pointers; the leaf of free pages has less, and old bytes behind them
+        full = 50  # bytes of head and pointers; the leaf of free pages has less, and old bytes after them
         leaves = [at for at in range(2 * PAGE, len(whole), PAGE) if whole[at + 10] == 2 and whole[at + 12] > full]
         at = max(at for at in leaves if b"x" * 90 in whole[at : at + PAGE])
         file.seek(at + 10)

@@ -1,4 +1,4 @@
-"""That a process is there, told by several of its threads at once."""
+"""That a process is there, shown by several of its threads at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.proof.barrier import ends_or_waits
 
 
 @pytest.mark.parametrize("first", [Presence.release, Presence.others], ids=["one leaves", "one asks"])
-def test_who_leaves_does_not_take_the_file_from_another_thread(
+def test_leaving_does_not_take_the_file_from_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Callable[[Presence], object]
 ) -> None:
     presence, flock = Presence(tmp_path / "writing"), fcntl.flock

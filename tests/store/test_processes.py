@@ -59,7 +59,7 @@ def test_a_killed_writer_leaves_the_lock_and_all_it_acknowledged(store: kvstore.
     assert [offset for offset, *_ in changes_of(table)] == [0, 1, 2, 3]
 
 
-def test_what_a_killed_writer_acknowledged_is_read_by_who_opens_next(open_store: OpenStore, store_path: Path) -> None:
+def test_what_a_killed_writer_acknowledged_is_read_by_the_next_process(open_store: OpenStore, store_path: Path) -> None:
     store = open_store()
     store.create_table("t", SCHEMA, primary_key="k")
     store.close()
@@ -71,7 +71,7 @@ def test_what_a_killed_writer_acknowledged_is_read_by_who_opens_next(open_store:
     assert len(rows_of(open_store().table("t"))) == 2
 
 
-def test_what_a_killed_writer_acknowledged_is_seen_by_who_is_reading(store: kvstore.Store, store_path: Path) -> None:
+def test_what_a_killed_writer_acknowledged_is_seen_by_a_running_reader(store: kvstore.Store, store_path: Path) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
     assert rows_of(table) == []
     lazy = WRITER.replace("kvstore.open(path)", "kvstore.open(path, commit_wait_ms=60_000, commit_idle_ms=60_000)")
@@ -171,7 +171,7 @@ def test_catalog_edits_of_two_processes_are_in_one_order(store: kvstore.Store) -
     assert store.new_writer_id() != theirs
 
 
-def test_an_edit_is_seen_by_who_asked_while_it_was_being_synced(
+def test_an_edit_is_seen_by_a_process_that_asked_while_it_was_being_synced(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LMDB publishes the number of a transaction shortly before its contents can be read."""

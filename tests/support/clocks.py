@@ -1,4 +1,4 @@
-"""Clocks that show what they are told."""
+"""Clocks that tests set."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kvstore.files import Files
 
 
 class FailingDisk(Files):
-    """The real disk, until it is told to fail.
+    """The real disk, until the test has it fail.
 
     Attributes:
         fail: Asked before every call with its name and path or descriptor; an errno makes the call fail.

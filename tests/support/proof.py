@@ -92,8 +92,8 @@ def proved(reports: Iterable[pytest.TestReport]) -> Counter[str]:
 
 def impossible(reports: Iterable[pytest.TestReport]) -> dict[str, str]:
     """By figure, why it can't be reached on this machine."""
-    told = (value for report in reports for name, value in report.user_properties if name == IMPOSSIBLE)
-    return {str(figure): str(reason) for figure, reason in told}  # type: ignore[misc]
+    reasons = (value for report in reports for name, value in report.user_properties if name == IMPOSSIBLE)
+    return {str(figure): str(reason) for figure, reason in reasons}  # type: ignore[misc]
 
 
 def lacking(found: Counter[str], column: str, not_here: Collection[str] = ()) -> list[str]:
@@ -117,8 +117,8 @@ def table(found: Counter[str]) -> list[str]:
 def keep(found: Counter[str], not_here: dict[str, str], seconds: float) -> None:
     """Keep what a nightly run has tried, here and in the documentation."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    told = {"day": day, "seconds": round(seconds), "tried": dict(found), "impossible": not_here}
-    RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    results = {"day": day, "seconds": round(seconds), "tried": dict(found), "impossible": not_here}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     rows = [
         [figure.name, f"{figure.per_change:,}", f"{figure.nightly:,}", f"{found[figure.name]:,}"] for figure in FIGURES
     ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 @contextmanager
 def serving() -> Iterator[str]:
     """Serve on a free port of this machine; its endpoint."""
-    from moto.server import ThreadedMotoServer  # half a second, which only who needs it waits for
+    from moto.server import ThreadedMotoServer  # half a second, which only tests that need it wait for
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)

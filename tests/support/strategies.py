@@ -116,8 +116,8 @@ def columns(draw: st.DrawFn, kind: pa.DataType, size: int, *, nullable: bool = T
 
 
 def _column(draw: st.DrawFn, kind: pa.DataType, size: int, *, nullable: bool) -> pa.Array:
-    before, behind = draw(_MARGINS)
-    column = _without_nulls(draw, kind, before + size + behind)
+    before, after = draw(_MARGINS)
+    column = _without_nulls(draw, kind, before + size + after)
     if nullable and draw(_BOOLEANS):
         column = under_nulls(column, draw(_many(_BOOLEANS, len(column))))
     return column.slice(before, size)

@@ -46,7 +46,7 @@ def at(time_ms: int) -> dt.datetime:
 
 
 class World:
-    """A store under a clock that somebody sets, and writers without names."""
+    """A store under a clock that the test sets, and writers without names."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.clock, self.opened = path, JumpingClock(TODAY), TODAY
@@ -69,7 +69,7 @@ class World:
         self.note(answer.timestamp_ms)
 
     def own(self, _: int) -> None:
-        """A batch of nobody: it ages all the others."""
+        """A batch without a writer: it ages all the others."""
         self.note(self.table.upsert({"k": len(self.times), "v": 0}).timestamp_ms)
 
     def note(self, timestamp: int) -> None:
@@ -160,7 +160,7 @@ def test_a_writer_that_rests_is_forgotten_after_seven_days(tmp_path: Path) -> No
         assert bucket.apply(nothing, 5, 0).duplicated
         assert bucket.last_sequence(5) == 0
         assert bucket.remembered_from() == 0
-        clock.now += 30 * DAY  # nobody wrote: an hour of that counts
+        clock.now += 30 * DAY  # nothing was written: an hour of that counts
         assert bucket.last_sequence(5) is None
         assert bucket.remembered_from() == 1
         bucket.apply(nothing)

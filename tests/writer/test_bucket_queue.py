@@ -1,4 +1,4 @@
-"""A lane: which batches it sends when, and what answers mean."""
+"""A bucket queue: which batches it sends when, and what answers mean."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ EVERY_ROW_SHOWS = ("last_row", "aggregate")
 """Kinds of table in which every upsert makes a change."""
 # The index is committed when the test does so; a crash loses what is not committed.
 OPTIONS = StoreOptions(segment_bytes_max=1500, commit_wait_ms=10**9, commit_idle_ms=10**9, map_bytes=1 << 30)
-# Time advances in steps of up to a minute; a lane gives up only after days.
+# Time advances in steps of up to a minute; a bucket queue gives up only after days.
 TIMING = Timing(request_timeout=30.0, delivery_timeout=6 * 24 * 3600.0, backoff_min=1.0, backoff_max=16.0)
 DAMAGES = ("none", "none", "index", "index", "writers lost", "writers stale", "writers corrupt")
 
@@ -55,7 +55,7 @@ Transitions = Counter[tuple[State, Event]]
 
 
 class WatchedQueue(BucketQueue):
-    """A lane that records its transitions."""
+    """A bucket queue that records its transitions."""
 
     seen: Transitions
 
@@ -66,7 +66,7 @@ class WatchedQueue(BucketQueue):
 
 @dataclass(eq=False)
 class Actor:
-    """An incarnation of a writer, with a lane for each bucket."""
+    """An incarnation of a writer, with a bucket queue for each bucket."""
 
     identity: Identity
     bucket_queues: list[WatchedQueue]
@@ -87,7 +87,7 @@ class Reply:
 
 @dataclass
 class Ledger:
-    """What the lanes reported of each batch."""
+    """What the bucket queues reported of each batch."""
 
     handed: dict[int, Changes] = field(default_factory=dict)
     acknowledged: set[int] = field(default_factory=set)
@@ -162,7 +162,7 @@ class World:
         self.pump()
 
     def pump(self) -> None:
-        """Every lane does what is due now."""
+        """Every bucket queue does what is due now."""
         for actor in self.actors:
             for bucket, bucket_queue in enumerate(actor.bucket_queues):
                 self._pump(actor, bucket, bucket_queue)
@@ -229,7 +229,7 @@ class World:
             return answer
 
     def receive(self, reply: Reply) -> None:
-        """Deliver an answer to its lane."""
+        """Deliver an answer to its bucket queue."""
         bucket_queue, sending = reply.request.bucket_queue, reply.request.sending
         if isinstance(reply.answer, StoreError):
             bucket_queue.failed(sending, reply.answer, self.now)
@@ -246,7 +246,7 @@ class World:
         self.exchange(requests)
 
     def exchange(self, requests: list[Request]) -> None:
-        """Deliver requests to their buckets, and the answers to the lanes, in this order."""
+        """Deliver requests to their buckets, and the answers to the bucket queues, in this order."""
         earlier, self.replies = self.replies, []
         self.deliver(requests)
         replies, self.replies = self.replies, earlier
@@ -291,7 +291,7 @@ class World:
     # The end
 
     def heal(self) -> None:
-        """Deliver everything without loss from now on: every lane must finish."""
+        """Deliver everything without loss from now on: every bucket queue must finish."""
         self.locked = False
         for _ in range(2000):
             if self.requests or self.replies:
@@ -306,7 +306,7 @@ class World:
             if not bucket_queues:
                 return
             self.wait(max(0.1, min(bucket_queue.wake_at() or 0.0 for bucket_queue in bucket_queues) - self.now))
-        raise AssertionError("a lane waits for ever")
+        raise AssertionError("a bucket queue waits for ever")
 
     def verify(self) -> None:
         """Compare the reports with the table."""

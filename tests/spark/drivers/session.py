@@ -12,8 +12,8 @@ from kvstore.spark import KvStoreSource, configure
 def session(master: str, **settings: str) -> SparkSession:
     builder = configure(SparkSession.builder.master(master))
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    told = {"spark.python.worker.faulthandler.enabled": "true"}  # where a worker was that died
-    for name, value in (quiet | told | {"spark.driver.host": "127.0.0.1"} | settings).items():
+    diagnostics = {"spark.python.worker.faulthandler.enabled": "true"}  # where a worker was that died
+    for name, value in (quiet | diagnostics | {"spark.driver.host": "127.0.0.1"} | settings).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.dataSource.register(KvStoreSource)
