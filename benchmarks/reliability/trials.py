@@ -55,7 +55,7 @@ def flips(peer: Peer, trials: int, work: Path, seed: int, *, clean: bool) -> Fou
     """
     template, place = work / "template", work / "flipped"
     template.mkdir()
-    made = children.run(lambda _: peer.write(template, commits(COMMITS, ROWS, seed), _nobody, clean=clean))
+    made = children.run(lambda _: peer.write(template, commits(COMMITS, ROWS, seed), _ignored, clean=clean))
     assert made.how == "done", (peer.name, made)
     files = [path for path in sorted(template.rglob("*")) if path.is_file() and not path.name.endswith(UNSEEN)]
     sizes, random = [path.stat().st_size for path in files], Random(seed)
@@ -134,10 +134,10 @@ def judged(peer: Peer, place: Path, acknowledged: int, seed: int) -> str:
     if found not in (truth(acknowledged, SMALL_ROWS, seed), truth(acknowledged + 1, SMALL_ROWS, seed)):
         return "lost" if len(found) < acknowledged * SMALL_ROWS else "mixed"
     more = {b"zz": b"more"}
-    children.run(lambda _: peer.write(place, [more], _nobody, clean=False))
+    children.run(lambda _: peer.write(place, [more], _ignored, clean=False))
     again = children.run(lambda _: peer.read(place)[0])
     return "right" if again.how == "done" and again.value == found | more else "unusable"
 
 
-def _nobody(_: int) -> None:
+def _ignored(_: int) -> None:
     """Report no progress."""

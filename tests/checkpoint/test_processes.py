@@ -356,7 +356,7 @@ def _edits_after(journal: Journal, txid: int) -> list[edits.Edit]:
     return list(map(edits.decode, found))
 
 
-def test_a_process_that_is_far_behind_loads_the_image(catalog: Catalog) -> None:
+def test_a_process_that_lags_far_loads_the_image(catalog: Catalog) -> None:
     with Child(look, catalog.path) as child:
         assert child.hear() == encoded(catalog.expected)
         for _ in range(3):

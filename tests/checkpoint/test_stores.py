@@ -74,7 +74,7 @@ def test_two_processes_make_tables_at_once_while_checkpoints_are_made(open_store
         assert rows_of(table) == [{"k": int(name[1:]), name[0]: None}]
 
 
-def test_an_open_reads_the_image_and_what_is_behind_it(open_store: OpenStore, store_path: Path) -> None:
+def test_an_open_reads_the_image_and_the_edits_after_it(open_store: OpenStore, store_path: Path) -> None:
     store = open_store()
     store.create_table("t", SCHEMA, "k").upsert({"k": 1, "v": 2})
     for _ in range(50):

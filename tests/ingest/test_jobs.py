@@ -303,7 +303,7 @@ class TestMemory:
         table = store.create_table("t", SCHEMA, "k", buckets=16)
         assert tasks.bytes_max_of(table) < 2**31
 
-    def test_no_more_files_are_read_than_somebody_waits_for(self) -> None:
+    def test_no_more_files_are_read_than_the_task_waits_for(self) -> None:
         read = []
 
         def reader(file: SourceFile) -> reading.FileRows:

@@ -118,13 +118,13 @@ def test_died_and_closed(
     assert outcome(tmp_path / "store") == dead[1]
 
 
-def behind_an_image(_store: Path) -> None:
+def after_an_image(_store: Path) -> None:
     """Opened again, with an image from before it was altered."""
 
 
 def altered(store: Path, restart: Callable[[Path], None]) -> None:
     """Paused and set back, and then started again."""
-    if restart is behind_an_image:
+    if restart is after_an_image:
         checkpoint(store)
     with kvstore.open(store) as opened:
         job = opened.job("j")
@@ -137,7 +137,7 @@ def test_a_paused_job_shows_its_offset_after_any_restart(
     dead: tuple[dict[Any, Path], dict[str, Any]], tmp_path: Path
 ) -> None:
     stores, _ = dead
-    for place, restart in enumerate([*RESTARTS, behind_an_image]):
+    for place, restart in enumerate([*RESTARTS, after_an_image]):
         store = tmp_path / str(place)
         shutil.copytree(stores["EndTask", 2], store)
         altered(store, restart)
@@ -147,7 +147,7 @@ def test_a_paused_job_shows_its_offset_after_any_restart(
         assert (status.reason, status.statistics.succeeded_tasks) == ("for a look", 2)
 
 
-@pytest.mark.parametrize("restart", [*RESTARTS[:3], behind_an_image], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("restart", [*RESTARTS[:3], after_an_image], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("moment", [each for each in MOMENTS if each[0] != "EndTask"], ids=str)
 def test_altered_while_a_task_is_open_whose_end_is_replayed_later(
     moment: Any, restart: Callable[[Path], None], dead: tuple[dict[Any, Path], dict[str, Any]], tmp_path: Path

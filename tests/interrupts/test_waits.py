@@ -189,7 +189,7 @@ def test_a_follower_of_changes_is_interrupted_while_it_waits(store_path: Path) -
             found.extend(table.changelog("earliest", follow=True))
 
 
-def test_a_store_that_nobody_refers_to_gives_its_locks_back(store_path: Path) -> None:
+def test_an_unreferenced_store_gives_its_locks_back(store_path: Path) -> None:
     store = kvstore.open(store_path)
     store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "v": 1})
     assert _bucket_is_locked(store_path)

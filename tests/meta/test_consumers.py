@@ -77,7 +77,7 @@ def test_the_state_is_what_the_edits_say(history: list[tuple[Any, int]]) -> None
 
 
 @given(st.lists(st.tuples(steps, times), max_size=12), times)
-def test_nobody_is_asked_whose_lease_is_over(history: list[tuple[Any, int]], now_ms: int) -> None:
+def test_a_lease_that_is_over_has_no_position(history: list[tuple[Any, int]], now_ms: int) -> None:
     state = begun()
     for payload, time_ms in history:
         state = after(state, payload, time_ms)

@@ -80,7 +80,7 @@ def test_an_image_with_something_of_a_table_it_does_not_have(tmp_path: Path) -> 
     catalog.journal.close()
 
 
-def test_an_edit_that_nobody_has_any_more(tmp_path: Path) -> None:
+def test_an_edit_that_is_lost_everywhere(tmp_path: Path) -> None:
     """As a reader asks that has seen it."""
     catalog = Catalog(tmp_path / "s", seed=2)
     catalog.append(3)

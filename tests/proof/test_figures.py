@@ -16,7 +16,7 @@ from tests.proof.power import EXT4, Disk, NotPossible
 from tests.support import proof
 
 
-def test_whoever_is_not_root_is_told_so(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_root_is_refused(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotPossible, match="root"), Disk(EXT4, work):
         pass

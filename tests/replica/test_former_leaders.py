@@ -105,7 +105,7 @@ def test_of_two_promoted_copies_one_leads(tmp_path: Path) -> None:
     leader.store.close()
 
 
-def behind_and_ahead(tmp_path: Path, *, steps: int) -> tuple[Leader, Path]:
+def lagging_and_ahead(tmp_path: Path, *, steps: int) -> tuple[Leader, Path]:
     """A leader whose copy took its place without what it shipped last; and a copy that has that."""
     leader = Leader(tmp_path / "s", 3)
     for _ in range(4):
@@ -127,7 +127,7 @@ def behind_and_ahead(tmp_path: Path, *, steps: int) -> tuple[Leader, Path]:
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_changes_that_a_new_leader_lacks_are_rolled_back_within_a_limit(tmp_path: Path, *, writes: bool) -> None:
-    leader, path = behind_and_ahead(tmp_path, steps=2)
+    leader, path = lagging_and_ahead(tmp_path, steps=2)
     if writes:
         leader.upsert(leader.store.table("t"))
         leader.ship()
@@ -192,7 +192,7 @@ def test_edits_that_a_new_leader_lacks_are_rolled_back(tmp_path: Path, how: str)
 
 
 def test_a_new_leader_that_has_everything_causes_no_rollback(tmp_path: Path) -> None:
-    leader, path = behind_and_ahead(tmp_path, steps=0)
+    leader, path = lagging_and_ahead(tmp_path, steps=0)
     leader.step()
     leader.ship()
     with follower(leader.objects, path, rollback_limit=0) as copy:

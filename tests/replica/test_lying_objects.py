@@ -121,12 +121,19 @@ def empty(_: Parts) -> Parts:
     return []
 
 
-def with_something_behind(parts: Parts) -> Parts:
+def with_something_after_them(parts: Parts) -> Parts:
     """Bytes after a batch or edit, in the same part."""
     return [*parts[:-1], bytes(parts[-1]) + bytes(8)]
 
 
-LIES = [without_the_first, without_the_last, with_one_twice, with_two_in_another_order, empty, with_something_behind]
+LIES = [
+    without_the_first,
+    without_the_last,
+    with_one_twice,
+    with_two_in_another_order,
+    empty,
+    with_something_after_them,
+]
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -409,7 +409,7 @@ class TestOpening:
         assert not store_path.exists()
         assert StoreOptions(**{name: np.int64(high)}) == StoreOptions(**{name: high})
 
-    def test_the_largest_batch_fits_behind_the_longest_segment(self) -> None:
+    def test_the_largest_batch_fits_after_the_longest_segment(self) -> None:
         assert RANGES["segment_bytes_max"][1] + BATCH_BYTES_MAX < 2**32
         assert RANGES["map_bytes"][0] == 1 << 20
 

@@ -101,7 +101,7 @@ class Refusing(Files):
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), Interrupted()])
-def test_a_table_that_can_not_be_created_blocks_nobody(store_path: Path, failure: BaseException) -> None:
+def test_a_table_that_can_not_be_created_blocks_no_process(store_path: Path, failure: BaseException) -> None:
     files = Refusing()
     with Store(store_path, StoreOptions(), files=files) as store:
         files.failure = failure
@@ -162,7 +162,7 @@ def test_a_full_disk_does_not_keep_a_lock(tmp_path: Path, monkeypatch: pytest.Mo
     second.release()
 
 
-def test_a_large_index_with_damaged_pages_is_built_anew(store_path: Path) -> None:
+def test_a_large_index_with_damaged_pages_is_rebuilt(store_path: Path) -> None:
     with kvstore.open(store_path) as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert(pa.record_batch([np.arange(100_000), pa.array(["v" * 40] * 100_000)], schema=SCHEMA))

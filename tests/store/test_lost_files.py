@@ -60,7 +60,7 @@ def test_a_catalog_from_a_backup_costs_no_table_that_came_after_it(store_path: P
     assert rows_in(store_path, "two") == ROWS
 
 
-def test_what_a_creation_left_that_came_to_no_end_is_in_nobodys_way(store_path: Path) -> None:
+def test_the_rest_of_an_unfinished_creation_stops_no_later_one(store_path: Path) -> None:
     filled(store_path, "one")
     shutil.copytree(store_path / "meta", store_path / "meta.before")
     with kvstore.open(store_path) as store:

@@ -147,7 +147,7 @@ def damage_a_leaf(path: Path) -> None:
         file.write(b"\x04")
 
 
-def test_a_damaged_page_of_a_small_index_is_refused_and_the_index_built_anew(filled: Path) -> None:
+def test_a_damaged_page_of_a_small_index_is_refused_and_the_index_rebuilt(filled: Path) -> None:
     damage_a_leaf(filled)
     with kvstore.open(filled, read_only=True) as store:
         with pytest.raises(CorruptData, match="page"):
@@ -180,7 +180,7 @@ def test_a_segment_of_the_catalog_under_another_name_is_refused(filled: Path) ->
             store.list_tables()
 
 
-def test_an_index_of_no_bytes_is_built_anew(filled: Path) -> None:
+def test_an_index_of_no_bytes_is_rebuilt(filled: Path) -> None:
     os.truncate(filled / "tables/1/0/index/data.mdb", 0)
     with kvstore.open(filled) as store:
         assert store.table("t").count() == 300
