@@ -4,13 +4,13 @@ BIN := .venv/bin
 REPO ?= .
 # Processes that run tests.
 JOBS ?= 2
-# Where tests write: in memory if there is enough, for a disk that others use is waited for; TMPDIR says otherwise.
+# Where tests write: in memory if there is enough, because a shared disk is slow. TMPDIR takes precedence.
 SCRATCH = $(or $(TMPDIR),$(shell df --output=avail -BG /dev/shm 2>/dev/null | awk '$$1 + 0 >= 4 { print "/dev/shm" }'))
 
-# Prints one line: what is done, and how long it took. Warnings and chatter go to a log, which is named if it fails.
+# Prints one line: the step and its duration. Other output goes to a log; a failure prints its end and its name.
 STEP := .ci/step
 
-# Where the environment says otherwise, each of the many processes of a run would compile what it imports by itself.
+# Without compiled modules on disk, each of the many processes of a run would compile its imports itself.
 unexport PYTHONDONTWRITEBYTECODE
 
 SPARK_ROWS ?= 10000000
@@ -45,8 +45,8 @@ test-long: setup lint .venv/connect
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
-# Everything that was ever promised of reliability, tried; docs/reliability.md has the figures.
-# make proof PEERS=1: other stores, too, under the same damage, for a quarter of an hour.
+# Tries every promise of reliability; docs/reliability.md has the figures.
+# make proof PEERS=1 also tries other stores under the same damage, which takes a quarter of an hour.
 proof: setup .venv/proof $(if $(PEERS),proof-peers)
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
@@ -71,7 +71,7 @@ proof-peers: .venv/bench
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.suite
 
-# make bench-compare REF=main: kvstore as it is here beside that of another commit.
+# make bench-compare REF=main compares kvstore here with kvstore of another commit.
 bench-compare: .venv/bench
 	$(BIN)/python -m benchmarks.compare $(REF)
 
@@ -79,7 +79,7 @@ bench-compare: .venv/bench
 bench-growth: .venv/bench
 	$(BIN)/python -m benchmarks.growth --rows $(GROWTH_ROWS)
 
-# Where the time of updates goes, as pictures.
+# Pictures of where updates spend their time.
 bench-profile: .venv/bench
 	$(BIN)/python -m benchmarks.profile
 

@@ -20,7 +20,7 @@ SCHEMA = pa.schema([("path", pa.string()), ("size", pa.int64())])
 
 
 def main(directory: Path, remote: str = "local[2]") -> list[int]:
-    # For a server that is started here; one that is there has its own.
+    # Only for a server that this example starts; a running one has its own settings.
     os.environ["JAVA_HOME"] = str(find_java())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.remote(remote).getOrCreate()

@@ -29,7 +29,7 @@ TASKS_BEFORE_A_KILL = 2
 
 
 def export(repository: Repository, directory: Path) -> int:
-    """A file of JSON lines for each commit that changed something: what is deleted, and what is written."""
+    """Write a file of JSON lines for each commit with changes; returns how many files."""
     files = 0
     for number, commit in enumerate(repository.changes()):
         gone = [
@@ -41,7 +41,7 @@ def export(repository: Repository, directory: Path) -> int:
             for file in commit.written
         ]
         if gone or written:
-            # Under a name that no job takes, until it is whole.
+            # Until the file is complete, it has a name that jobs ignore.
             unfinished = directory / f"_{number:06}.jsonl"
             unfinished.write_text("".join(json.dumps(change) + "\n" for change in (*gone, *written)))
             unfinished.rename(directory / f"{number:06}.jsonl")
@@ -50,7 +50,7 @@ def export(repository: Repository, directory: Path) -> int:
 
 
 def run(store: Path, *, kill_after: int | None) -> bool:
-    """Run the job as a process of its own; whether it came to its end."""
+    """Run the job in its own process; returns whether it ended by itself."""
     command = [sys.executable, "-m", "kvstore", "job", "run", store, "commits"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -17,7 +17,7 @@ SCHEMA = pa.schema([pa.field("order", pa.int64(), nullable=False), pa.field("sta
 
 
 def replicate(spark: SparkSession, directory: Path) -> StreamingQuery:
-    """Begin, or go on where the checkpoint says; batches that were applied already are known by their number."""
+    """Start or resume at the checkpoint; a batch that was applied before is recognised by its number."""
     changes = spark.readStream.format("kvstore").options(path=str(directory / "from"), table="orders$changelog").load()
     return (
         changes.writeStream.format("kvstore")

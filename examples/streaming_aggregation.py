@@ -1,4 +1,4 @@
-"""Keep totals of a table by streaming its changelog: what comes in is added, what goes out is taken off.
+"""Keep totals of a table by streaming its changelog: inserted rows are added, deleted rows are subtracted.
 
 Run it anywhere: ``python examples/streaming_aggregation.py``. It makes a store in a temporary directory.
 """
@@ -27,7 +27,7 @@ def main(directory: Path) -> dict[str, tuple[int, int]]:
         orders.flush()
 
         changes = spark.readStream.format("kvstore").options(path=str(store.path), table="orders$changelog").load()
-        # Rows of now come as inserts first, so totals are right from the beginning.
+        # Current rows come as inserts first, so totals are correct from the beginning.
         totals = (
             changes.selectExpr("shop", "amount", SIGN)
             .selectExpr("shop", "sign", "sign * amount AS amount")

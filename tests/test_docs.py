@@ -48,7 +48,7 @@ def test_where_spark_is_imported() -> None:
     assert {name for name in importing if not name.startswith("kvstore/spark/")} == {"kvstore/cli/demo/spark_reader.py"}
 
 
-def test_spark_users_are_told_when_writes_are_seen() -> None:
+def test_the_pages_for_spark_say_when_writes_are_seen() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "within 250 ms, on large tables within five index commits, and at once after `table.flush()`" in readme
 

@@ -149,7 +149,7 @@ def test_rows_are_left_out(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["f.csv", "f.jsonl", "f.parquet", "f.arrow"])
-def test_a_row_that_does_not_fit_is_told(store: Path, tmp_path: Path, name: str) -> None:
+def test_a_row_that_does_not_fit_is_reported(store: Path, tmp_path: Path, name: str) -> None:
     """Batches before it are there, and nothing of its own."""
     rows = pa.table({"k": pa.array(range(100), pa.int64()), "n": [None if k == 57 else k for k in range(100)]})
     fine("create", store, "t", "--column", "k:int64", "--column", "n:int8 not null", "--append-only")
@@ -191,7 +191,7 @@ def test_a_row_that_does_not_fit_is_told(store: Path, tmp_path: Path, name: str)
         ("k,n\n\xff,1\n", "row=1 column=k"),
     ],
 )
-def test_a_text_that_does_not_fit_is_told(refusing: Path, tmp_path: Path, text: str, word: str) -> None:
+def test_a_text_that_does_not_fit_is_reported(refusing: Path, tmp_path: Path, text: str, word: str) -> None:
     file = tmp_path / ("f.jsonl" if text[0] in "{[" else "f.csv")
     file.write_text(text)
     done = run("load", refusing, "t", file)
@@ -226,7 +226,7 @@ def test_a_load_goes_on_after_the_table_has_gained_a_column(store: Path, tmp_pat
     assert [(each["k"], each["more"]) for each in changes(store, "t")] == [(n, None) for n in range(60)]
 
 
-def test_an_arrow_type_that_does_not_fit_is_told(store: Path, tmp_path: Path) -> None:
+def test_an_arrow_type_that_does_not_fit_is_reported(store: Path, tmp_path: Path) -> None:
     fine("create", store, "t", "--column", "k:int64", "--column", "text:int8", "--append-only")
     parquet.write_table(ROWS.select(["k", "text"]), tmp_path / "f.parquet")
     done = run("load", store, "t", tmp_path / "f.parquet")
@@ -237,7 +237,7 @@ def test_an_arrow_type_that_does_not_fit_is_told(store: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv", ".jsonl"])
 @pytest.mark.parametrize("content", [b"", b"\0garbage\xff" * 9])
-def test_a_file_that_is_none_of_its_format_is_told(refusing: Path, tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_a_file_of_another_format_is_reported(refusing: Path, tmp_path: Path, suffix: str, content: bytes) -> None:
     (tmp_path / f"f{suffix}").write_bytes(content)
     done = run("load", refusing, "new", tmp_path / f"f{suffix}", "--key", "k")
     assert (done.code, done.out) == (2, "")
@@ -282,7 +282,7 @@ def test_a_file_that_changes_meanwhile_is_not_loaded_on(store: Path, tmp_path: P
     assert "rows_loaded=1" in done.err
 
 
-def test_a_table_another_process_writes_is_told(store: Path, tmp_path: Path) -> None:
+def test_a_table_that_another_process_writes_is_reported(store: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "f.jsonl")
     with mock.patch.object(
         kvstore.Bucket, "apply", side_effect=kvstore.errors.StoreLocked("Another process writes it.")

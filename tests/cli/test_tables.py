@@ -169,7 +169,7 @@ def test_rows_that_are_not_counted(tmp_path: Path) -> None:
         (("tables", "{store}\0"), "null"),
     ],
 )
-def test_a_bad_call_is_told_in_a_line(empty: Path, arguments: tuple[str, ...], word: str) -> None:
+def test_a_bad_call_is_reported_in_one_line(empty: Path, arguments: tuple[str, ...], word: str) -> None:
     store = empty
     done = run(*(argument.format(store=store) for argument in arguments))
     assert done.code == 2

@@ -77,7 +77,7 @@ def old(stages: list[Contents]) -> list[Change]:
     "most",
     [QUICK, pytest.param(LONG, marks=pytest.mark.long), pytest.param(NIGHTLY, marks=pytest.mark.nightly)],
 )
-def test_each_is_told_or_harmless(most: int, stages: list[Contents], work: Path, tell: Tell) -> None:
+def test_each_is_reported_or_harmless(most: int, stages: list[Contents], work: Path, tell: Tell) -> None:
     chosen = old(stages)
     assert {change.file.rsplit(".", 1)[-1] for change in chosen} >= {"mdb", "log"}
     for kind in (bytes_set, cut, swapped):

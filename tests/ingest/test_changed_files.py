@@ -131,7 +131,7 @@ class TestFilesThatAreNotAsTheyWere:
         write(source, "a1.csv", 0)
         assert job.run().overlooked.late == ("a1.csv",)
 
-    def test_damage_of_what_it_remembers_is_told_and_calls_no_file_late(
+    def test_damage_of_what_it_remembers_is_reported_and_calls_no_file_late(
         self, job: kvstore.Job, source: Path, store_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         for name in "abc":

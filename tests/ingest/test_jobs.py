@@ -144,7 +144,7 @@ def test_a_directory_that_is_there_is_no_pattern(store: kvstore.Store, source: P
     assert keys(store) == [*range(3)]
 
 
-def test_a_source_without_a_file_is_told_of(
+def test_a_source_without_a_file_is_reported(
     store: kvstore.Store, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.create_table("t", SCHEMA, "k")

@@ -121,7 +121,7 @@ def empty(_: Parts) -> Parts:
     return []
 
 
-def with_something_after_them(parts: Parts) -> Parts:
+def with_another_after_them(parts: Parts) -> Parts:
     """Bytes after a batch or edit, in the same part."""
     return [*parts[:-1], bytes(parts[-1]) + bytes(8)]
 
@@ -132,7 +132,7 @@ LIES = [
     with_one_twice,
     with_two_in_another_order,
     empty,
-    with_something_after_them,
+    with_another_after_them,
 ]
 
 

@@ -99,7 +99,7 @@ def test_unpublished_writes_of_another_process_count_as_lag(tmp_path: Path) -> N
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r"), "r").ship()
-    with Child(append_when_told, tmp_path / "s") as child:
+    with Child(append_on_request, tmp_path / "s") as child:
         child.say(3)
         assert child.hear() == 3
         with kvstore.open(tmp_path / "s", read_only=True) as store:
@@ -117,7 +117,7 @@ def test_unpublished_writes_of_another_process_count_as_lag(tmp_path: Path) -> N
             assert replica.report().behind == {"t": 0}
 
 
-def append_when_told(pipe: Pipe, path: Path) -> None:
+def append_on_request(pipe: Pipe, path: Path) -> None:
     """In segments of one batch each."""
     with kvstore.open(path, segment_bytes_max=1, **PUBLISHES_ONLY_WHEN_TOLD) as store:
         acknowledged = 0

@@ -201,7 +201,7 @@ def test_a_stream_that_has_a_checkpoint_may_get_a_name_and_gets_it_back(short: S
     query.stop()
 
 
-def test_a_stream_told_to_go_on_without_what_expired_is_kept_from_there_on(short: Short) -> None:
+def test_a_stream_that_skips_what_expired_is_kept_from_there_on(short: Short) -> None:
     query = short.query(startingOffsets="earliest", failOnDataLoss="false")
     query.run()
     query.stop()

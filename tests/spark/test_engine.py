@@ -33,7 +33,7 @@ def test_both_engines_come_to_the_same(spark: SparkSession, tmp_path: Path) -> N
     assert 3 not in {row["k"] for row in found["rows"]}
 
 
-def test_what_is_wrong_with_a_file_is_told_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_reported_unchanged(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(tmp_path / "in", "a.csv", 0)
     (tmp_path / "in" / "b.csv").write_text("k,w\n1,2\n")

@@ -108,7 +108,7 @@ def test_rows_without_an_order_are_applied_as_tasks_count(store: kvstore.Store) 
     assert rows_of(table)[1] == {"k": 1, "v": 3}
 
 
-def test_a_commit_that_was_told_to_have_failed_can_be_repeated(
+def test_a_commit_that_was_reported_as_failed_can_be_repeated(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark calls abort() when commit() raises, also if everything was written by then; then the batch comes again."""

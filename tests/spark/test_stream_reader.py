@@ -211,7 +211,7 @@ def expire(table: kvstore.Table) -> int:
     return start
 
 
-def test_what_has_expired_is_told_of(short_store: kvstore.Store) -> None:
+def test_what_has_expired_is_reported(short_store: kvstore.Store) -> None:
     table = expiring(short_store)
     options = {"path": str(short_store.path), "table": "t$changelog", "startingOffsets": "earliest"}
     queries = [Query(options), Query(options | {"failOnDataLoss": "false"})]
@@ -236,7 +236,7 @@ def test_what_has_expired_is_told_of(short_store: kvstore.Store) -> None:
         query.stop()
 
 
-def test_rows_of_the_past_that_expired_are_told_of(short_store: kvstore.Store) -> None:
+def test_past_rows_that_expired_are_reported(short_store: kvstore.Store) -> None:
     table = expiring(short_store)
     fill(table, 1)
     query = Query({"path": str(short_store.path), "table": "t$changelog", "failOnDataLoss": "false"})

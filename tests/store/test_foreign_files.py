@@ -134,7 +134,7 @@ def test_what_is_no_file_of_ours(put: Callable[[Path, Path], None], filled: Path
         put(path, victim)
         before[victim] = victim.read_bytes()
 
-    assert_told_or_whole(filled, names, foreign, tmp_path)
+    assert_refused_or_whole(filled, names, foreign, tmp_path)
     # A lock file only names its holder, which may be seen under another name.
     changed = [
         path.name for path, data in before.items() if path.read_bytes() != data and not data.startswith(b'{"pid"')
@@ -159,10 +159,10 @@ def test_what_is_no_directory_of_ours(put: Callable[[Path], None], filled: Path,
         shutil.rmtree(path)
         put(path)
 
-    assert_told_or_whole(filled, names, foreign, tmp_path)
+    assert_refused_or_whole(filled, names, foreign, tmp_path)
 
 
-def assert_told_or_whole(
+def assert_refused_or_whole(
     filled: Path, names: list[Path], foreign: Callable[[Path, Path], None], directory: Path
 ) -> None:
     """Of each name, made foreign in a copy of the store, readers and writers refuse it, or do not need it."""
