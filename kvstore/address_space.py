@@ -33,7 +33,7 @@ def size_of_map(wanted: int, needed: int, path: Path) -> int:
         OutOfAddressSpace: There is no room for a map of what is needed.
     """
     wanted = size = max(wanted, needed)
-    while not _is_free(size):
+    while not is_free(size):
         size //= 2
         if size < needed + ROOM_BYTES:
             return _first_free([needed + ROOM_BYTES], 0, path)
@@ -88,12 +88,12 @@ def mapped(descriptor: int, size: int, path: Path) -> memoryview:
 
 def _first_free(sizes: Iterable[int], now: int, path: Path) -> int:
     for size in sizes:
-        if _is_free(size - now):
+        if is_free(size - now):
             return size
     raise shortage(path)
 
 
-def _is_free(size: int) -> bool:
+def is_free(size: int) -> bool:
     """Whether that much can be reserved, and some room beside it."""
     try:
         mmap.mmap(-1, _whole_pages(size + ROOM_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0).close()

@@ -14,8 +14,8 @@ from tests.test_package import PACKAGES, ROOT
 OUTSIDE = ("tests", "benchmarks", "examples")
 NAMES_LOCKS = "tests/test_lock_order.py"
 """Holds docs/concurrency.md against the locks of the running code, which are all private."""
-OF_PYTHON = {"_asdict", "_condition", "_replace"}
-"""Methods of named tuples, and the condition of a future."""
+OF_PYTHON = {"_asdict", "_condition", "_replace", "_repr_html_"}
+"""Methods of named tuples, the condition of a future, and what notebooks show."""
 
 
 def trees(directories: Iterable[str]) -> Iterator[tuple[str, ast.Module]]:

@@ -217,7 +217,7 @@ def _dies(store: Store, patch: pytest.MonkeyPatch, edit: Callable[[], object]) -
         raise Killed
 
     with patch.context() as patched:
-        patched.setattr("kvstore.meta.journal.Journal._put", killed)
+        patched.setattr("logformat.catalog.edits.encode", killed)
         with pytest.raises(Killed):
             edit()
 
@@ -253,7 +253,7 @@ def test_a_dropped_table_whose_files_were_not_removed_does_not_come_back(
             raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr("kvstore.runtime.StoreRuntime._remove_files", killed)
+            patched.setattr("kvstore.commit.staging.Staging.sweep", killed)
             with pytest.raises(Killed):
                 store.drop_table("goes")
         assert store.list_tables() == ["stays"]
@@ -276,7 +276,7 @@ def test_a_table_whose_drop_failed_keeps_its_file(tmp_path: Path, monkeypatch: p
             raise StoreFull("No space.")
 
         with monkeypatch.context() as patched:
-            patched.setattr("kvstore.meta.journal.Journal._put", full)
+            patched.setattr("logformat.catalog.edits.encode", full)
             with pytest.raises(StoreFull):
                 store.drop_table("t")
         assert file_of(path, 1).exists()

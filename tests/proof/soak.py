@@ -3,7 +3,7 @@
 * Writers take one step after the other: an epoch over the buckets of ``shared``, one of ``sums``, a batch with a
   sequence to a table of their own. A diary says what was begun and what was acknowledged, with its offsets.
 * Followers of a changelog keep all changes in a file, and go on after the last one that is in it.
-* What a process may be told by the store is in ``PASSES``; everything else ends the soak.
+* Errors that a process may get from the store are in ``PASSES``; every other one ends the soak.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 import kvstore
+from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
@@ -21,7 +21,7 @@ from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
 from kvstore.replica.ship.background import Shipping
-from kvstore.replica.ship.shipper import Shipper
+from logformat.log.index_state import IndexState
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.store.helpers import run
 from tests.support.processes import Child, Pipe
@@ -306,15 +306,14 @@ def test_a_table_that_another_process_drops_meanwhile_is_not_shipped(
         for name in ("dropped", "kept"):
             store.create_table(name, SCHEMA, "k")
         replica = replica_of(store, objects)
-        handles = Shipper._handles
+        committed = BucketHandle.committed
 
-        def after_a_drop(self: Shipper) -> Iterator[Any]:
-            found = list(handles(self))
+        def after_a_drop(self: BucketHandle) -> IndexState:
             if not dropped:
                 dropped.append(run(tmp_path / "s", "kvstore.open(path).drop_table('dropped')"))
-            return iter(found)
+            return committed(self)
 
-        monkeypatch.setattr(Shipper, "_handles", after_a_drop)
+        monkeypatch.setattr(BucketHandle, "committed", after_a_drop)
         replica.ship()
     restored(objects, tmp_path / "back")
     with kvstore.open(tmp_path / "back") as back:

@@ -199,7 +199,7 @@ def test_a_catalog_whose_map_is_small_grows(open_store: OpenStore, monkeypatch: 
 def test_sizes_of_maps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     room = address_space.ROOM_BYTES
     free = 0
-    monkeypatch.setattr(address_space, "_is_free", lambda size: size <= free)
+    monkeypatch.setattr(address_space, "is_free", lambda size: size <= free)
     for free in range(room, 1 << 30, 77 << 20):
         for wanted, needed in ((256 << 30, 0), (256 << 30, 50 << 20), (1 << 20, 0), (1 << 20, 3 << 20)):
             try:
@@ -221,7 +221,7 @@ def test_a_map_that_can_not_be_had_is_not_begun(tmp_path: Path, monkeypatch: pyt
     """LMDB gives its map up before it makes another one: without a map the process would be ended."""
     environment = open_environment(tmp_path / "e", Files(), map_bytes=1 << 20, create=True)
     with monkeypatch.context() as patch:
-        patch.setattr(address_space, "_is_free", lambda _: False)
+        patch.setattr(address_space, "is_free", lambda _: False)
         with pytest.raises(OutOfAddressSpace, match="ulimit -v"):
             environment.grow()
     transaction = environment.begin_write()

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tests.proof.second.oracle import Told, judge, told_by
+from tests.proof.second.oracle import Confirmed, confirmed_by, judge
 from tests.proof.second.pagecache import Image, PageCache, put
 from tests.proof.second.recorder import Order, record, serve
 from tests.proof.second.supervisor import ROOT, Event, Mark, Sync, Unknown
@@ -84,9 +84,9 @@ def assert_complete(events: Sequence[Event], directory: Path) -> None:
 def answer(pipe: Pipe) -> None:
     """Judge states until there are none: a process of its own, for one may kill it."""
     while (question := pipe.recv()) is not None:
-        directory, seed, length, told = question
+        directory, seed, length, confirmed = question
         try:
-            pipe.send(judge(directory, scripts(seed, length), told))
+            pipe.send(judge(directory, scripts(seed, length), confirmed))
         except BaseException:  # whatever it is, a user would get it
             pipe.send(traceback.format_exc(limit=-4))
 
@@ -147,9 +147,9 @@ class Explorer:
         directory = self._directory()
         (directory / STORE).mkdir()
         put(moment.image, directory / STORE)
-        told: dict[str, Told] = told_by(moment.marks)
+        confirmed: dict[str, Confirmed] = confirmed_by(moment.marks)
         try:
-            self._judge.say((directory, seed, length, told))
+            self._judge.say((directory, seed, length, confirmed))
             said = self._judge.hear()
         except EOFError:
             said = f"the process that opened it ended with {self._judge.join()}"

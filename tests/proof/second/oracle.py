@@ -1,4 +1,4 @@
-"""Opens what a crash left, and holds it against what each lane was told."""
+"""Opens what a crash left, and compares it with what was confirmed to each lane."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ class Wrong(Exception):
 
 
 @dataclass
-class Told:
+class Confirmed:
     """What was said of a lane by some time: how many steps began, and the offsets of those that were confirmed."""
 
     begun: int = 0
     done: list[Offsets] = field(default_factory=list)
 
 
-def told_by(marks: str) -> dict[str, Told]:
+def confirmed_by(marks: str) -> dict[str, Confirmed]:
     """By lane, what the diary says."""
-    told = {lane: Told() for lane in LANES}
+    confirmed = {lane: Confirmed() for lane in LANES}
     for line in marks.splitlines():
         word, lane, number, offsets = line.split(" ", 3)
         if word == "begin":
-            told[lane].begun = int(number) + 1
+            confirmed[lane].begun = int(number) + 1
         else:
-            assert int(number) == len(told[lane].done)
-            told[lane].done.append(ast.literal_eval(offsets))
-    return told
+            assert int(number) == len(confirmed[lane].done)
+            confirmed[lane].done.append(ast.literal_eval(offsets))
+    return confirmed
 
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[Store]:
     """The store, at a later time; checkpoints are made in this process, which is faster."""
     with open_store(directory / STORE, SetClock(FIRST_MS + 1000 * MINUTE_MS)) as store:
-        store.runtime.checkpoints._start = Here  # type: ignore[attr-defined]
+        store.runtime.checkpoints.start = Here
         yield store
 
 
@@ -75,7 +75,7 @@ def recover(directory: Path) -> None:
                 store.table(name).bucket(bucket).begin(0)
 
 
-def judge(directory: Path, scripts: dict[str, Script], told: dict[str, Told]) -> int:
+def judge(directory: Path, scripts: dict[str, Script], confirmed: dict[str, Confirmed]) -> int:
     """How many batches were sent again.
 
     Raises:
@@ -86,7 +86,7 @@ def judge(directory: Path, scripts: dict[str, Script], told: dict[str, Told]) ->
     with _opened(directory) as store:
         reached = {}
         for lane, script in scripts.items():
-            known = told[lane]
+            known = confirmed[lane]
             at = _found(store, script, known)
             retries += _send_again(store, script, known, at)
             reached[lane] = min(at + MORE_STEPS, len(script.steps))
@@ -103,24 +103,26 @@ def judge(directory: Path, scripts: dict[str, Script], told: dict[str, Told]) ->
     return retries
 
 
-def _found(store: Store, script: Script, told: Told) -> int:
+def _found(store: Store, script: Script, confirmed: Confirmed) -> int:
     """How many steps the store has done: as many as were confirmed, or the one that was begun, too."""
     problems = []
-    for done in range(told.begun, len(told.done) - 1, -1):
+    for done in range(confirmed.begun, len(confirmed.done) - 1, -1):
         try:
             _compare(store, script, script.states[done])
         except Wrong as problem:
             problems.append(f"not {done} steps: {problem}")
         else:
-            if not _is_sent(store, script, told, done):
+            if not _is_sent(store, script, confirmed, done):
                 continue
             return done
-    raise Wrong(f"{script.lane}, {len(told.done)} of {told.begun} steps were confirmed: {'; '.join(problems)}")
+    raise Wrong(
+        f"{script.lane}, {len(confirmed.done)} of {confirmed.begun} steps were confirmed: {'; '.join(problems)}"
+    )
 
 
-def _is_sent(store: Store, script: Script, told: Told, done: int) -> bool:
+def _is_sent(store: Store, script: Script, confirmed: Confirmed, done: int) -> bool:
     """Whether the step that is in doubt was done, if rows don't show it: the sequence of its writer does."""
-    if done == len(told.done):
+    if done == len(confirmed.done):
         return True
     step = script.steps[done - 1]
     if step.kind in ("create", "drop", "columns"):
@@ -133,14 +135,14 @@ def _is_sent(store: Store, script: Script, told: Told, done: int) -> bool:
     return table.bucket(step.bucket).last_sequence(writer_of(step.table)) == step.number
 
 
-def _send_again(store: Store, script: Script, told: Told, at: int) -> int:
+def _send_again(store: Store, script: Script, confirmed: Confirmed, at: int) -> int:
     """The last batches of each writer are duplicates, with the offsets they got."""
     sent: dict[tuple[str, int], list[tuple[Step, Offsets | None]]] = {}
     for number, step in enumerate(script.steps[:at]):
         if step.kind == "create":
             sent = {place: some for place, some in sent.items() if place[0] != step.table}
         if step.kind in ("batch", "epoch") and not step.again:
-            offsets = told.done[number] if number < len(told.done) else None
+            offsets = confirmed.done[number] if number < len(confirmed.done) else None
             sent.setdefault((step.table, step.bucket), []).append((step, offsets))
     count = 0
     for (table, _), steps in sent.items():

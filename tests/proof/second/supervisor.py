@@ -2,7 +2,7 @@
 
 A filter (seccomp, user notification) stops the calls of :data:`CALLS` in a process and all its children. The supervisor
 gets a descriptor of the file (``pidfd_getfd``), makes the call on it, notes what changed and returns the result. Calls
-are made one after the other, so that what was noted is what happened, in one order. Files are told apart by their
+are made one after the other, so that what was noted is what happened, in one order. Files are distinguished by their
 inodes.
 
 Changes through a shared writable map can't be seen this way: only LMDB's lock file may have one. A call that the

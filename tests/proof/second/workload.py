@@ -288,8 +288,9 @@ def perform(store: Store, step: Step) -> kvstore.WriteResult | kvstore.AppendRes
         case "snapshot":
             store.table(step.table).snapshot()
         case "retain":
-            for handle in store.table(step.table)._handles:
-                handle.retain()
+            table = store.table(step.table)
+            for bucket in table.offsets():
+                table.bucket(bucket).handle.retain()
         case "flush":
             store.table(step.table).flush()
         case "checkpoint":
