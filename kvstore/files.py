@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 from kvstore import address_space
 from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, UnsupportedOperation
+from kvstore.meter import Timer
 from kvstore.place import Below, StoreDirectory
 from logformat.paths import TEMPORARY
 
@@ -48,9 +49,11 @@ class Files:
 
     Attributes:
         place: Directory of the open store; None if no store is open: then files are opened by their paths.
+        syncs: Durations of :meth:`sync`, if they are measured.
     """
 
     place: StoreDirectory | None = None
+    syncs: Timer | None = None
 
     def hold(self, directory: Path) -> None:
         """Hold a directory of the store, to write its files; see :meth:`StoreDirectory.hold`."""
@@ -155,7 +158,12 @@ class Files:
 
     def sync(self, descriptor: int) -> None:
         """Return when everything written through any descriptor of the file is durable."""
+        if self.syncs is None:
+            _sync(descriptor)
+            return
+        began = self.syncs.now()
         _sync(descriptor)
+        self.syncs.since(began)
 
     def truncate(self, descriptor: int, length: int) -> None:
         """Truncate the file to ``length`` bytes."""

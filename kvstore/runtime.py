@@ -50,6 +50,7 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
+from kvstore.meter import Meter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.table.open_table import HandOver, OpenTable, open_table
@@ -107,6 +108,8 @@ class StoreRuntime:
         """For each store that was not closed, whether it may write."""
         self._files = files
         self._clock = clock = SteadyClock(clock)
+        self.meter = Meter(clock)
+        files.syncs = self.meter.sync
         self._mutex = threading.Lock()
         self._tables: dict[TableId, OpenTable] = {}
         self._hand_over: HandOver | None = None
@@ -241,7 +244,7 @@ class StoreRuntime:
                     self._table_files.complete(self._journal, definition.id)
                 self._tables[definition.id] = open_table(
                     *(self.path, self._identity.store_id, definition, self._journal),
-                    *(self.options, self._files, self._clock),
+                    *(self.options, self._files, self._clock, self.meter.table(definition.name)),
                     read_only=lambda: not self.writes,
                 )
             if self._hand_over is None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, overload
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ from kvstore.ingest import creation
 from kvstore.ingest.creation import DEFAULTS
 from kvstore.ingest.job import Job
 from kvstore.ingest.records import Home, id_of, job_ids
+from kvstore.metrics import Format, Metrics, metrics
 from kvstore.options import Durability, StoreOptions, options_of_call
 from kvstore.replica import registry
 from kvstore.replica.leadership import ReplicaLeadership
@@ -323,6 +324,29 @@ class Store:
         self._session.check_open()
         found = self.runtime.health()
         return dataclasses.replace(found, warnings=[*found.warnings, *registry.lag_warnings(self.runtime)])
+
+    @overload
+    def metrics(self, format: Literal["dict"] = "dict") -> Metrics: ...
+
+    @overload
+    def metrics(self, format: Literal["prometheus"]) -> str: ...
+
+    def metrics(self, format: Format = "dict") -> Metrics | str:
+        """Counts, bytes and latencies of this process, and how far consumers and replicas lag.
+
+        All names begin with ``kvstore_``; docs/operations.md has the list. Latencies are of this process since it
+        opened the store, in seconds: their count, sum, median and 99th percentile, to 6%.
+
+        Args:
+            format: ``dict``: from name to value, or to values by table, consumer or replica; ``prometheus``: the text
+                that Prometheus reads.
+
+        Raises:
+            InvalidRequest: It is neither.
+            CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+        """
+        self._session.check_open()
+        return metrics(self.runtime, format)
 
     def flush(self) -> None:
         """Make all acknowledged changes of all tables durable, and visible to every process."""

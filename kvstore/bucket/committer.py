@@ -97,6 +97,7 @@ class Committer:
         self._lock = lock
         self._options = context.options
         self._clock = context.clock
+        self._meter = context.meter
         self._index_gate = gate
         self._rolled = rolled
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
@@ -252,6 +253,7 @@ class Committer:
     # One group
 
     def _commit_group(self, group: Sequence[Submitted]) -> None:
+        began = self._meter.append.now()
         outcomes = None
         while outcomes is None:
             outcomes = self._attempt(partial(self._apply, group))
@@ -271,6 +273,7 @@ class Committer:
             else:
                 answer: Future[Any] = request.answer
                 answer.set_result(None if outcome is None else outcome.result)
+        self._meter.append.since(began)
 
     def _attempt(self, work: Callable[[], T]) -> T | StoreError | None:
         """Do work on the bucket; this is the only place that decides what an error means.
@@ -353,6 +356,8 @@ class Committer:
         batches = [each.batch for each in done if each.batch is not None]
         if batches:
             self._path.log.append(batches, durable=durable)
+            offsets = sum(batch.next_offset - batch.base_offset for batch in batches)
+            self._meter.wrote(len(batches), offsets, sum(batch.size for batch in batches))
         self._applied_last = self._clock.monotonic()
 
     # Commits over several buckets
@@ -432,6 +437,7 @@ class Committer:
                 self._restore()
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
             self._commit_seconds = self._clock.monotonic() - began
+            self._meter.commit.since(began)
 
     def _commit_in_time(self) -> None:
         try:

@@ -16,6 +16,7 @@ from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
+from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
 from kvstore.request.request import Request
 from logformat import paths
@@ -64,6 +65,7 @@ class BucketContext:
         catalog: Its table; also says whether the store still leads, so nothing is written without that check.
         commit_lock: Lock of the table's commits over several buckets.
         staged: Batches that these commits have staged.
+        meter: Counts and durations of the table's work.
     """
 
     place: BucketPlace
@@ -73,6 +75,7 @@ class BucketContext:
     files: Files
     clock: Clock
     options: StoreOptions
+    meter: TableMeter
 
     def staged_request(self, commit: OpenCommit) -> Request:
         """The batch that an open commit has for this bucket; see :meth:`StagedCommits.request`."""

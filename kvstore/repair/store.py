@@ -35,6 +35,7 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
+from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.repair.bucket import BucketRepair, RepairedBucket
@@ -292,7 +293,8 @@ class StoreRepair:
         """Repair a table; returns its buckets by number."""
         repaired = {}
         parts = open_table(
-            *(self._path, store_id, table, journal, _OPTIONS, self._files, self._clock), read_only=lambda: True
+            *(self._path, store_id, table, journal, _OPTIONS, self._files, self._clock, TableMeter(self._clock)),
+            read_only=lambda: True,
         )
         try:
             for number, handle in enumerate(parts.handles):

@@ -74,6 +74,15 @@ def names(runtime: StoreRuntime) -> list[str]:
     return sorted(map(shown_url, runtime.catalog().replicas))
 
 
+def lags(runtime: StoreRuntime) -> dict[str, int]:
+    """Number of edits of the catalog that each replica lacks."""
+    found = {}
+    for name, status in sorted(runtime.catalog().replicas.items()):
+        shipped, edits = edits_pushed(runtime.journal, status)
+        found[shown_url(name)] = edits - shipped
+    return found
+
+
 def lag_warnings(runtime: StoreRuntime) -> Iterator[str]:
     """A sentence for each replica that has lacked edits of the catalog for long."""
     now_ms = runtime.clock.now_ms()

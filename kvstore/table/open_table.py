@@ -22,6 +22,7 @@ from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
 from logformat.ids import BucketId
 
@@ -33,6 +34,7 @@ class OpenTable:
     Attributes:
         handles: One for each bucket, in order.
         catalog: The table in the catalog.
+        meter: Counts and durations of its work.
     """
 
     handles: Sequence[BucketHandle]
@@ -41,6 +43,7 @@ class OpenTable:
     writers: Writers
     consumers: Consumers
     catalog: TableCatalog
+    meter: TableMeter
 
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; readers of this process continue."""
@@ -74,6 +77,7 @@ def open_table(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    meter: TableMeter,
     *,
     read_only: Callable[[], bool],
 ) -> OpenTable:
@@ -88,7 +92,8 @@ def open_table(
     handles = [
         BucketHandle(
             BucketContext(
-                BucketPlace.of(store, store_id, table, BucketId(bucket)), catalog, lock, staging, files, clock, options
+                BucketPlace.of(store, store_id, table, BucketId(bucket)),
+                *(catalog, lock, staging, files, clock, options, meter),
             ),
             read_only=read_only,
         )
@@ -99,7 +104,7 @@ def open_table(
         files.note(each.place.log)
     commits = Commits(handles, lock, staging, catalog, clock)
     consumers = Consumers(handles, catalog, options, clock)
-    return OpenTable(handles, lock, commits, Writers(commits, catalog), consumers, catalog)
+    return OpenTable(handles, lock, commits, Writers(commits, catalog), consumers, catalog, meter)
 
 
 class HandOver:

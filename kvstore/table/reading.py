@@ -62,6 +62,7 @@ class TableReads:
     def __init__(self, opened: OpenTable, access: Access) -> None:
         self._handles = opened.handles
         self._catalog = opened.catalog
+        self._meter = opened.meter
         self._access = access
 
     def _current(self) -> TableDefinition:
@@ -126,7 +127,11 @@ class TableReads:
             SchemaMismatch: The key does not fit.
             CorruptData: The row is damaged.
         """
-        return row_of_key(self._handles, self._keyed, key)
+        began = self._meter.called()
+        row = row_of_key(self._handles, self._keyed, key)
+        if began is not None:
+            self._meter.get.since(began)
+        return row
 
     def __getitem__(self, key: Keys) -> dict[str, Any]:
         row = self.get(key)

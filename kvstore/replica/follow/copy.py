@@ -23,6 +23,7 @@ from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.table_files import TableFiles
+from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
 from kvstore.replica.consistent_cut import streams_of
@@ -205,7 +206,7 @@ class Copy:
             TableCatalog(self.journal, table, self.state.tables[table].name, self._clock),
             CommitLock(self.path, table, files, self._clock),
             Staging(self.path, table, files),
-            *(files, self._clock, self._options),
+            *(files, self._clock, self._options, TableMeter(self._clock)),
         )
         with refusals(context.place.directory):
             return CopiedBucket(context)

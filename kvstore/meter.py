@@ -1,0 +1,127 @@
+"""Counts and durations of a process's work on a store, cheap enough to be always on: see ``kvstore/metrics.py``."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count
+from math import frexp
+
+from kvstore.clock import Clock
+
+_STEPS = 8
+"""Ranges of durations between one and twice it: a quantile is right to a sixteenth."""
+_SAMPLED = 8
+"""One of so many gets is timed; looking at the clock would slow down each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Durations of one kind of work, in seconds.
+
+    Attributes:
+        count: Number of them.
+        sum: Their sum.
+        p50, p99: What half of them, and 99 of 100, do not exceed, to 6%; 0 if there are none.
+    """
+
+    count: int
+    sum: float
+    p50: float
+    p99: float
+
+
+class Timer:
+    """Durations of one kind of work, from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ranges: Counter[int] = Counter()
+        self._sum = 0.0
+
+    def now(self) -> float:
+        """The beginning of some work, for :meth:`since`."""
+        return self._clock.monotonic()
+
+    def since(self, began: float) -> None:
+        """Work that began then has ended."""
+        taken = self._clock.monotonic() - began
+        fraction, exponent = frexp(taken)
+        range = exponent * _STEPS + int((2 * fraction - 1) * _STEPS)
+        with self._lock:
+            self._ranges[range] += 1
+            self._sum += taken
+
+    def read(self) -> Durations:
+        """All of them so far."""
+        with self._lock:
+            ranges, sum = sorted(self._ranges.items()), self._sum
+        number = Counter(dict(ranges)).total()
+        return Durations(number, sum, _quantile(ranges, number / 2), _quantile(ranges, number * 0.99))
+
+
+class TableMeter:
+    """Work on one table.
+
+    Attributes:
+        append: A group of requests, from the first change until all are answered.
+        commit: A commit of an index.
+        get: One in eight calls of ``get``.
+        gets: Number of calls of ``get``.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.append, self.commit, self.get = (Timer(clock) for _ in range(3))
+        self.gets = 0
+        self._lock = threading.Lock()
+        self._written = (0, 0, 0)
+        self._calls = count(1)
+
+    def wrote(self, batches: int, offsets: int, bytes: int) -> None:
+        """Batches were appended to a log."""
+        with self._lock:
+            self._written = (self._written[0] + batches, self._written[1] + offsets, self._written[2] + bytes)
+
+    @property
+    def written(self) -> tuple[int, int, int]:
+        """Batches, offsets and bytes that were appended to logs."""
+        return self._written
+
+    def called(self) -> float | None:
+        """A get begins: when, if it is one to be timed."""
+        self.gets = number = next(self._calls)
+        return None if number % _SAMPLED else self.get.now()
+
+
+class Meter:
+    """Work of a process on a store.
+
+    Attributes:
+        sync: An fsync of a log, or of another file that kvstore writes itself.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.sync = Timer(clock)
+        self._clock = clock
+        self._tables: dict[str, TableMeter] = {}
+
+    def table(self, name: str) -> TableMeter:
+        """Work on a table; one meter for each name."""
+        return self._tables.setdefault(name, TableMeter(self._clock))
+
+    @property
+    def tables(self) -> dict[str, TableMeter]:
+        """Tables that were opened."""
+        return dict(self._tables)
+
+
+def _quantile(ranges: list[tuple[int, int]], wanted: float) -> float:
+    """The middle of the range in which the wanted one of the sorted durations is."""
+    for range, number in ranges:
+        wanted -= number
+        if wanted <= 0:
+            exponent, step = divmod(range, _STEPS)
+            return (1 + (step + 0.5) / _STEPS) * 2.0 ** (exponent - 1)
+    return 0.0

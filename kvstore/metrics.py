@@ -1,0 +1,99 @@
+"""What a process did with a store, and how far readers of changes lag, for people and for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Literal, TypeAlias
+
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.replica import registry
+from kvstore.runtime import StoreRuntime
+
+Metrics: TypeAlias = dict[str, Any]
+Format: TypeAlias = Literal["dict", "prometheus"]
+
+_FORMATS = ("dict", "prometheus")
+_HELP = {
+    "kvstore_batches_total": ("counter", ("table",), "Batches that this process appended to changelogs."),
+    "kvstore_changes_total": ("counter", ("table",), "Offsets that they took: changes, and one for an empty batch."),
+    "kvstore_log_bytes_total": ("counter", ("table",), "Their bytes."),
+    "kvstore_gets_total": ("counter", ("table",), "Calls of get."),
+    "kvstore_append_seconds": ("summary", ("table",), "Groups of requests, from the first change to the answers."),
+    "kvstore_commit_seconds": ("summary", ("table",), "Commits of indexes."),
+    "kvstore_get_seconds": ("summary", ("table",), "One in eight calls of get."),
+    "kvstore_fsync_seconds": ("summary", (), "Syncs of logs and other files."),
+    "kvstore_consumer_lag_changes": ("gauge", ("consumer", "table"), "Offsets that a consumer has yet to commit."),
+    "kvstore_replica_lag_edits": ("gauge", ("replica",), "Edits of the catalog that a replica lacks."),
+}
+_QUANTILES = {"0.5": "p50", "0.99": "p99"}
+
+
+def metrics(runtime: StoreRuntime, format: Format) -> Metrics | str:
+    """See :meth:`kvstore.Store.metrics`."""
+    if format not in _FORMATS:
+        raise InvalidRequest('`format` is "dict" or "prometheus".', given=format)
+    found = _found(runtime)
+    return "".join(_lines(found)) if format == "prometheus" else found
+
+
+def _found(runtime: StoreRuntime) -> Metrics:
+    tables = runtime.meter.tables
+    written = {name: meter.written for name, meter in tables.items()}
+    return {
+        "kvstore_batches_total": {name: batches for name, (batches, _, _) in written.items()},
+        "kvstore_changes_total": {name: offsets for name, (_, offsets, _) in written.items()},
+        "kvstore_log_bytes_total": {name: bytes for name, (_, _, bytes) in written.items()},
+        "kvstore_gets_total": {name: meter.gets for name, meter in tables.items()},
+        "kvstore_append_seconds": {name: asdict(meter.append.read()) for name, meter in tables.items()},
+        "kvstore_commit_seconds": {name: asdict(meter.commit.read()) for name, meter in tables.items()},
+        "kvstore_get_seconds": {name: asdict(meter.get.read()) for name, meter in tables.items()},
+        "kvstore_fsync_seconds": asdict(runtime.meter.sync.read()),
+        "kvstore_consumer_lag_changes": _consumer_lags(runtime),
+        "kvstore_replica_lag_edits": registry.lags(runtime),
+    }
+
+
+def _consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, int]]:
+    catalog = runtime.catalog()
+    found: dict[str, dict[str, int]] = {}
+    for id, consumers in catalog.consumers.items():
+        table = runtime.open_table(catalog.tables[id])
+        for name, positions in consumers.lasting().items():
+            try:
+                ends = [handle.log_end() for handle in table.handles]
+            except StoreError:
+                continue  # dropped or damaged: `check` says so
+            lag = sum(max(0, end - positions[bucket]) for bucket, end in enumerate(ends))
+            found.setdefault(name, {})[catalog.tables[id].name] = lag
+    return found
+
+
+def _lines(found: Metrics) -> Iterator[str]:
+    """The text format of Prometheus, version 0.0.4."""
+    for name, (kind, labels, about) in _HELP.items():
+        yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+        for values, sample in _samples(found[name], len(labels)):
+            given = dict(zip(labels, values, strict=True))
+            if kind != "summary":
+                yield f"{name}{_labels(given)} {sample}\n"
+                continue
+            for quantile, of in _QUANTILES.items():
+                yield f"{name}{_labels(given | {'quantile': quantile})} {sample[of]}\n"
+            yield f"{name}_sum{_labels(given)} {sample['sum']}\n{name}_count{_labels(given)} {sample['count']}\n"
+
+
+def _samples(found: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not depth:
+        yield (), found
+        return
+    for label, below in found.items():
+        for labels, sample in _samples(below, depth - 1):
+            yield (label, *labels), sample
+
+
+def _labels(given: Mapping[str, str]) -> str:
+    if not given:
+        return ""
+    quoted = (value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for value in given.values())
+    return "{" + ",".join(f'{name}="{value}"' for name, value in zip(given, quoted, strict=True)) + "}"
