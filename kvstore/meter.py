@@ -12,8 +12,8 @@ from kvstore.clock import Clock
 
 _STEPS = 8
 """Ranges of durations between one and twice it: a quantile is right to a sixteenth."""
-_SAMPLED = 8
-"""One of so many gets is timed; looking at the clock would slow down each of them."""
+GETS_TIMED = 8
+"""One of so many gets is counted and timed: more would slow down each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,15 @@ class TableMeter:
     Attributes:
         append: A group of requests, from the first change until all are answered.
         commit: A commit of an index.
-        get: One in eight calls of ``get``.
-        gets: Number of calls of ``get``.
+        get: One in ``GETS_TIMED`` calls of ``get``.
+        gets: Gives each call of ``get`` a number.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.append, self.commit, self.get = (Timer(clock) for _ in range(3))
-        self.gets = 0
+        self.gets = count(1)
         self._lock = threading.Lock()
         self._written = (0, 0, 0)
-        self._calls = count(1)
 
     def wrote(self, batches: int, offsets: int, bytes: int) -> None:
         """Batches were appended to a log."""
@@ -88,11 +87,6 @@ class TableMeter:
     def written(self) -> tuple[int, int, int]:
         """Batches, offsets and bytes that were appended to logs."""
         return self._written
-
-    def called(self) -> float | None:
-        """A get begins: when, if it is one to be timed."""
-        self.gets = number = next(self._calls)
-        return None if number % _SAMPLED else self.get.now()
 
 
 class Meter:
