@@ -22,8 +22,6 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 
 from kvstore.arguments import shown
-from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.engine import create_bucket
 from kvstore.bucket.handle import BucketHandle
 from kvstore.calls import uninterrupted
 from kvstore.check import CheckReport, check_bucket
@@ -33,17 +31,14 @@ from kvstore.checkpoint.messages import Task
 from kvstore.checkpoint.process import Running
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.named_writers import new_writer_id
-from kvstore.commit.staging import Staging
 from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
-    CorruptImage,
     InvalidRequest,
     NoSuchTable,
     NotAStore,
     SchemaMismatch,
     StoreClosed,
     StoreError,
-    TableExists,
 )
 from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.meta.journal import Journal
@@ -53,6 +48,7 @@ from kvstore.meta.table_files import TableFiles
 from kvstore.meter import Meter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
+from kvstore.table.creation import TableDirectories
 from kvstore.table.open_table import HandOver, OpenTable, open_table
 from logformat import paths
 from logformat.catalog import store_file
@@ -60,7 +56,6 @@ from logformat.catalog.edits import AddSchema, CreateTable, DropConsumer, DropTa
 from logformat.catalog.replicas import CATALOG
 from logformat.catalog.store_file import STORE_BYTES_MAX, StoreFile
 from logformat.ids import BucketId, SchemaId, TableId, Txid, WriterId
-from logformat.log.segment import HEAD_BYTES
 from logformat.rows import schema as schemas
 
 SCHEMAS_MAX = 2**15 - 1
@@ -139,6 +134,9 @@ class StoreRuntime:
         )
         self._journal.listen(self.checkpoints)
         self._table_files = TableFiles(path, self._identity.store_id, files)
+        self._directories = TableDirectories(
+            *(path, self._identity.store_id, self._journal, self._table_files, options, files, clock)
+        )
 
     @property
     def writes(self) -> bool:
@@ -203,7 +201,7 @@ class StoreRuntime:
             for table in tables
             for bucket, handle in enumerate(self.open_table(table).handles)
         ]
-        findings = [f"the catalog lacks table {id}" for id in self.unknown_tables(catalog)]
+        findings = [f"the catalog lacks table {id}" for id in self._directories.unknown(catalog)]
         findings += self.damaged_images()
         damaged = self._table_files.damaged(catalog).items()
         findings += [f"table {catalog.tables[id].name}: the file TABLE can't be used: {error}" for id, error in damaged]
@@ -263,12 +261,9 @@ class StoreRuntime:
     ) -> None:
         """Create a table, and its files; see :meth:`kvstore.Store.create_table`."""
 
-        def decide(state: CatalogState) -> CreateTable:
-            if state.table(name) is not None:
-                raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
-            self._remove_orphans(state)
-            edit = CreateTable(
-                table_id=state.next_table_id,
+        def creation(table_id: TableId) -> CreateTable:
+            return CreateTable(
+                table_id=table_id,
                 name=name,
                 columns=columns,
                 primary_key=key,
@@ -276,19 +271,8 @@ class StoreRuntime:
                 bucket_key=bucket_key,
                 options=options,
             )
-            # Its files first: what the catalog names is always there.
-            definition = TableDefinition.of(edit)
-            with refusals(self.path):
-                self._files.make_directory(self.path / paths.TABLES)
-                self._files.make_directory(self.path / paths.TABLES / str(definition.id))
-            for bucket in range(buckets):
-                place = BucketPlace.of(self.path, self.store_id, definition.id, BucketId(bucket))
-                with refusals(self.path):
-                    self._files.make_directory(place.directory)
-                create_bucket(place, definition, self.options, self._files, self._clock)
-            return self._table_files.before(state, edit)
 
-        self._journal.append(decide)
+        self._directories.create(name, creation)
 
     def add_columns(self, name: str, fields: list[pa.Field]) -> None:
         """Add columns; see :meth:`kvstore.Store.add_columns`."""
@@ -324,7 +308,7 @@ class StoreRuntime:
             self._tables.pop(definition.id, None)
         with suppress(StoreError):  # what could not be committed goes too
             table.close()
-        self._remove_files(definition.id)
+        self._directories.remove(definition.id)
 
     def drop_writer(self, name: str) -> None:
         """Forget a named writer; see :meth:`kvstore.Store.drop_writer`."""
@@ -415,39 +399,6 @@ class StoreRuntime:
 
     def _all_handles(self) -> list[BucketHandle]:
         return [handle for table in self._all_tables() for handle in table.handles]
-
-    def _remove_orphans(self, state: CatalogState) -> None:
-        """Remove the files of tables whose drop or creation a dead process did not complete."""
-        if unknown := self.unknown_tables(state):
-            raise CorruptImage(
-                "The catalog is older than the tables: restore a newer one, or move away the directories it lacks.",
-                path=self.path / paths.TABLES,
-                lacks=unknown,
-            )
-        for table_id in self._table_ids() - state.tables.keys():
-            self._remove_files(table_id)
-
-    def _remove_files(self, table_id: TableId) -> None:
-        """Remove all files of a table that the catalog no longer has."""
-        Staging(self.path, table_id, self._files).sweep(())
-        directory = self.path / paths.TABLES / str(table_id)
-        with refusals(directory):
-            for bucket in directory.glob("[0-9]*"):
-                self._files.remove_tree(bucket)
-            self._files.remove_tree(directory)  # with what says that the table was dropped
-
-    def unknown_tables(self, state: CatalogState) -> list[TableId]:
-        """Tables with changes that the catalog neither has nor has dropped: it has lost edits."""
-        return sorted(id for id in self._table_ids() if id >= state.next_table_id and self._has_changes(id))
-
-    def _table_ids(self) -> set[TableId]:
-        tables = self.path / paths.TABLES
-        return {TableId(int(path.name)) for path in tables.glob("*") if path.is_dir() and path.name.isdecimal()}
-
-    def _has_changes(self, table_id: TableId) -> bool:
-        logs = (self.path / paths.TABLES / str(table_id)).glob(f"*/{paths.LOG}/*")
-        segments = [path for path in logs if paths.segment_base(path.name) is not None]
-        return any(segment.stat().st_size > HEAD_BYTES for segment in segments)
 
 
 # Two may have one path, if the directory of the first was moved, removed or replaced.

@@ -52,7 +52,6 @@ def create(
             raise NoSuchTable("The table was dropped.", table=definition.name)
         if name in job_ids(state):
             raise InvalidRequest("A job has this name; choose another name, or drop the job.", job=name)
-        _remove_orphans(home, state)
         return CreateJob(
             table_id=definition.id,
             name=name,
@@ -62,14 +61,16 @@ def create(
             offset=offset,
         )
 
-    return Job(home, id_of(home.journal.append(decide), name))
+    state = home.journal.append(decide)
+    _remove_orphans(home, state)
+    return Job(home, id_of(state, name))
 
 
 def _remove_orphans(home: Home, state: CatalogState) -> None:
-    """Remove directories of dropped jobs."""
+    """Remove directories of dropped jobs; a job that another process created since has a larger id than the state."""
     there = {id for jobs in state.jobs.values() for id in jobs}
     for directory in (home.path / paths.JOBS).glob("*"):
-        if directory.name.isdecimal() and JobId(int(directory.name)) not in there:
+        if directory.name.isdecimal() and int(directory.name) <= state.txid and JobId(int(directory.name)) not in there:
             with refusals(directory):
                 home.files.remove_tree(directory)
 

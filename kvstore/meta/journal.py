@@ -191,7 +191,6 @@ class Journal:
                 added.
             LogFailed: The disk failed; it is unknown whether the edit is durable.
         """
-        self._check_writable()
         self.check_leads()
         with self._mutex:
             if may_wait and self._sync == "NO_SYNC":
@@ -210,7 +209,9 @@ class Journal:
         Raises:
             WriterFenced: Another leader has replaced this one, or another process recovered the catalog.
             StoreReplaced: The store's path leads to another directory.
+            UnsupportedOperation: The files of the store may only be read.
         """
+        self._check_writable()
         if (looks := self._files.check()) != self._looks:
             self._looks = looks
             self._check_current()

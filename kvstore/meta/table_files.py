@@ -78,6 +78,15 @@ class TableFiles:
                 self._files.sync_directory(file.parent)
         return edit
 
+    def stage(self, directory: Path, state: CatalogState, edit: CreateTable) -> None:
+        """Write the file of a new table into a directory that becomes the table's by an edit after ``state``.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        file = self._file_of(TableDefinition.of(edit), state.leader_epoch, Txid(state.txid + 1))
+        self._files.publish(directory / paths.TABLE_FILE, table_file.encode(file))
+
     def complete(self, journal: Journal, opened: TableId | None = None) -> None:
         """Write the files that are missing; that of ``opened`` also if it is not what the catalog says.
 

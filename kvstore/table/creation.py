@@ -1,0 +1,204 @@
+"""Creating the files of a new table, and removing those of tables that the catalog does not have.
+
+* What the catalog names is always there: the files are made first, then one short edit puts the table in the catalog.
+* The files are made in ``tables/<id>.tmp``, which only the holder of the lock ``meta/LOCK`` touches. The edit renames
+  them, so no other process takes them for those of a dropped table.
+* A creation that fails or dies leaves at most an orphan: a ``.tmp``, or a directory that the catalog does not have.
+  Orphans are removed before the next table is created, and after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import UUID
+
+from kvstore.bucket.commit_lock import pause
+from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.engine import create_bucket
+from kvstore.clock import Clock
+from kvstore.commit.staging import Staging
+from kvstore.errors import CorruptImage, StoreError, TableExists
+from kvstore.files import Files, refusals
+from kvstore.lock import ProcessLock
+from kvstore.log.segments import LogIdentity
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.table_files import TableFiles, has_changes
+from kvstore.options import StoreOptions
+from logformat import paths
+from logformat.catalog.edits import CreateTable
+from logformat.ids import BucketId, TableId
+
+PROGRESS_SECONDS = 15
+"""Time in which a process that creates tables makes files or edits; one that does not is taken for stopped."""
+
+
+class TableDirectories:
+    """The directories of a store's tables.
+
+    Args:
+        store: Directory of the store.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        store_id: UUID,
+        journal: Journal,
+        definitions: TableFiles,
+        options: StoreOptions,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._tables = store / paths.TABLES
+        self._store_id = store_id
+        self._journal = journal
+        self._definitions = definitions
+        self._options = options
+        self._files = files
+        self._clock = clock
+
+    def create(self, name: str, creation: Callable[[TableId], CreateTable]) -> None:
+        """Create a table and its files.
+
+        Args:
+            creation: The edit, given the table's id.
+
+        Raises:
+            TableExists: There is a table of that name. Nothing is left of this one.
+            CorruptImage: The catalog is older than the tables. Nothing was written.
+            StoreLocked: Another process is creating a table, and makes no progress. Nothing was written.
+            StoreFull, LogFailed: The disk is full or failed. Nothing is left, or it goes with the next creation.
+            WriterFenced, UnsupportedOperation: The store must not be written. Nothing was written.
+        """
+        self._journal.check_leads()
+        self._refused_name(self._journal.state(), name)
+        with self._alone():
+            try:
+                while not self._created(name, creation):
+                    pass  # another process that does not know the lock took the id
+            except BaseException:
+                with suppress(StoreError):  # it goes with the next creation
+                    self._remove_orphans()
+                raise
+
+    def remove(self, table: TableId) -> None:
+        """Remove all files of a table that the catalog no longer has.
+
+        Raises:
+            StoreFull, LogFailed: The disk is full or failed. What is left goes with the next creation.
+        """
+        Staging(self._store, table, self._files).sweep(())
+        directory = self._tables / str(table)
+        with refusals(directory):
+            for bucket in directory.glob("[0-9]*"):
+                self._files.remove_tree(bucket)
+            self._files.remove_tree(directory)  # with what says that the table was dropped
+
+    def unknown(self, state: CatalogState) -> list[TableId]:
+        """Tables with changes that the catalog neither has nor has dropped: it has lost edits."""
+        return sorted(id for id in self._ids() if id >= state.next_table_id and has_changes(self._tables / str(id)))
+
+    def _created(self, name: str, creation: Callable[[TableId], CreateTable]) -> bool:
+        """Create a table; returns False if its id was taken meanwhile."""
+        state = self._journal.state()
+        self._refused_name(state, name)
+        self._refuse_unknown(state)
+        self._remove_orphans()
+        edit = creation(state.next_table_id)
+        staged = self._tables / f"{edit.table_id}{paths.TEMPORARY}"
+        self._make(staged, TableDefinition.of(edit))
+        with refusals(self._tables):
+            self._definitions.stage(staged, state, edit)
+
+        def decide(now: CatalogState) -> CreateTable:
+            self._refused_name(now, name)
+            self._refuse_unknown(now)
+            if now.next_table_id != edit.table_id:
+                raise _IdTaken
+            # Here, so that other processes see the directory together with its table.
+            with refusals(self._tables):
+                self._files.rename(staged, self._tables / str(edit.table_id))
+                self._files.sync_directory(self._tables)
+            return edit if now.txid == state.txid else self._definitions.before(now, edit)
+
+        try:
+            self._journal.append(decide)
+        except _IdTaken:
+            return False
+        return True
+
+    def _make(self, directory: Path, definition: TableDefinition) -> None:
+        with refusals(self._tables):
+            self._files.make_directory(self._tables)
+            self._files.make_directory(directory)
+        for bucket in map(BucketId, range(definition.buckets)):
+            place = BucketPlace(directory / str(bucket), LogIdentity(self._store_id, definition.id, bucket))
+            with refusals(self._tables):
+                self._files.make_directory(place.directory)
+            create_bucket(place, definition, self._options, self._files, self._clock)
+
+    def _remove_orphans(self) -> None:
+        """Remove the files of tables whose drop or creation did not complete; this process holds the lock."""
+        if self._ids() - self._journal.state().tables.keys():
+            # Under a still catalog: a process that does not know the lock makes a table's files in its edit.
+            with self._journal.still() as state, refusals(self._tables):
+                self._refuse_unknown(state)
+                orphans = self._ids() - state.tables.keys()
+                for id in orphans:
+                    self._files.rename(self._tables / str(id), self._tables / f"{id}.{state.txid}{paths.TEMPORARY}")
+            for id in orphans:
+                if id < state.next_table_id:  # it was in the catalog once, and is never again
+                    Staging(self._store, id, self._files).sweep(())
+        for directory in self._tables.glob(f"*{paths.TEMPORARY}"):
+            with refusals(directory):
+                self._files.remove_tree(directory)
+
+    def _refused_name(self, state: CatalogState, name: str) -> None:
+        if state.table(name) is not None:
+            raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
+
+    def _refuse_unknown(self, state: CatalogState) -> None:
+        if unknown := self.unknown(state):
+            raise CorruptImage(
+                "The catalog is older than the tables: restore a newer one, or move away the directories it lacks.",
+                path=self._tables,
+                lacks=unknown,
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread or process create a table; waits as long as one that does makes progress."""
+        lock = ProcessLock(self._store / paths.CREATION_LOCK, self._files)
+        while not self._acquired(lock):
+            pass  # the other one made progress
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _acquired(self, lock: ProcessLock) -> bool:
+        seen, deadline = self._progress(), self._clock.monotonic() + PROGRESS_SECONDS
+        while not lock.try_acquire():
+            if self._clock.monotonic() >= deadline:
+                if self._progress() == seen:
+                    lock.refuse("Another process is creating a table, and makes no progress; continue or end it.")
+                return False
+            pause()
+        return True
+
+    def _progress(self) -> object:
+        """What changes while a process creates tables."""
+        staged = sorted(self._tables.glob(f"*{paths.TEMPORARY}"))
+        return self._journal.state().next_table_id, [(each.name, len(self._files.names_in(each))) for each in staged]
+
+    def _ids(self) -> set[TableId]:
+        found = self._tables.glob("*")
+        return {TableId(int(path.name)) for path in found if path.is_dir() and path.name.isdecimal()}
+
+
+class _IdTaken(Exception):
+    """Another process created a table under the id that the files were made for."""
