@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvstore.arguments import printable, shown
-from kvstore.errors import InvalidRequest, NoSuchTable
+from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.files import refusals
 from kvstore.ingest.formats import Format
 from kvstore.ingest.job import Job, checked_offset, checked_options
@@ -62,7 +63,8 @@ def create(
         )
 
     state = home.journal.append(decide)
-    _remove_orphans(home, state)
+    with suppress(StoreError):  # they go with the next job
+        _remove_orphans(home, state)
     return Job(home, id_of(state, name))
 
 
