@@ -67,6 +67,8 @@ class Environment:
         # The map grows only while there is no read transaction. One begins under the mutex, and is counted by the very
         # next instruction; when it ends, it is counted until it has.
         self._mutex = threading.Lock()
+        # LMDB lets one transaction of a process at a time open handles of databases: held by one until it ends.
+        self.handles = threading.Lock()
         self._live: list[None] = []
         self._is_inherited = False
 
@@ -96,7 +98,7 @@ class Environment:
         return database
 
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
-        """Handle of a named database within a transaction; for a read transaction it must be open already.
+        """Handle of a named database within a transaction, which holds :attr:`handles` until it ends.
 
         Raises:
             CorruptData: The database does not exist, and ``create`` is not set.
@@ -182,6 +184,16 @@ class Environment:
                         transaction.abort()
                 finally:
                     self._live.pop()
+
+    @contextmanager
+    def read_databases(self) -> Iterator[Transaction]:
+        """A read transaction that may open databases; it waits for no other process.
+
+        Raises:
+            CorruptData: See :meth:`read`.
+        """
+        with self.handles, self.read() as transaction:
+            yield transaction
 
     @contextmanager
     def file(self) -> Iterator[int | None]:

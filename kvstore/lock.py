@@ -15,13 +15,21 @@ import os
 import socket
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.calls import uninterrupted
+from kvstore.calls import check_caller, uninterrupted
+from kvstore.clock import Clock
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
 from kvstore.files import Files, open_file, refusal
+
+EDIT_WAIT_SECONDS = 25
+"""How long an edit waits for the one of another process, before it is refused."""
+_PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.0001, 0.003
+_FACTS_BYTES = 512
 
 
 class ProcessLock:
@@ -133,6 +141,78 @@ class ProcessLock:
             os.close(descriptor)
 
 
+class EditLock:
+    """A lock that a process holds for as long as it edits something; others wait for it, but not for ever.
+
+    LMDB's own writer lock has no limit of time and names no holder, so it is taken only under this one.
+
+    Args:
+        path: The lock file.
+    """
+
+    def __init__(self, path: Path, files: Files, clock: Clock) -> None:
+        self._path = path
+        self._files = files
+        self._clock = clock
+        self._open: set[int] = set()
+        _locks.add(self)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock; threads of one process wait for each other, too.
+
+        Raises:
+            StoreLocked: The holder did not release it within ``EDIT_WAIT_SECONDS``; the error names it.
+            StoreFull, LogFailed: The disk refuses the lock file.
+        """
+        try:
+            descriptor = self._files.open_name(self._path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            self._files.verify()
+            raise refusal(error, self._path) from error
+        self._open.add(descriptor)
+        try:
+            self._wait(descriptor)
+            with suppress(OSError):  # a full disk; the content only serves messages
+                os.pwrite(descriptor, _own_facts(os.getpid()), 0)
+            yield
+        finally:
+            # A forked child forgets the descriptor; a child between fork and exec has it too.
+            if descriptor in self._open:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                self._open.discard(descriptor)
+                os.close(descriptor)
+
+    def _wait(self, descriptor: int) -> None:
+        deadline, pause = self._clock.monotonic() + EDIT_WAIT_SECONDS, _PAUSE_SECONDS_MIN
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self._clock.monotonic() >= deadline:
+                    raise StoreLocked(
+                        "Another process edits the catalog and does not finish; continue or end that process.",
+                        path=self._path,
+                        **_holder(self._path),
+                    ) from None
+                check_caller()
+                threading.Event().wait(pause)
+                pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+            else:
+                return
+
+    def forget(self) -> None:
+        """Close the descriptors in a forked child, which leaves the lock to the parent."""
+        while self._open:
+            os.close(self._open.pop())
+
+
+@cache
+def _own_facts(pid: int) -> bytes:
+    """Content of a lock file, of a fixed size: it replaces a longer one as a whole."""
+    return json.dumps({"pid": pid, "host": socket.gethostname()}).encode().ljust(_FACTS_BYTES)
+
+
 class Presence:
     """A lock that any number of processes share: it shows that this process is present, and detects others."""
 
@@ -212,7 +292,7 @@ def _refuses(path: Path, kind: int, files: Files) -> bool:
     return False
 
 
-_locks: weakref.WeakSet[ProcessLock | Presence] = weakref.WeakSet()
+_locks: weakref.WeakSet[ProcessLock | EditLock | Presence] = weakref.WeakSet()
 
 
 _HOLDER_BYTES_MAX = 1 << 12

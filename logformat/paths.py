@@ -11,6 +11,7 @@ from logformat.ids import BucketId, JobId, Offset, TableId, Txid
 STORE_FILE = "STORE"
 JOURNAL = Path("meta/journal")
 UNFINISHED_JOURNAL = Path("meta/journal.tmp")
+EDIT_LOCK = Path("meta/journal/LOCK")
 CREATION_LOCK = Path("meta/LOCK")
 SHIPPING = Path("meta/SHIPPING")
 FOLLOWING = Path("meta/FOLLOWING")

@@ -18,7 +18,7 @@ from kvstore.clock import Clock
 from kvstore.environment import open_environment
 from kvstore.errors import CorruptData, NotAStore, StoreLocked
 from kvstore.files import Files, refusals
-from kvstore.lock import ProcessLock
+from kvstore.lock import EditLock, ProcessLock
 from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES, create_journal
 from kvstore.meta.salvage import Elsewhere, Salvaged, salvage
@@ -166,7 +166,7 @@ def _carry_out(
     files.remove_tree(made)
     create_journal(made, files, plan.edit)
     journal = store / paths.JOURNAL
-    with _block_edits(journal, files):
+    with _block_edits(store, files, clock):
         if _last_commit(store, files) != before:
             raise StoreLocked("Another process uses the store; end it first.", path=journal)
         if journal.exists():
@@ -223,18 +223,19 @@ def _last_commit(store: Path, files: Files) -> int | None:
 
 
 @contextmanager
-def _block_edits(journal: Path, files: Files) -> Iterator[None]:
+def _block_edits(store: Path, files: Files, clock: Clock) -> Iterator[None]:
     """Make processes wait that add edits to the old journal, unless it is too damaged for edits."""
     try:
-        environment = open_environment(journal, files, map_bytes=MAP_BYTES)
+        environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES)
     except (FileNotFoundError, CorruptData):
         yield
         return
     try:
-        transaction = environment.begin_write()
-        try:
-            yield
-        finally:
-            transaction.abort()
+        with EditLock(store / paths.EDIT_LOCK, files, clock).held():
+            transaction = environment.begin_write()
+            try:
+                yield
+            finally:
+                transaction.abort()
     finally:
         environment.close()

@@ -31,7 +31,6 @@ from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
 from kvstore.errors import (
-    CorruptData,
     CorruptImage,
     StoreError,
     StoreFull,
@@ -40,6 +39,7 @@ from kvstore.errors import (
     WriterFenced,
 )
 from kvstore.files import Files
+from kvstore.lock import EditLock
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.journal_segments import check_name, needed_segments, refusal, segment_name, segments_of
 from kvstore.meta.leadership import Leadership
@@ -137,6 +137,7 @@ class Journal:
         self._seen = -1
         self._loaded = False
         self._mutex = threading.Lock()
+        self._edit_lock = EditLock(store / paths.EDIT_LOCK, files, clock)
         try:
             self._environment = open_environment(
                 store / paths.JOURNAL,
@@ -172,7 +173,8 @@ class Journal:
         """
         self.state()
         if self._environment.last_committed() != self._seen and not self._environment.is_read_only:
-            self._environment.show_last_commit()
+            with self._edit_lock.held(), self._environment.reading(), self._writing():
+                pass  # its begin does it; see Environment.show_last_commit
 
     @uninterrupted
     def append(self, decide: Callable[[CatalogState], Payload], *, may_wait: bool = False) -> CatalogState:
@@ -186,17 +188,19 @@ class Journal:
             The state with the edit.
 
         Raises:
+            StoreLocked: Another process edits the catalog and does not finish. Nothing was added.
             StoreFull: The disk is full. Nothing was added.
             WriterFenced: Another process recovered the catalog, or another leader has replaced this one. Nothing was
                 added.
             LogFailed: The disk failed; it is unknown whether the edit is durable.
         """
         self.check_leads()
-        with self._mutex:
-            if may_wait and self._sync == "NO_SYNC":
+        if may_wait and self._sync == "NO_SYNC":
+            with self._mutex:
                 self._waiting.append(decide(self._with_waiting()))
                 self._wake_later()
                 return self._with_waiting()
+        with self._editing():
             state = self._with_room(partial(self._add, decide))
             if not may_wait:
                 self._make_durable()
@@ -222,9 +226,9 @@ class Journal:
         """Add the last edit of this leader: another one has replaced it. Edits that wait in memory are dropped.
 
         Raises:
-            StoreFull, WriterFenced, LogFailed: See :meth:`append`.
+            StoreLocked, StoreFull, WriterFenced, LogFailed: See :meth:`append`.
         """
-        with self._mutex:
+        with self._editing():
             self._waiting.clear()
             state = self._with_room(partial(self._add, lambda _: LoseLead(by=by)))
             self._make_durable()
@@ -237,11 +241,11 @@ class Journal:
 
         Raises:
             CorruptImage: An edit does not follow the one before it. Nothing was added.
-            StoreFull, WriterFenced, LogFailed: See :meth:`append`.
+            StoreLocked, StoreFull, WriterFenced, LogFailed: See :meth:`append`.
         """
         self._check_writable()
         self.state()
-        with self._mutex:
+        with self._editing():
             state = self._state = self._with_room(partial(self._add_later, list(later)))
             if durable:
                 self._make_durable()
@@ -253,39 +257,35 @@ class Journal:
         """Return once every edit, of any process, is durable.
 
         Raises:
-            StoreFull, WriterFenced, LogFailed: See :meth:`append`; edits in memory stay there.
+            StoreLocked, StoreFull, WriterFenced, LogFailed: See :meth:`append`; edits in memory stay there.
         """
         if self._environment.is_read_only:
             return
-        self._check_waiting()
+        self._add_waiting()
         with self._mutex:
-            if self._waiting:
-                self._with_room(partial(self._add, None))
             self._environment.sync()
 
     @contextmanager
     def still(self) -> Iterator[CatalogState]:
         """The current catalog, all of it durable; while the context is open, every process waits to add an edit.
 
+        The context must not ask the journal for anything.
+
         Raises:
             CorruptImage: An edit is damaged or missing.
             UnsupportedOperation: The store is read-only.
+            StoreLocked: Another process edits the catalog and does not finish.
             WriterFenced: Another process recovered the catalog.
         """
         self._check_writable()
         self.flush()
         state = self._confirmed()
         # Without the mutex: an appending thread holds it while it waits for LMDB's lock, which this thread has.
-        with self._environment.reading():
-            transaction = self._environment.begin_write()
-        try:
+        with self._edit_lock.held(), self._environment.reading(), self._writing() as transaction:
             self._check_current()
             self._environment.sync()  # others may have added some since
-            with self._environment.reading():
-                state = self._replayed(transaction, state)
+            state = self._replayed(transaction, state)
             yield state
-        finally:
-            transaction.abort()
 
     def state_at(self, txid: Txid) -> CatalogState:
         """The catalog as of an edit, or as of a later one that was already loaded or is in the newest image.
@@ -302,21 +302,17 @@ class Journal:
 
     def edits_after(self, txid: Txid) -> list[bytes] | None:
         """Stored bytes of the edits after one; None if the next edit was dropped."""
-        names = self._listed()
-        if not names or int(names[0]) > txid + 1:
-            return None
-        found: list[bytes] = []
-        for name, following in zip_longest(names, names[1:]):
-            if not following or int(following) > txid + 1:
-                try:
-                    database = self._environment.database(name)
-                except CorruptData:
-                    if name in self._listed():
-                        raise
-                    return None  # dropped meanwhile
-                with self._environment.read() as transaction, transaction.cursor(db=database) as cursor:
-                    if cursor.set_range(_KEY.pack(txid + 1)):
-                        found += [bytes(value) for value in cursor.iternext(keys=False)]
+        with self._environment.read_databases() as transaction:
+            names = segments_of(transaction)
+            if not names or int(names[0]) > txid + 1:
+                return None
+            found: list[bytes] = []
+            for name, following in zip_longest(names, names[1:]):
+                if not following or int(following) > txid + 1:
+                    database = self._environment.database_within(transaction, name)
+                    with transaction.cursor(db=database) as cursor:
+                        if cursor.set_range(_KEY.pack(txid + 1)):
+                            found += [bytes(value) for value in cursor.iternext(keys=False)]
         return found
 
     def segments(self) -> list[Txid]:
@@ -336,21 +332,11 @@ class Journal:
             StoreFull: The disk is full. Nothing was dropped.
         """
         self._check_writable()
-        with self._mutex, self._environment.reading():
-            transaction = self._environment.begin_write()
-            try:
-                self._check_current()
-                names = segments_of(transaction)
-                old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
-                for name in old:
-                    self._environment.drop_database(transaction, name)
-                transaction.commit()
-            except lmdb.Error as error:
-                transaction.abort()
-                raise refusal(error, self._environment.directory) from error
-            except BaseException:
-                transaction.abort()
-                raise
+        with self._editing(), self._adding() as transaction:
+            names = segments_of(transaction)
+            old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
+            for name in old:
+                self._environment.drop_database(transaction, name)
         return int(names[len(old)]) - int(names[0]) if old else 0
 
     def verify(self) -> None:
@@ -362,23 +348,38 @@ class Journal:
         """Add the edits that wait in memory, and close the environment.
 
         Raises:
-            StoreFull, WriterFenced: Edits that waited could not be added, and are lost.
+            StoreLocked, StoreFull, WriterFenced: Edits that waited could not be added, and are lost.
         """
-        self._check_waiting()
-        with self._mutex:  # no other thread is reading the state now
-            try:
+        try:
+            with suppress(StoreReplaced):  # the loss of these edits does no harm
+                self._add_waiting()
+        finally:
+            with self._mutex:  # no other thread is reading the state now
                 if self._timer is not None:
                     self._timer.cancel()
-                if self._waiting:
-                    with suppress(StoreReplaced):  # the loss of these edits does no harm
-                        self._with_room(partial(self._add, None))
-            finally:
                 self._waiting.clear()
                 self._environment.close()
 
     def _notify(self, txid: Txid) -> None:
         for listener in self._listeners:
             listener.appended(txid)
+
+    @contextmanager
+    def _editing(self) -> Iterator[None]:
+        """The state of the catalog, to be changed; no other process edits it.
+
+        The wait for another process comes first: without the mutex, so that other threads go on reading.
+        """
+        with self._edit_lock.held(), self._mutex:
+            yield
+
+    def _add_waiting(self) -> None:
+        """Add the edits that wait in memory."""
+        self._check_waiting()
+        if self._waiting:
+            with self._editing():
+                if self._waiting:
+                    self._with_room(partial(self._add, None))
 
     def _add(self, decide: Callable[[CatalogState], Payload] | None) -> CatalogState:
         """Add the edits in memory, and one more; LMDB's mode decides whether they are durable."""
@@ -414,24 +415,28 @@ class Journal:
     @contextmanager
     def _adding(self) -> Iterator[Transaction]:
         """A write transaction that commits at the end."""
+        with self._writing() as transaction:
+            try:
+                self._check_current()
+                yield transaction
+                transaction.commit()
+            except lmdb.MapFullError:
+                raise
+            except lmdb.Error as error:
+                raise refusal(error, self._environment.directory) from error
+            except OSError as error:
+                raise StoreFull("The disk failed; free some space.", reason=str(error)) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[Transaction]:
+        """The write transaction, aborted at the end if it was not committed; the caller holds the edit lock."""
         transaction = self._environment.begin_write()
-        try:
-            self._check_current()
-            yield transaction
-            transaction.commit()
-        except lmdb.MapFullError:
-            transaction.abort()
-            raise
-        except lmdb.Error as error:
-            transaction.abort()
-            raise refusal(error, self._environment.directory) from error
-        except OSError as error:
-            transaction.abort()
-            raise StoreFull("The disk failed; free some space.", reason=str(error)) from error
-        except BaseException:
-            # A traceback that is kept would keep the transaction open, and every process would wait for it.
-            transaction.abort()
-            raise
+        with self._environment.handles:
+            try:
+                yield transaction
+            finally:
+                # A traceback that is kept would keep it open, and every process would wait for it.
+                transaction.abort()
 
     def _put(self, transaction: Transaction, state: CatalogState, edit: Edit) -> CatalogState:
         names = segments_of(transaction)
@@ -477,16 +482,19 @@ class Journal:
     def _wake(self) -> None:
         self._check_waiting()
         try:
-            with self._mutex:
-                self._timer = None
-                if not self._waiting:
-                    return
-                try:
+            try:
+                with self._editing():
+                    self._timer = None
+                    if not self._waiting:
+                        return
                     state = self._with_room(partial(self._add, None))
-                except StoreError:
-                    self._wake_later()
-                    raise
-                self._make_durable()
+                    self._make_durable()
+            except StoreError:
+                with self._mutex:
+                    self._timer = None
+                    if self._waiting:
+                        self._wake_later()
+                raise
             self._notify(state.txid)
         except StoreError as error:
             # The next append, or the close, raises it.
@@ -518,14 +526,7 @@ class Journal:
         self._loaded = True
         while self._state.txid < last:
             until = min(last, Txid(self._state.txid + _EDITS_PER_READ))
-            for name in needed_segments(self._listed(), self._state):
-                try:
-                    self._environment.database(name)
-                except CorruptData:
-                    if name in self._listed():
-                        raise
-                    # Dropped meanwhile: an image has its edits.
-            with self._environment.read() as transaction:
+            with self._environment.read_databases() as transaction:
                 self._state = self._replayed(transaction, self._state, until)
                 if self._state.txid < until:
                     self._seen = transaction.id()
