@@ -282,7 +282,8 @@ class StoreRuntime:
             now = state.tables.get(definition.id)
             if now is None:
                 raise NoSuchTable("The table was dropped.", table=name)
-            if doubled := [field.name for field in fields if field.name in now.schema.names]:
+            known = set(now.schema.names)
+            if doubled := [field.name for field in fields if field.name in known]:
                 raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
             whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
             if len(now.schemas) == SCHEMAS_MAX:

@@ -241,7 +241,8 @@ def _encoded(rows: pa.RecordBatch, definition: TableDefinition) -> EncodedRows:
 
 def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns that the table has too, with its types."""
-    names = [name for name in schema.names if name in rows.schema.names]
+    known = set(rows.schema.names)
+    names = [name for name in schema.names if name in known]
     kinds = [_with_leaves(schema.field(name).type, lambda kind: kind) for name in names]
     columns = [_seen_as(rows.column(name), kind) for name, kind in zip(names, kinds, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=names)

@@ -37,6 +37,8 @@ CHANGE_FIELDS = pa.schema(
 )
 """Columns before the row: position and time of a change, and the first offset of the batch it belongs to."""
 
+_CHANGE_NAMES = frozenset(CHANGE_FIELDS.names)
+
 READ_ROWS = 1 << 15
 """Small batches of the log are combined until they have about this many rows."""
 
@@ -54,7 +56,8 @@ def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None 
     whole = pa.schema([*CHANGE_FIELDS, *(field.with_nullable(True) for field in definition.schema)])
     if columns is None:
         return whole
-    if unknown := [name for name in columns if name not in whole.names]:
+    known = set(whole.names)  # the schema makes a new list of all its names each time
+    if unknown := [name for name in columns if name not in known]:
         raise SchemaMismatch("The changelog has no such column.", unknown=unknown, columns=whole.names)
     return pa.schema([whole.field(name) for name in columns])
 
@@ -179,8 +182,10 @@ def _changes_in(
     written = definition.schema_of(header.schema_id)
     # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
     data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
-    names = [name for name in schema.names if name in written.names]
-    every = names == written.names
+    its_names = written.names
+    known = set(its_names)
+    names = [name for name in schema.names if name in known]
+    every = names == its_names
     batch = decode_verified(header, data, written, None if every else names, validate=validate)
     first = max(start - header.base_offset, 0)
     last = min(end - header.base_offset, header.record_count)
@@ -233,12 +238,13 @@ def _offsets(first: int, end: int) -> np.ndarray:
 
 
 def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    there = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = []
     for field in schema:
-        if field.name in CHANGE_FIELDS.names:
+        if field.name in _CHANGE_NAMES:
             columns.append(about.column(field.name))
-        elif field.name in rows.schema.names:
-            columns.append(rows.column(field.name))
+        elif field.name in there:
+            columns.append(there[field.name])
         else:
             columns.append(pa.nulls(len(about.offsets), field.type))  # the row is older than the column
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -139,7 +139,8 @@ class ChangeReader:
             if full:
                 yield None
                 definition = self.current()
-                names = [name for name in self.columns if name in definition.schema.names] or definition.primary_key
+                known = set(definition.schema.names)
+                names = [name for name in self.columns if name in known] or definition.primary_key
                 rows = rows_now(view, definition, names)
                 yield from inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, self.columns)
         if not full:

@@ -107,7 +107,8 @@ def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = Non
     schema = definition.schema
     if columns is None:
         return schema
-    if unknown := [name for name in columns if name not in schema.names]:
+    known = set(schema.names)
+    if unknown := [name for name in columns if name not in known]:
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
     return pa.schema([schema.field(name) for name in columns])
 

@@ -111,7 +111,8 @@ class Splits:
             timestamp: Timestamp of the last commit before ``as_of`` (ms).
         """
         definition = self._current()
-        names = [name for name in columns if name in definition.schema.names] or definition.primary_key
+        known = set(definition.schema.names)
+        names = [name for name in columns if name in known] or definition.primary_key
         bucket = BucketId(self._handle.place.identity.bucket_id)
         rows = self.rows(keys, names, as_of=as_of)
         return inserts_of(rows, definition, bucket, Offset(as_of), timestamp, columns)

@@ -35,7 +35,8 @@ def targets_of(
         return None
     names = column_names("columns", columns)
     key, automatic = definition.primary_key or (), definition.options.auto_increment
-    if unknown := [name for name in names if name not in schema.names]:
+    known = set(schema.names)
+    if unknown := [name for name in names if name not in known]:
         raise InvalidTargetColumns("The table has no such column.", unknown=unknown, columns=schema.names)
     if not set(key) <= set(names):
         raise InvalidTargetColumns(
@@ -43,7 +44,7 @@ def targets_of(
         )
     if automatic in names:
         raise InvalidTargetColumns("The table fills the auto-increment column; leave it out.", column=automatic)
-    if set(schema.names) <= {*names, automatic}:
+    if known <= {*names, automatic}:
         return frozenset(names) if engine.takes_targets else None
     if not engine.takes_targets:
         raise UnsupportedOperation(

@@ -76,11 +76,11 @@ class Changes:
         given = {name for word, row in listed if word == "upsert" for name in row}
         optional = pa.schema([field.with_nullable(True) for field in schema if not given or field.name in given])
         nothing = dict.fromkeys(optional.names)
+        known = set(schema.names)
         rows = []
         for word, row in listed:
-            unknown = [name for name in row if name not in schema.names]
-            if word == "delete" and not unknown:
-                row = nothing | {name: row[name] for name in optional.names if name in row}
+            if word == "delete" and row.keys() <= known:
+                row = nothing | {name: value for name, value in row.items() if name in nothing}
             rows.append(row)
         return cls(
             intake.one_batch(rows, optional, fills=False),
@@ -95,9 +95,9 @@ class Changes:
     @classmethod
     def deletes(cls, keys: pa.RecordBatch, schema: pa.Schema) -> Changes:
         """Changes that delete each key; the other columns of ``schema`` are null."""
+        there = set(keys.schema.names)
         columns = [
-            keys.column(field.name) if field.name in keys.schema.names else pa.nulls(keys.num_rows, field.type)
-            for field in schema
+            keys.column(field.name) if field.name in there else pa.nulls(keys.num_rows, field.type) for field in schema
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
         return cls(rows, pa.array(np.ones(keys.num_rows, bool)))

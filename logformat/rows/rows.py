@@ -34,6 +34,7 @@ class RowCodec:
     def __init__(self, schemas: Mapping[SchemaId, pa.Schema]) -> None:
         self._schemas = dict(schemas)
         self._names = {id: schema.names for id, schema in schemas.items()}
+        self._places = {id: {name: at for at, name in enumerate(names)} for id, names in self._names.items()}
         self._codecs = {id: RecordCodec(schema.types, HEAD, aligned=True) for id, schema in schemas.items()}
 
     def encode(
@@ -105,11 +106,11 @@ class RowCodec:
         names: Sequence[str],
     ) -> list[pa.Array]:
         """Columns of values that were all written with one schema."""
-        its_names = self._names.get(SchemaId(written))
-        if its_names is None:
+        its_places = self._places.get(SchemaId(written))
+        if its_places is None:
             raise CorruptData("A stored row names an unknown schema; run `kvstore check`.", schema_id=written)
-        there = [name for name in names if name in its_names]
-        places = None if there == its_names else [its_names.index(name) for name in there]
+        there = [name for name in names if name in its_places]
+        places = None if there == self._names[SchemaId(written)] else [its_places[name] for name in there]
         columns = self._codecs[SchemaId(written)].decode(flat, starts, ends, places)
         if len(there) == len(names):
             return columns

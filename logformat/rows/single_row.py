@@ -44,7 +44,8 @@ class SingleRowCodec:
         }
         self._count = len(schema)
         self._names = [*key, *(name for name in schema.names if name not in key)]
-        self._in_order = itemgetter(*map(self._names.index, schema.names)) if schema.names != self._names else tuple
+        places = {name: place for place, name in enumerate(self._names)}
+        self._in_order = itemgetter(*map(places.get, schema.names)) if schema.names != self._names else tuple
         self._schema_names = schema.names
 
     @staticmethod
