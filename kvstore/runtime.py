@@ -321,7 +321,7 @@ class StoreRuntime:
 
     def drop_consumer(self, name: str) -> None:
         """Forget a consumer; see :meth:`kvstore.Store.drop_consumer`."""
-        tables = [id for id, consumers in self.catalog().consumers.items() if name in consumers.lasting()]
+        tables = [id for id, consumers in self.catalog().consumers.items() if consumers.position(name) is not None]
         if not tables:
             raise InvalidRequest("No table has a consumer of that name; see Store.consumers.", consumer=shown(name))
         for edit in [DropConsumer(table_id=table_id, name=name) for table_id in tables]:

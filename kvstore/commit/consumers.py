@@ -46,6 +46,10 @@ class Consumers:
         """The next offset to read, for each bucket, of each consumer; without leases."""
         return self._known(self._journal.state()).lasting()
 
+    def position(self, name: str) -> dict[int, int] | None:
+        """The next offset to read of each bucket of one consumer; None if there is none of that name."""
+        return self._known(self._journal.state()).position(name)
+
     def put(self, name: str, offsets: Any) -> None:
         """See :meth:`Consumer.commit`."""
         given = self._offsets_given(offsets)
@@ -161,7 +165,7 @@ class Consumer:
         Raises:
             NoSuchTable: There is no table of that name.
         """
-        return self._of_table(table).lasting().get(self._name)
+        return self._of_table(table).position(self._name)
 
     def commit(self, table: str, offsets: Mapping[int, int]) -> None:
         """Commit the next offsets to read. The position is durable on return, and visible to every process.

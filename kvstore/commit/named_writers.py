@@ -44,7 +44,7 @@ class Writers:
 
     def named(self) -> dict[str, NamedWriter]:
         """Writers by name, as each was opened last."""
-        return dict(self._catalog.writers().named)
+        return dict(sorted(self._catalog.writers().named.items()))
 
     def new_id(self) -> WriterId:
         """See :func:`new_writer_id`."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
+from kvstore.meta.persistent_map import PersistentMap
 from logformat.catalog.edits import DropConsumer, SetConsumer
 from logformat.ids import BucketId, Offset, TableId
 
@@ -33,11 +35,45 @@ class NamedConsumer:
         return self.until_ms is not None and self.until_ms <= now_ms
 
 
+class NamedConsumers(PersistentMap[str, NamedConsumer]):
+    """Consumers by name. They are searched for expired leases only once one may have expired."""
+
+    __slots__ = ("_next_ms",)
+
+    def __init__(self, given: Mapping[str, NamedConsumer] | None = None) -> None:
+        super().__init__(given)
+        self._next_ms = min((each.until_ms for each in self.values() if each.until_ms is not None), default=None)
+        """No lease expires before this time."""
+
+    def put(self, key: str, value: NamedConsumer) -> Self:
+        """The consumers with this one."""
+        made = super().put(key, value)
+        made._next_ms = min((each for each in (self._next_ms, value.until_ms) if each is not None), default=None)
+        return made
+
+    def without(self, key: str) -> Self:
+        """The consumers without this one."""
+        made = super().without(key)
+        made._next_ms = self._next_ms
+        return made
+
+    def without_expired(self, now_ms: int) -> Self:
+        """The consumers without expired leases."""
+        if self._next_ms is None or now_ms < self._next_ms:
+            return self
+        return type(self)({name: each for name, each in self.items() if not each.is_over(now_ms)})
+
+
 @dataclass(frozen=True)
 class TableConsumers:
     """Consumers of one table, by name."""
 
-    named: Mapping[str, NamedConsumer] = field(default_factory=dict)
+    named: NamedConsumers = field(default_factory=NamedConsumers)
+
+    def position(self, name: str) -> dict[int, int] | None:
+        """Position by bucket of a consumer; None if there is none of that name, or it is a lease."""
+        known = self.named.get(name)
+        return None if known is None or known.until_ms is not None else dict(enumerate(known.offsets))
 
     def lasting(self) -> dict[str, dict[int, int]]:
         """Positions by name and bucket, without leases."""
@@ -53,14 +89,10 @@ class TableConsumers:
 
     def after(self, edit: SetConsumer | DropConsumer, time_ms: int) -> TableConsumers:
         """The consumers after one more edit of this time (ms); dropping an unknown name does nothing."""
-        kept = {
-            name: consumer
-            for name, consumer in self.named.items()
-            if name != edit.name and not consumer.is_over(time_ms)
-        }
-        if isinstance(edit, SetConsumer):
-            kept[edit.name] = NamedConsumer(tuple(edit.offsets), edit.until_ms)
-        return TableConsumers(kept)
+        kept = self.named.without_expired(time_ms)
+        if isinstance(edit, DropConsumer):
+            return TableConsumers(kept.without(edit.name))
+        return TableConsumers(kept.put(edit.name, NamedConsumer(tuple(edit.offsets), edit.until_ms)))
 
 
 NO_CONSUMERS = TableConsumers()
@@ -74,7 +106,7 @@ def moved_back(table: TableId, consumers: TableConsumers, ends: Mapping[int, int
     Args:
         ends: The ends by bucket; in a bucket without an end no consumer moves.
     """
-    for name, consumer in consumers.named.items():
+    for name, consumer in sorted(consumers.named.items()):
         offsets = [Offset(min(at, ends.get(bucket, at))) for bucket, at in enumerate(consumer.offsets)]
         if offsets != list(consumer.offsets):
             yield SetConsumer(table_id=table, name=name, offsets=offsets, until_ms=consumer.until_ms)

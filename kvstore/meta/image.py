@@ -19,10 +19,11 @@ from uuid import UUID
 
 from kvstore.errors import CorruptImage, StoreError
 from kvstore.files import Files, names_in, open_file, size_of
-from kvstore.meta.consumers import NamedConsumer, TableConsumers
+from kvstore.meta.consumers import NamedConsumer, NamedConsumers, TableConsumers
 from kvstore.meta.jobs import Jobs
-from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
+from kvstore.meta.persistent_map import PersistentMap
+from kvstore.meta.state import CatalogState, TableDefinition, Tables
+from kvstore.meta.writers import NamedWriter, NamedWriters, OpenCommit, TableWriters
 from logformat import paths
 from logformat.catalog.image import (
     IMAGE_BYTES_MAX,
@@ -291,13 +292,15 @@ def state_of(head: Head, items: Iterable[Item]) -> CatalogState:
         head.leader.lost_to,
         head.next_table_id,
         head.next_writer_id,
-        tables,
-        {
-            id: TableWriters(named.get(id, {}), frozenset(former.get(id, ())), tuple(commits.get(id, ())))
-            for id in sorted({*named, *former, *commits})
-        },
-        {id: TableConsumers(names) for id, names in consumers.items()},
-        jobs,
+        Tables(tables),
+        PersistentMap(
+            {
+                id: TableWriters(NamedWriters(named.get(id)), frozenset(former.get(id, ())), tuple(commits.get(id, ())))
+                for id in {*named, *former, *commits}
+            }
+        ),
+        PersistentMap({id: TableConsumers(NamedConsumers(names)) for id, names in consumers.items()}),
+        PersistentMap(jobs),
         replicas,
     )
 

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeVar
@@ -17,6 +16,7 @@ import pyarrow as pa
 from kvstore.errors import CorruptImage, UnknownSchema, WriterFenced
 from kvstore.meta.consumers import NO_CONSUMERS, TableConsumers
 from kvstore.meta.jobs import NO_JOBS, Jobs, jobs_after
+from kvstore.meta.persistent_map import IndexedMap, PersistentMap
 from kvstore.meta.replicas import AboutReplica, Replicas, replicas_after, without_table
 from kvstore.meta.writers import NO_WRITERS, TableWriters
 from logformat.catalog.edits import (
@@ -114,6 +114,13 @@ class TableDefinition:
         return self.schemas[schema_id]
 
 
+class Tables(IndexedMap[TableId, TableDefinition]):
+    """Tables by id and by name."""
+
+    __slots__ = ()
+    attribute = "name"
+
+
 @dataclass(frozen=True)
 class CatalogState:
     """The catalog after the edit ``txid``, which the leader of ``leader_epoch`` made.
@@ -128,10 +135,10 @@ class CatalogState:
     lost_to: Epoch = Epoch(0)
     next_table_id: TableId = TableId(1)
     next_writer_id: WriterId = GIVEN_WRITERS
-    tables: dict[TableId, TableDefinition] = field(default_factory=dict)
-    writers: dict[TableId, TableWriters] = field(default_factory=dict)
-    consumers: dict[TableId, TableConsumers] = field(default_factory=dict)
-    jobs: dict[TableId, Jobs] = field(default_factory=dict)
+    tables: Tables = field(default_factory=Tables)
+    writers: PersistentMap[TableId, TableWriters] = field(default_factory=PersistentMap)
+    consumers: PersistentMap[TableId, TableConsumers] = field(default_factory=PersistentMap)
+    jobs: PersistentMap[TableId, Jobs] = field(default_factory=PersistentMap)
     replicas: Replicas = field(default_factory=dict, repr=False)  # a name may be a URL with credentials
 
     def writers_of(self, table_id: TableId) -> TableWriters:
@@ -144,7 +151,8 @@ class CatalogState:
 
     def table(self, name: str) -> TableDefinition | None:
         """The table of a name; None if there is none."""
-        return next((table for table in self.tables.values() if table.name == name), None)
+        id = self.tables.found(name)
+        return None if id is None else self.tables[id]
 
     def check_leads(self) -> None:
         """Verify that the store may still be written.
@@ -184,22 +192,22 @@ class CatalogState:
             case CreateTable() as create:
                 table = TableDefinition.of(create)
                 following = TableId(max(self.next_table_id, table.id + 1))
-                return replace(state, tables={**self.tables, table.id: table}, next_table_id=following)
+                return replace(state, tables=self.tables.put(table.id, table), next_table_id=following)
             case DropTable(table_id=dropped):
-                tables, writers, consumers = dict(self.tables), dict(self.writers), dict(self.consumers)
-                jobs = dict(self.jobs)
-                tables.pop(dropped, None)
-                writers.pop(dropped, None)
-                consumers.pop(dropped, None)
-                jobs.pop(dropped, None)
-                replicas = without_table(self.replicas, dropped)
-                return replace(state, tables=tables, writers=writers, consumers=consumers, jobs=jobs, replicas=replicas)
+                return replace(
+                    state,
+                    tables=self.tables.without(dropped),
+                    writers=self.writers.without(dropped),
+                    consumers=self.consumers.without(dropped),
+                    jobs=self.jobs.without(dropped),
+                    replicas=without_table(self.replicas, dropped),
+                )
             case AddSchema(table_id=changed, schema_id=schema_id, columns=columns):
                 if changed not in self.tables:
                     return state
                 before = self.tables[changed]
                 after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
-                return replace(state, tables={**self.tables, changed: after})
+                return replace(state, tables=self.tables.put(changed, after))
             case BeginEpoch(leader=leader):
                 return replace(
                     state,
@@ -208,9 +216,9 @@ class CatalogState:
                     lost_to=Epoch(0),
                     next_table_id=TableId(self.next_table_id + TABLES_SKIPPED),
                     next_writer_id=WriterId(self.next_writer_id + WRITERS_SKIPPED),
-                    writers={
-                        id: writers.in_later_epochs(WRITER_EPOCHS_SKIPPED) for id, writers in self.writers.items()
-                    },
+                    writers=PersistentMap(
+                        {id: writers.in_later_epochs(WRITER_EPOCHS_SKIPPED) for id, writers in self.writers.items()}
+                    ),
                 )
             case LoseLead(by=by):
                 return replace(state, lost_to=max(self.lost_to, by))
@@ -247,7 +255,7 @@ class CatalogState:
         """Whether two states are equal in every field, also those of the tables' definitions."""
         tables, others = self.tables, other.tables
         return (
-            replace(self, tables={}) == replace(other, tables={})
+            replace(self, tables=Tables()) == replace(other, tables=Tables())
             and tables.keys() == others.keys()
             and all(table.is_same(others[id]) for id, table in tables.items())
         )
@@ -262,7 +270,8 @@ class CatalogState:
         return replace(self, next_writer_id=WriterId(max(self.next_writer_id, writer_id + 1)))
 
 
-def _with(known: Mapping[TableId, Known], table_id: TableId, now: Known, nothing: Known) -> dict[TableId, Known]:
+def _with(
+    known: PersistentMap[TableId, Known], table_id: TableId, now: Known, nothing: Known
+) -> PersistentMap[TableId, Known]:
     """The mapping with one more entry; an empty value is no entry, so that equal states compare as equal."""
-    others = {id: each for id, each in known.items() if id != table_id}
-    return others if now == nothing else {**others, table_id: now}
+    return known.without(table_id) if now == nothing else known.put(table_id, now)

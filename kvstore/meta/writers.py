@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kvstore.errors import WriterFenced
+from kvstore.meta.persistent_map import IndexedMap
 from logformat.catalog.edits import BeginCommit, DropWriter, EndCommit, OpenWriter, WriterKind
 from logformat.ids import Epoch, Sequence, WriterId
 
@@ -43,6 +43,13 @@ class OpenCommit:
     sequence: Sequence
 
 
+class NamedWriters(IndexedMap[str, NamedWriter]):
+    """Writers by name and by id."""
+
+    __slots__ = ()
+    attribute = "writer_id"
+
+
 @dataclass(frozen=True)
 class TableWriters:
     """Writers of one table.
@@ -53,13 +60,13 @@ class TableWriters:
         commits: Open commits, in the order in which they began.
     """
 
-    named: Mapping[str, NamedWriter] = field(default_factory=dict)
+    named: NamedWriters = field(default_factory=NamedWriters)
     former: frozenset[WriterId] = frozenset()
     commits: tuple[OpenCommit, ...] = ()
 
     def is_named(self, writer_id: WriterId) -> bool:
         """Whether a writer has or had a name, so that it never expires."""
-        return writer_id in self.former or any(writer.writer_id == writer_id for writer in self.named.values())
+        return writer_id in self.former or self.named.found(writer_id) is not None
 
     def check(self, writer_id: WriterId, epoch: Epoch) -> None:
         """Refuse a writer that lost its name or has a newer incarnation.
@@ -71,30 +78,32 @@ class TableWriters:
             raise WriterFenced(
                 "This writer's name was dropped, or another writer has it; open a new writer.", writer_id=writer_id
             )
-        for name, writer in self.named.items():
-            if writer.writer_id == writer_id and epoch < writer.epoch:
-                raise WriterFenced(
-                    "This writer was opened again later; only its newest incarnation may write.",
-                    writer=name,
-                    epoch=epoch,
-                    current_epoch=writer.epoch,
-                )
+        name = self.named.found(writer_id)
+        if name is not None and epoch < self.named[name].epoch:
+            raise WriterFenced(
+                "This writer was opened again later; only its newest incarnation may write.",
+                writer=name,
+                epoch=epoch,
+                current_epoch=self.named[name].epoch,
+            )
 
     def in_later_epochs(self, skipped: int) -> TableWriters:
         """The writers with all epochs raised by this number, which fences earlier incarnations."""
         named = {name: replace(each, epoch=Epoch(each.epoch + skipped)) for name, each in self.named.items()}
-        return replace(self, named=named)
+        return replace(self, named=NamedWriters(named))
 
     def after(self, edit: OpenWriter | DropWriter | BeginCommit | EndCommit) -> TableWriters:
         """The writers after one more edit; an edit about something dropped does nothing."""
         match edit:
             case OpenWriter():
                 opened = NamedWriter(edit.writer_id, edit.writer_epoch, edit.kind, edit.run, edit.first_epoch or 0)
-                former = self._former(edit.name) - {edit.writer_id}
-                return replace(self, named={**self.named, edit.name: opened}, former=former)
+                known = self.named.get(edit.name)
+                former = self.former if known is None or known.writer_id == edit.writer_id else self._former(edit.name)
+                if edit.writer_id in former:
+                    former -= {edit.writer_id}
+                return replace(self, named=self.named.put(edit.name, opened), former=former)
             case DropWriter():
-                named = {name: writer for name, writer in self.named.items() if name != edit.name}
-                return replace(self, named=named, former=self._former(edit.name))
+                return replace(self, named=self.named.without(edit.name), former=self._former(edit.name))
             case BeginCommit():
                 begun = OpenCommit(edit.commit_id, edit.writer_id, edit.writer_epoch, edit.sequence)
                 return replace(self, commits=(*self.commits, begun))

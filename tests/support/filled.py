@@ -16,6 +16,7 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
+from kvstore.meta.persistent_map import PersistentMap
 from logformat.ids import TableId
 
 TABLE = TableId(7)
@@ -45,8 +46,11 @@ class Filler:
             return tuple(made) if origin is tuple else made
         if origin is frozenset:
             return frozenset(self.of(arguments[0]) for _ in range(3))
-        if origin in (dict, collections.abc.Mapping):
-            return {self.of(arguments[0]): self.of(arguments[1]) for _ in range(1 if arguments[0] is TableId else 3)}
+        mapping = origin or kind
+        if isinstance(mapping, type) and issubclass(mapping, collections.abc.Mapping):
+            key, value = arguments or get_args(mapping.__orig_bases__[0])
+            made = {self.of(key): self.of(value) for _ in range(1 if key is TableId else 3)}
+            return mapping(made) if issubclass(mapping, PersistentMap) else made
         if kind is int:
             return next(self._numbers)
         if kind is float:
