@@ -196,7 +196,8 @@ class BucketHandle:
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""
         with self.snapshot() as view:
-            return WriterStates(view.writers()).last_sequence(writer_id, now_ms=self._counted_ms(view.state()))
+            known = WriterStates(view.writers_of([writer_id]))
+            return known.last_sequence(writer_id, now_ms=self._counted_ms(view.state()))
 
     def remembered_from(self) -> Offset:
         """The offset from which on the writer of every batch is remembered."""
@@ -418,7 +419,7 @@ class BucketHandle:
         index = self._opened_index()
         try:
             with index.view() as view:
-                writers = WriterStates(view.writers())
+                writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
         finally:
             index.close()
         return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)

@@ -10,7 +10,7 @@ Keys of the environment's one database (docs/format.md, Index): ``00`` the state
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice, repeat
 
@@ -71,6 +71,15 @@ class View:
             writer_id = WriterId(_WRITER_KEY.unpack(key)[1])
             writers[writer_id] = writer_entry.decode_entry(writer_id, value)
         return writers
+
+    def writers_of(self, ids: Iterable[WriterId]) -> dict[WriterId, WriterEntry]:
+        """Those of the given writers that the index has.
+
+        Raises:
+            CorruptData: An entry is damaged.
+        """
+        found = ((id, self._transaction.get(_WRITER_KEY.pack(_WRITER, id))) for id in ids)
+        return {id: writer_entry.decode_entry(id, value) for id, value in found if value is not None}
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """Values of keys, in order; empty where a key is missing. No stored value is empty."""
