@@ -35,6 +35,7 @@ from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
 from kvstore.runtime import StoreRuntime
 from kvstore.session import Session
+from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, added_fields, bucket_key_of, options_of
 from kvstore.table.table import Table
@@ -238,6 +239,23 @@ class Store:
         """
         self._session.check_writable()
         self.runtime.drop_table(name)
+
+    def sql(self, query: str) -> pa.RecordBatchReader:
+        """Run a query over the tables, by DuckDB in this process, such as ``SELECT count(*) FROM files WHERE n > 3``.
+
+        Tables are found by their names, in which upper and lower case are the same. ``changes('files', start, end)``
+        has the rows of :meth:`Table.changelog`; ``start`` and ``end`` may be left out. A query reads only tables of
+        this store: no files, no network, no variables. Each table is read as it is when its scan begins.
+
+        Returns:
+            Batches of the result, computed while they are read.
+
+        Raises:
+            UnsupportedOperation: DuckDB is not installed (the extra ``sql``).
+            InvalidRequest: The query can't be run; the message has the reason. The reader may raise it, too.
+            NoSuchTable: There is no such table for ``changes``.
+        """
+        return sql.run(query, self.list_tables(), self.table)
 
     def new_writer_id(self) -> int:
         """A writer id that was never given out before and never will be again; see :meth:`Bucket.apply`.

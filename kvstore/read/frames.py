@@ -27,7 +27,7 @@ def pandas_frame(rows: pa.Table) -> Any:
     Raises:
         UnsupportedOperation: pandas is not installed.
     """
-    pandas = _library("pandas")
+    pandas = library("pandas")
     frame = rows.to_pandas()
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_integer(field.type) and column.null_count:
@@ -42,7 +42,7 @@ def polars_frame(rows: pa.Table) -> Any:
     Raises:
         UnsupportedOperation: Polars is not installed.
     """
-    return _library("polars").DataFrame(rows)
+    return library("polars").DataFrame(rows)
 
 
 def html_of(caption: str, rows: pa.Table) -> str:
@@ -59,7 +59,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
+    """A package that kvstore works with and does not need.
+
+    Raises:
+        UnsupportedOperation: It is not installed.
+    """
     try:
         return import_module(name)
     except ImportError as error:

@@ -11,7 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import StoreError
+from kvstore.read.changelog import End, Start
 from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
+from kvstore.read.scan import rows_where
+from kvstore.table.dataset import TableDataset
 from kvstore.table.reading import TableReads
 
 SHOWN_ROWS = 10
@@ -76,6 +79,30 @@ class EverydayReads(TableReads):
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
         """
         return polars_frame(self.to_arrow(columns, filter, limit, as_of))
+
+    def dataset(self) -> TableDataset:
+        """The rows as a ``pyarrow.dataset.Dataset``, which DuckDB, Polars and pyarrow scan lazily.
+
+        Each scan reads the columns and rows that it needs, as they are when it begins; there may be any number of
+        them. The rows of a log table are in the order in which they were appended.
+        """
+        if self.primary_key is None:
+            return self._changes_dataset(self.schema, "earliest", "latest")
+        return TableDataset(self.schema, self.scan)
+
+    def changes_dataset(self, start: Start = "earliest", end: End = "latest") -> TableDataset:
+        """The changes from ``start`` to ``end`` as a dataset; see :meth:`changelog` and :meth:`dataset`."""
+        return self._changes_dataset(self.changelog_schema(), start, end)
+
+    def _changes_dataset(self, schema: pa.Schema, start: Start, end: End) -> TableDataset:
+        def read(columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.RecordBatchReader:
+            # A filter may be about any column.
+            changes = self.changelog(start, end, columns=schema.names if filter is not None else columns)
+            rows: Iterator[pa.RecordBatch] = changes if filter is None else rows_where(changes, filter)
+            wanted = changes.schema if columns is None else pa.schema([changes.schema.field(name) for name in columns])
+            return pa.RecordBatchReader.from_batches(wanted, (batch.select(wanted.names) for batch in rows))
+
+        return TableDataset(schema, read)
 
     def __len__(self) -> int:
         if self.options.changelog_image == "wal" and self.primary_key is not None:  # its rows are not counted
