@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +26,10 @@ def pandas_frame(rows: pa.Table) -> Any:
     Raises:
         UnsupportedOperation: pandas is not installed.
     """
-    pandas = library("pandas")
+    try:
+        import pandas
+    except ImportError as error:
+        raise not_installed("pandas", error) from error
     frame = rows.to_pandas()
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_integer(field.type) and column.null_count:
@@ -42,7 +44,11 @@ def polars_frame(rows: pa.Table) -> Any:
     Raises:
         UnsupportedOperation: Polars is not installed.
     """
-    return library("polars").DataFrame(rows)
+    try:
+        import polars
+    except ImportError as error:
+        raise not_installed("polars", error) from error
+    return polars.DataFrame(rows)
 
 
 def html_of(caption: str, rows: pa.Table) -> str:
@@ -59,18 +65,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def library(name: str) -> Any:
-    """A package that kvstore works with and does not need.
-
-    Raises:
-        UnsupportedOperation: It is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UnsupportedOperation(
-            f"The package {name} is not installed; install it with: pip install {name}", reason=str(error)
-        ) from error
+def not_installed(package: str, error: ImportError) -> UnsupportedOperation:
+    """The error for a package that kvstore works with and does not need."""
+    return UnsupportedOperation(
+        f"The package {package} is not installed; install it with: pip install {package}", reason=str(error)
+    )
 
 
 class _Capsule:

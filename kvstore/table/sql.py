@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest
-from kvstore.read.frames import library
+from kvstore.read.frames import not_installed
 from kvstore.table.everyday import EverydayReads
 
 CONFIGURATION = {
@@ -45,7 +45,10 @@ def run(query: str, names: Sequence[str], table: Callable[[str], EverydayReads])
     """
     if not isinstance(query, str):
         raise InvalidRequest("A query is text.", query=shown(query))
-    duckdb = library("duckdb")
+    try:
+        import duckdb
+    except ImportError as error:
+        raise not_installed("duckdb", error) from error
     with ExitStack() as stack:
         connection = stack.enter_context(duckdb.connect(config=CONFIGURATION))
         try:

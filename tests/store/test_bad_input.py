@@ -221,7 +221,7 @@ def test_arguments_come_in_the_order_of_the_contract() -> None:
         kvstore.Table.binlog: "start end bucket columns follow",
         kvstore.Table.undo: "start",
         kvstore.Table.upsert: "data columns",
-        kvstore.Table.delete: "keys columns",
+        kvstore.Table.delete: "keys columns where",
         kvstore.Bucket.apply: "changes writer_id sequence writer_epoch columns overwrite schema_id",
         kvstore.Store.create_table: "name schema primary_key buckets bucket_key merge_engine changelog_image "
         "delete_behavior auto_increment skip_identical_updates compression retention",
@@ -253,7 +253,8 @@ BAD_TABLES: dict[str, dict[str, Any]] = {
     "name that is a number": {"name": 5},
     "name that is bytes": {"name": b"x"},
     "no schema": {"schema": None},
-    "schema that is a dict": {"schema": {"k": pa.int8()}},
+    "schema that is a dict of values": {"schema": {"k": 1}},
+    "schema that is an object": {"schema": object()},
     "schema that is a list": {"schema": [("k", pa.int8())]},
     "schema that is a word": {"schema": "k"},
     "schema that is a table": {"schema": SCHEMA.empty_table()},
