@@ -14,12 +14,14 @@ from tests.cli.repositories import eventful_repository
 
 ROOT = Path(__file__).parents[1]
 PLAIN = ["streaming_aggregation.py", "replication.py"]
+EVERYDAY = "everyday.py"
+USES_MIN = 60
 OF_GIT = "git_files.py"
 CONNECT = ["connect.py", "pipeline/run.py"]
 """Those that need a package more."""
 
 
-def run(name: str, *arguments: Path) -> None:
+def run(name: str, *arguments: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / name, *arguments],
@@ -29,11 +31,16 @@ def run(name: str, *arguments: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    return done.stdout
 
 
 def test_every_example_is_known() -> None:
     found = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").rglob("*.py")}
-    assert found == {*PLAIN, *CONNECT, OF_GIT, "pipeline/transformations/changes.py"}
+    assert found == {*PLAIN, *CONNECT, EVERYDAY, OF_GIT, "pipeline/transformations/changes.py"}
+
+
+def test_everyday_uses_work_as_they_are_written() -> None:
+    assert len(run(EVERYDAY).splitlines()) >= USES_MIN
 
 
 @pytest.mark.long
