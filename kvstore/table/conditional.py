@@ -77,7 +77,8 @@ def deletion(where: pc.Expression | None = None) -> Decide:
     """Deletes the rows that are there, and of them only those for which an expression is true."""
 
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
-        found = rows if where is None else _only(rows, where)
+        with _OfUsers():
+            found = rows if where is None else _only(rows, where)
         key = list(definition.primary_key or ())
         return Changes.deletes(found.select(key), definition.schema) if found.num_rows else None
 
@@ -109,10 +110,11 @@ def update(definition: TableDefinition, where: pc.Expression, values: Mapping[st
     _computed(intake.empty(schema), computed)  # refuses what fails for every row
 
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
-        found = _only(rows, where)
-        if not found.num_rows:
-            return None
-        columns = dict(zip(found.schema.names, found.columns, strict=True)) | _computed(found, computed)
+        with _OfUsers():
+            found = _only(rows, where)
+            if not found.num_rows:
+                return None
+            columns = dict(zip(found.schema.names, found.columns, strict=True)) | _computed(found, computed)
         for name in literals:
             columns[name] = same.column(name).take(pa.array(np.zeros(found.num_rows, np.int64)))
         wanted = schema_given(definition, definition.schema, None)
@@ -156,35 +158,36 @@ def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[p
     given = intake.one_batch([row], schema_given(definition, definition.schema, None))
     key = layout_of(definition).key_schema
     key_row = given.select(key.names)
-    if expected is not None:
-        expected = dict(zip(key.names, (column[0] for column in key_row.columns), strict=True)) | dict(expected)
-        if not intake.one_batch([{name: expected[name] for name in key.names}], key).equals(key_row):
-            raise InvalidRequest("The expected row has another key than the row.", key=key.names)
-        _whole(definition, expected)
+    there = None if expected is None else _expected(definition, expected, key_row)
 
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
-        given = intake.one_batch([row], schema_given(definition, definition.schema, None))
-        if expected is None:
-            return None if rows.num_rows else Changes.upserts(given)
-        is_expected = rows.num_rows and _stored(definition, rows) == _stored(
-            definition, _whole(definition, expected, rows)
-        )
-        return Changes.upserts(given) if is_expected else None
+        if rows.num_rows != (there is not None):
+            return None
+        if there is not None and _stored(definition, _completed(there, definition, rows)) != _stored(definition, rows):
+            return None
+        return Changes.upserts(intake.conform(given, schema_given(definition, definition.schema, None)))
 
     return key_row, decide
 
 
-def _whole(
-    definition: TableDefinition, expected: Mapping[str, Any], stored: pa.RecordBatch | None = None
-) -> pa.RecordBatch:
-    """The expected row; a column that the table fills may be left out, and is then that of the stored row."""
+def _expected(definition: TableDefinition, expected: Mapping[str, Any], key_row: pa.RecordBatch) -> pa.RecordBatch:
+    """The expected row with its key; a column that the table fills may be left out."""
+    key = key_row.schema
+    whole = dict(zip(key.names, (column[0] for column in key_row.columns), strict=True)) | dict(expected)
     automatic = definition.options.auto_increment
     fields = [field for field in definition.schema if field.name != automatic or automatic in expected]
-    given = intake.one_batch([expected], pa.schema(fields))
-    if stored is None or len(fields) == len(definition.schema):
-        return given
-    columns = [(given if name in given.schema.names else stored).column(name) for name in definition.schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=definition.schema)
+    found = intake.one_batch([whole], pa.schema(fields))
+    if not found.select(key.names).equals(key_row):
+        raise InvalidRequest("The expected row has another key than the row.", key=key.names)
+    return found
+
+
+def _completed(given: pa.RecordBatch, definition: TableDefinition, stored: pa.RecordBatch) -> pa.RecordBatch:
+    """A row in the current schema: the value that the table filled is the stored one, if it was left out."""
+    automatic = definition.options.auto_increment
+    if automatic is not None and automatic not in given.schema.names:
+        given = given.append_column(definition.schema.field(automatic), stored.column(automatic))
+    return intake.conform(given, definition.schema)
 
 
 def _stored(definition: TableDefinition, rows: pa.RecordBatch) -> list[bytes]:
@@ -192,6 +195,18 @@ def _stored(definition: TableDefinition, rows: pa.RecordBatch) -> list[bytes]:
     layout = layout_of(definition)
     sums = key_sums(layout.encode_keys(rows))
     return layout.encode_values(rows, sums, definition.schema_id)[0].to_list()
+
+
+class _OfUsers:
+    """Turns any error of the user's own functions, which an expression may call, into an error about the request."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # It would end the committer, in whose thread the expression is computed.
+        if isinstance(error, Exception) and not isinstance(error, StoreError | MemoryError):
+            raise InvalidRequest("A condition or value can't be computed.", reason=repr(error)) from error
 
 
 def _only(rows: pa.RecordBatch, where: pc.Expression) -> pa.RecordBatch:

@@ -160,10 +160,12 @@ def _whole(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, *, fills: bool)
     """The rows with every column of the schema; missing ones are null."""
     wanted = set(schema.names)
     other = [row for row in rows if row.keys() != wanted]
-    for row in other:
-        _check_names(list(row), schema, fills=fills)
     if not other:
         return rows
+    required = {field.name for field in schema if not (fills and field.nullable)}
+    for row in other:
+        if not required <= row.keys() <= wanted:
+            _check_names(list(row), schema, fills=fills)
     nothing = dict.fromkeys(schema.names)
     return [row if row.keys() == wanted else {**nothing, **row} for row in rows]
 

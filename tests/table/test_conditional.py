@@ -221,6 +221,39 @@ class TestWhere:
             table.update_where(pc.field("k") >= 0, {"n": pc.add_checked(pc.field("n"), 1)})
         assert [each["n"] - each["k"] for each in rows_of(table) if each["k"] != 15] == [1] * 10 + [0] * 19
 
+    def test_an_error_of_a_users_function_is_the_callers_and_the_table_goes_on(
+        self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([row(1, 1), row(2, 2)])
+        scan, fails = table.scan, [False]
+
+        def identity(_: Any, column: pa.Array) -> pa.Array:
+            if fails[0]:
+                raise RuntimeError("not today")
+            return column
+
+        def scan_then_fail(*given: Any) -> pa.RecordBatchReader:
+            fails[0] = False
+            found = scan(*given).read_all().to_reader()
+            fails[0] = True
+            return found
+
+        pc.register_scalar_function(
+            identity, "kvstore_identity", {"summary": "", "description": ""}, {"n": pa.int32()}, pa.int32()
+        )
+        computed = pc.Expression._call("kvstore_identity", [pc.field("n")])
+        monkeypatch.setattr(table, "scan", scan_then_fail)
+        with pytest.raises(InvalidRequest, match="not today"):
+            table.update_where(pc.field("n") > 0, {"n": computed})
+        fails[0] = False
+        with pytest.raises(InvalidRequest, match="not today"):
+            table.delete(where=computed > 0)
+        fails[0] = False
+        table.update_where(pc.field("n") > 1, {"n": 7})
+        monkeypatch.undo()
+        assert rows_of(table) == [row(1, 1), row(2, 7)]
+
     def test_no_increment_of_eight_threads_is_lost(self, table: kvstore.Table) -> None:
         table.upsert([row(k, 0) for k in range(4)])
         with ThreadPoolExecutor(THREADS) as threads:
