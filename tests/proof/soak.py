@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -179,28 +179,41 @@ def steps_of(lines: list[str]) -> tuple[int, list[list[tuple[int, int]]]]:
     return begun, done
 
 
+class Followed:
+    """Changes of a table that a follower keeps in a file."""
+
+    def __init__(self, work: Path, name: str) -> None:
+        self._name, self._diary = name, Diary(work / f"changes of {name}")
+        self.changes = [tuple(json.loads(line)) for line in self._diary.lines]
+        self.next = dict.fromkeys(range(BUCKETS if name == "shared" else 1), 0)
+        for bucket, offset, *_ in self.changes:
+            self.next[bucket] = offset + 1
+
+    def take(self, store: kvstore.Store, *, waits: bool) -> Iterator[None]:
+        """Take what there is, or also what comes, batch by batch."""
+        for batch in store.table(self._name).changelog(dict(self.next), columns=_COLUMNS, follow=waits):
+            taken = []
+            for row in batch.to_pylist():
+                change = tuple(row[name] for name in _COLUMNS)
+                bucket, offset = change[:2]
+                assert offset >= self.next[bucket], f"{self._name}: {change} after {self.next}"
+                self.next[bucket] = offset + 1
+                taken.append(change)
+            self._diary.write(*map(json.dumps, taken))
+            self.changes += taken
+            yield
+
+
 def follow_changes(stage: Stage, name: str, *, waits: bool) -> None:
     """Keep the changes of a table in a file: as they come, or what there is from time to time."""
-    diary = Diary(stage.work / f"changes of {name}")
-    next_offsets = dict.fromkeys(range(BUCKETS if name == "shared" else 1), 0)
-    for line in diary.lines:
-        bucket, offset, *_ = json.loads(line)
-        next_offsets[bucket] = offset + 1
+    followed = Followed(stage.work, name)
     while not stage.is_over(0.05):
         with suppress(*PASSES), open_reader(stage.work / STORE) as store:
-            table = store.table(name)
             while not stage.is_over(0.05):
-                for batch in table.changelog(dict(next_offsets), columns=_COLUMNS, follow=waits):
-                    lines = []
-                    for change in batch.to_pylist():
-                        bucket, offset = change["_bucket"], change["_log_offset"]
-                        assert offset >= next_offsets[bucket], f"{name}: {change} after {next_offsets}"
-                        next_offsets[bucket] = offset + 1
-                        lines.append(json.dumps([bucket, offset, change["_change_type"], change["k"], change["v"]]))
-                    diary.write(*lines)
-                    if stage.is_over():
-                        return
-                store.consumer(name).commit(name, next_offsets)
+                for _ in followed.take(store, waits=waits):
+                    stage.beat()
+                    if Random().random() < 0.05:
+                        store.consumer(name).commit(name, followed.next)
 
 
 _COLUMNS = ["_bucket", "_log_offset", "_change_type", "k", "v"]
@@ -303,6 +316,11 @@ def act(pipe: Pipe, work: Path, name: str, environment: dict[str, str]) -> None:
             with open(work / FAILURES, "a") as failures:
                 failures.write(text)
             os._exit(1)
+
+
+def is_endless(name: str) -> bool:
+    """Whether a process can't be asked to end: it waits for changes."""
+    return bool(ACTORS[name][1].get("waits"))
 
 
 def failures(work: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.proof.soak import (
     STORE,
     WRITERS,
     Diary,
+    Followed,
     operations_of,
     steps_of,
     table_of,
@@ -97,7 +97,10 @@ def _fold(rows: Rows, changes: Any) -> None:
 
 def _compare_followed(work: Path, store: kvstore.Store, name: str, rows: Rows) -> int:
     """A follower that was killed again and again has every change once."""
-    changes = [json.loads(line) for line in Diary(work / f"changes of {name}").lines]
+    followed = Followed(work, name)
+    for _ in followed.take(store, waits=False):
+        pass
+    changes = followed.changes
     offsets: dict[int, list[int]] = {}
     for bucket, offset, *_ in changes:
         offsets.setdefault(bucket, []).append(offset)
