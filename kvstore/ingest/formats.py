@@ -12,8 +12,9 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from csv import Error as NoCells, reader as cells
+from difflib import get_close_matches
 from enum import StrEnum
-from io import BytesIO, TextIOWrapper
+from io import BufferedReader, BytesIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -33,6 +34,10 @@ INFERRED_BYTES = 1 << 20
 """Bytes of a text file from which the columns of a new table are inferred."""
 CSV_BLOCK_BYTES = 1 << 24
 """Maximum length of a line of a CSV file."""
+ARRAY_BYTES_MAX = 1 << 28
+"""Maximum size of a file that is one JSON array."""
+_INFERRED_ELEMENTS = 1000
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 _NULLS = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
 _UNREADABLE = (OSError, EOFError, UnicodeDecodeError, pa.ArrowException)
@@ -76,11 +81,26 @@ class Reader(Protocol):
 
 
 class Source:
-    """A file of rows; see :func:`source_of`."""
+    """A file of rows; see :func:`source_of`.
 
-    def __init__(self, path: Path, reader: Reader) -> None:
+    Attributes:
+        name: How messages name the file; its path if None.
+        guess: What was guessed from the content, for a message; None if nothing was.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        reader: Reader,
+        compression: str | None = None,
+        name: str | None = None,
+        guess: str | None = None,
+    ) -> None:
         self.path = path
+        self.name = str(path) if name is None else name
+        self.guess = guess
         self._reader = reader
+        self._compression = compression
 
     def state(self) -> tuple[int, int]:
         """Size, and time of change in nanoseconds; they differ if the file has changed.
@@ -88,7 +108,7 @@ class Source:
         Raises:
             InvalidRequest: The file no longer exists.
         """
-        with readable(self.path):
+        with readable(self.name):
             now = self.path.stat()
             return now.st_size, now.st_mtime_ns
 
@@ -98,7 +118,7 @@ class Source:
         Raises:
             InvalidRequest: The file can't be read.
         """
-        with readable(self.path), self.path.open("rb") as file:
+        with self._opened() as (_, file):
             return self._reader.columns(file)
 
     def batches(self, schema: pa.Schema, read: Callable[[int], object] = lambda _: None) -> Iterator[pa.RecordBatch]:
@@ -112,11 +132,45 @@ class Source:
             InvalidRequest: The file can't be read.
         """
         row = 1
-        with readable(self.path), self.path.open("rb") as file:
-            for rows, fit in self._reader.portions(file, schema):
-                yield from _fitting(fit, rows, row)
-                row += rows
-                read(file.tell())
+        try:
+            self._check_header(schema)
+            with self._opened() as (stored, file):
+                for rows, fit in self._reader.portions(file, schema):
+                    yield from _fitting(fit, rows, row)
+                    row += rows
+                    read(stored.tell())
+        except SchemaMismatch as error:
+            if error.where.keys() & {"missing", "unknown"}:
+                self._name_columns(error, schema)
+            raise
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+        """The file as it is stored, and as it is read."""
+        with readable(self.name), self.path.open("rb") as stored:
+            if self._compression is None:
+                yield stored, stored
+            else:
+                yield stored, BufferedReader(pa.CompressedInputStream(stored, self._compression))
+
+    def _check_header(self, schema: pa.Schema) -> None:
+        """Refuse unknown columns of CSV before its rows: with the wrong separator their cells can't be counted."""
+        if isinstance(self._reader, _Csv):
+            with self._opened() as (_, file):
+                names = self._reader.names(file)
+            if unknown := [name for name in names if name not in schema.names]:
+                raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
+
+    def _name_columns(self, error: SchemaMismatch, schema: pa.Schema) -> None:
+        """Add the columns that the file has to an error about missing or unknown columns."""
+        given = error.where.pop("given", None)
+        with self._opened() as (_, file):
+            found = given if isinstance(given, list) else self._reader.names(file)
+        error.message += f" Columns found: {', '.join(found)}."
+        unknown = [name for name in found if name not in schema.names]
+        for name, close in ((name, get_close_matches(name, schema.names, 1)) for name in unknown):
+            if close:
+                error.message += f" Is {name} meant to be {close[0]}?"
 
 
 @contextmanager
@@ -134,22 +188,59 @@ def readable(path: object) -> Iterator[None]:
         ) from error
 
 
-def source_of(path: Path, format: Format | None = None) -> Source:
-    """A file in the given format, or in the one of its suffix.
+def source_of(
+    path: Path, format: Format | None = None, delimiter: str | None = None, name: str | None = None
+) -> Source:
+    """A file in the given format, or in the one of its suffix; a suffix ``.gz`` or ``.zst`` may follow.
+
+    Args:
+        delimiter: What separates the cells of a CSV file; a comma if None.
+        name: How messages name the file; its path if None.
 
     Raises:
-        InvalidRequest: There is no such file, or its suffix is unknown.
+        InvalidRequest: There is no such file, its suffix is unknown, or an argument does not go with its format.
     """
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         raise InvalidRequest("There is no file to read.", path=path, reason=error.strerror) from error
     if not is_file:
-        raise InvalidRequest("Only a regular file can be loaded, because a load may have to be resumed.", path=path)
-    found = format or SUFFIXES.get(path.suffix.lower())
+        raise InvalidRequest(
+            "Only a regular file can be loaded, because a load may have to be resumed; give - for standard input.",
+            path=path,
+        )
+    compression = _COMPRESSIONS.get(path.suffix.lower())
+    suffix = (path if compression is None else path.with_suffix("")).suffix.lower()
+    found = format or SUFFIXES.get(suffix) or (Format.JSONL if suffix == ".json" else None)
     if found is None:
         raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(Format)}.", path=path)
-    return Source(path, reader_of(found))
+    if compression is not None and found not in (Format.CSV, Format.JSONL):
+        raise InvalidRequest(f"A compressed file of {found} can't be read; decompress it first.", path=path)
+    if delimiter is not None and found is not Format.CSV:
+        raise InvalidRequest("--delimiter is for CSV.", format=found.value)
+    if found is Format.CSV:
+        return Source(path, _Csv(_checked(delimiter)), compression, name)
+    source = Source(path, reader_of(found), compression, name)
+    if found is not Format.JSONL:
+        return source
+    guess = "JSON lines"
+    with source._opened() as (_, file):
+        if _first_of(file) == b"[":
+            guess, source = "a JSON array", Source(path, _JsonArray(), compression, name)
+    source.guess = None if format or suffix != ".json" else guess
+    return source
+
+
+def _checked(delimiter: str | None) -> str:
+    given = "," if delimiter is None else "\t" if delimiter == r"\t" else delimiter
+    if len(given) != 1 or not given.isascii() or given in '"\r\n\0':
+        raise InvalidRequest(r"--delimiter is one character of ASCII, such as ; or \t for a tab.", given=repr(given))
+    return given
+
+
+def _first_of(file: BinaryIO) -> bytes:
+    """The first byte that is no white space; none of an empty file."""
+    return next((line.strip()[:1] for line in iter(lambda: file.readline(1 << 16), b"") if line.strip()), b"")
 
 
 def reader_of(format: Format) -> Reader:
@@ -194,6 +285,9 @@ class _Arrow:
 
 
 class _Csv:
+    def __init__(self, delimiter: str = ",") -> None:
+        self._delimiter = delimiter
+
     def columns(self, file: BinaryIO) -> pa.Schema:
         with self._opened(file, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as opened:
             return opened.schema
@@ -201,7 +295,7 @@ class _Csv:
     def names(self, file: BinaryIO) -> list[str]:
         text = TextIOWrapper(file, "utf-8-sig", newline="")
         try:
-            return next(cells(text), [])
+            return next(cells(text, delimiter=self._delimiter), [])
         except (UnicodeDecodeError, NoCells):
             return []  # reading its rows raises the error
         finally:
@@ -215,9 +309,8 @@ class _Csv:
                 for start in range(0, batch.num_rows, PORTION_ROWS):
                     yield self._portion(batch.slice(start, PORTION_ROWS), schema)
 
-    @staticmethod
     def _opened(
-        file: BinaryIO, block: int, convert: csv.ConvertOptions, broken: Broken | None = None
+        self, file: BinaryIO, block: int, convert: csv.ConvertOptions, broken: Broken | None = None
     ) -> csv.CSVStreamingReader:
         def left_out(row: csv.InvalidRow) -> str:
             assert broken is not None
@@ -229,7 +322,9 @@ class _Csv:
             file,
             read_options=csv.ReadOptions(use_threads=False, block_size=block),
             parse_options=csv.ParseOptions(
-                newlines_in_values=True, invalid_row_handler=None if broken is None else left_out
+                delimiter=self._delimiter,
+                newlines_in_values=True,
+                invalid_row_handler=None if broken is None else left_out,
             ),
             convert_options=convert,
         )
@@ -284,6 +379,38 @@ class _JsonLines:
             return intake.conform(pa.RecordBatch.from_arrays(columns, schema=schema), schema)
 
         return len(lines), fit
+
+
+class _JsonArray(_JsonLines):
+    """One JSON array of objects; it is in memory as a whole."""
+
+    def columns(self, file: BinaryIO) -> pa.Schema:
+        lines = b"\n".join(self._elements(file)[:_INFERRED_ELEMENTS])
+        return super().columns(BytesIO(lines))
+
+    def names(self, file: BinaryIO) -> list[str]:
+        return super().names(BytesIO(b"\n".join(self._elements(file)[:1])))
+
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
+        elements = self._elements(file)
+        for start in range(0, len(elements), PORTION_ROWS):
+            yield self._portion(elements[start : start + PORTION_ROWS], schema)
+
+    @staticmethod
+    def _elements(file: BinaryIO) -> list[bytes]:
+        """The elements, each in one line."""
+        data = file.read(ARRAY_BYTES_MAX + 1)
+        if len(data) > ARRAY_BYTES_MAX:
+            raise InvalidRequest(
+                "A JSON array of this size is not read; make JSON lines of it, such as by `jq -c '.[]'`.",
+                bytes_max=ARRAY_BYTES_MAX,
+            )
+        try:
+            elements = msgspec.json.decode(data, type=list[msgspec.Raw])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest("This file begins like a JSON array, and is none.", reason=str(error)) from error
+        # Outside of text, JSON has no line ends that mean anything; within text they are escaped.
+        return [bytes(element).replace(b"\r", b" ").replace(b"\n", b" ") for element in elements]
 
 
 _READERS: dict[Format, Callable[[], Reader]] = {
@@ -342,7 +469,7 @@ def _other_names(row: object, schema: pa.Schema) -> dict[str, object]:
     if not isinstance(row, dict):
         return {"given": type(row).__name__}
     missing = [field.name for field in schema if not field.nullable and field.name not in row]
-    return {"missing": missing, "unknown": [name for name in row if name not in schema.names]}
+    return {"missing": missing, "unknown": [name for name in row if name not in schema.names], "given": list(row)}
 
 
 def _without_unnamed_index(schema: pa.Schema) -> pa.Schema:

@@ -34,11 +34,18 @@ class Done:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def run(*arguments: object) -> Done:
-    """Run ``kvstore`` with these arguments."""
+def run(*arguments: object, given: str | bytes = "", terminal: bool = False) -> Done:
+    """Run ``kvstore`` with these arguments and this standard input, which may be a terminal."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    typed = io.TextIOWrapper(io.BytesIO(given.encode() if isinstance(given, str) else given), "utf-8")
     code: Any = 0
-    with mock.patch.object(sys, "argv", ["kvstore", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+    with (
+        mock.patch.object(sys, "argv", ["kvstore", *map(str, arguments)]),
+        mock.patch.object(sys, "stdin", typed),
+        mock.patch.object(typed, "isatty", return_value=terminal),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         try:
             main()
         except SystemExit as end:
@@ -46,9 +53,9 @@ def run(*arguments: object) -> Done:
     return Done(code or 0, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
-def fine(*arguments: object) -> Done:
+def fine(*arguments: object, given: str | bytes = "") -> Done:
     """Run ``kvstore``; it must end well."""
-    done = run(*arguments)
+    done = run(*arguments, given=given)
     assert done.code == 0, done.err + done.out
     return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import io
 import json
 import os
@@ -318,3 +319,108 @@ def test_pieces_of_a_large_file_are_all_there(store: Path, tmp_path: Path) -> No
             assert [(each["k"], each["s"]) for each in changes(store, suffix)] == [
                 tuple(row.values()) for row in rows.to_pylist()
             ]
+
+
+FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+# Standard input, compressed files, other separators, JSON arrays
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".ndjson"])
+@pytest.mark.parametrize("compression", ["gz", "zst"])
+def test_a_compressed_text_is_loaded(store: Path, tmp_path: Path, suffix: str, compression: str) -> None:
+    text = write(tmp_path / f"f{suffix}").read_bytes()
+    file = tmp_path / f"f{suffix}.{compression}"
+    with pa.CompressedOutputStream(str(file), {"gz": "gzip", "zst": "zstd"}[compression]) as stream:
+        stream.write(text)
+    fine("load", store, "t", file, "--key", "k")
+    fine("load", store, "u", file.rename(tmp_path / f"data.{compression}"), "--key", "k", "--format", FORMATS[suffix])
+    with kvstore.open(store, read_only=True) as opened:
+        assert opened.table("t").to_arrow().to_pylist() == ROWS.sort_by("k").to_pylist()
+
+
+def test_a_compressed_file_that_ends_too_early_is_told(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "f.csv.gz"
+    file.write_bytes(gzip.compress(b"k,n\n" + b"1,2\n" * 1000)[:-9])
+    done = run("load", store, "t", file, "--append-only")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "can't be read" in done.err
+    file.write_bytes(b"k,n\n1,2\n")
+    assert "incorrect header" in run("load", store, "t", file, "--append-only").err
+
+
+def test_formats_that_compress_themselves_are_not_compressed_again(store: Path, tmp_path: Path) -> None:
+    for name in ("f.parquet.gz", "f.arrow.zst"):
+        (tmp_path / name).write_bytes(b"")
+        done = run("load", store, "t", tmp_path / name, "--append-only")
+        assert done.code == 2
+        assert "decompress it first" in done.err
+
+
+@pytest.mark.parametrize(("delimiter", "given"), [(";", ";"), ("\t", "\\t"), ("\t", "\t"), ("|", "|")])
+def test_another_separator(store: Path, tmp_path: Path, delimiter: str, given: str) -> None:
+    file = tmp_path / "f.csv"
+    file.write_text(f'k{delimiter}s\n1{delimiter}"a{delimiter}b"\n2{delimiter}1,5\n')
+    fine("load", store, "t", file, "--key", "k", "--delimiter", given)
+    assert [(each["k"], each["s"]) for each in changes(store, "t")] == [(1, f"a{delimiter}b"), (2, "1,5")]
+    assert "Columns found: k" in run("load", store, "t", file).err
+
+
+def test_standard_input_is_loaded_once(store: Path) -> None:
+    text = "k,n\n1,2\n3,4\n"
+    arguments = ("load", store, "t", "-", "--format", "csv", "--append-only")
+    assert fine(*arguments, given=text).out == "standard input: 2 rows loaded, offsets 0 to 1\n"
+    assert fine(*arguments, given=text).out == "standard input: all 2 rows of it were loaded before\n"
+    fine(*arguments, "--name", "again", given=text)
+    fine(*arguments, given=text + "5,6\n")
+    assert [each["k"] for each in changes(store, "t")] == [1, 3, 1, 3, 1, 3, 5]
+    assert "--format" in run("load", store, "t", "-", given=text).err
+
+
+def test_a_load_of_standard_input_goes_on_where_it_was_refused(store: Path) -> None:
+    fine("create", store, "t", "--column", "k:int64", "--append-only")
+    text = "".join(f'{{"k":{k}}}\n' for k in range(50))
+    arguments = ("load", store, "t", "-", "--format", "jsonl")
+    with small_batches(10), mock.patch("kvstore.cli.load.command.portions", _three_of_ten):
+        fine(*arguments, given=text)
+    with small_batches(10):
+        assert "20 rows loaded" in fine(*arguments, given=text).out
+    assert [each["k"] for each in changes(store, "t")] == list(range(50))
+
+
+def _three_of_ten(batches: Any) -> Any:
+    return islice(portions(batches, rows_max=10), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [('{"k":1,"s":"a"}\n{"k":2}\n', "JSON lines"), ('\n[{"k":1,\n"s":"a"},\r\n{"k":2}]\n', "a JSON array")],
+)
+def test_json_is_lines_or_an_array(store: Path, tmp_path: Path, text: str, guess: str) -> None:
+    file = tmp_path / "f.json"
+    file.write_text(text)
+    done = fine("load", store, "t", file, "--key", "k")
+    assert done.err == f"kvstore: {file} is read as {guess}; --format chooses another\n"
+    assert [(each["k"], each["s"]) for each in changes(store, "t")] == [(1, "a"), (2, None)]
+    assert fine("load", store, "t", file, "--format", "jsonl").err == ""
+    fine("create", store, "u", "--like", file, "--key", "k")
+
+
+def test_an_array_that_is_too_large_is_refused(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    file.write_text('[{"k":1}]')
+    with mock.patch.object(formats, "ARRAY_BYTES_MAX", 8):
+        done = run("load", store, "t", file, "--key", "k")
+    assert done.code == 2
+    assert "make JSON lines of it" in done.err
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_columns_that_are_found_are_named(store: Path, tmp_path: Path, suffix: str) -> None:
+    fine("create", store, "t", "--column", "k:int64", "--column", "text:string", "--key", "k")
+    done = run("load", store, "t", write(tmp_path / f"f{suffix}"))
+    assert done.code == 2
+    assert "Columns found: k, text, x, yes." in done.err
+    fine("create", store, "u", "--column", "key:int64", "--column", "txt:string", "--key", "key")
+    done = run("load", store, "u", tmp_path / f"f{suffix}")
+    assert "Columns found: k, text, x, yes. Is text meant to be txt?" in done.err

@@ -16,12 +16,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
+from kvstore.cli.given_rows import Delimiter, FormatGiven, rows_given
 from kvstore.cli.load.portions import RULE, portions
 from kvstore.cli.load.position import position_of
 from kvstore.cli.printing import plain, print_json, print_line
 from kvstore.cli.tables import create_table
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.ingest.formats import Format, Source, source_of
+from kvstore.ingest.formats import Source
 
 
 @dataclass
@@ -59,10 +60,11 @@ class Loaded:
 def load(
     path: Directory,
     name: TableName,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows, with all columns.", show_default=False)],
-    format: Annotated[
-        Format | None, typer.Option(help="Format of the file; by default that of its suffix.", show_default=False)
-    ] = None,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="Rows, with all columns; - is standard input.", show_default=False)
+    ],
+    format: FormatGiven = None,
+    delimiter: Delimiter = None,
     key: Keys = None,
     append_only: Annotated[
         bool, typer.Option("--append-only", help="Create a log table if there is no such table.")
@@ -76,24 +78,18 @@ def load(
 ) -> None:
     """Load the rows of a file into a table.
 
-    Rows are upserted, or appended to a log table. The file is Parquet, Arrow, CSV or JSON lines.
+    Rows are upserted, or appended to a log table. The file is Parquet, Arrow, CSV or JSON lines; a text may be
+    compressed (.gz, .zst).
 
     With --key (once for each column) or --append-only the table is created if it does not exist.
 
     The same command continues an interrupted load: no row is applied twice, and a loaded file is not loaded again. A
     file with another path, size or time of change is another load.
     """
-    source = source_of(file, format)
-    state = source.state()
-    identity = b"\0".join(
-        [
-            b"name:" + os.fsencode(called) if called is not None else b"path:" + os.fsencode(file.resolve()),
-            RULE,
-            *(b"%d" % number for number in (*state, skip)),
-        ]
-    )
     done = Loaded()
-    with opened(path, write=True) as store:
+    with opened(path, write=True) as store, rows_given(file, format, delimiter) as (source, digest):
+        state = source.state()
+        identity = _identity(source, state, digest, called, skip, delimiter)
         table = _table(store, name, source, key, append_only=append_only)
         try:
             _apply_all(table, source, state, identity, skip, done)
@@ -108,7 +104,20 @@ def load(
     if as_json:
         print_json(done)
     else:
-        print_line(_in_words(done, file))
+        print_line(_in_words(done, source.name))
+
+
+def _identity(
+    source: Source, state: tuple[int, int], digest: bytes | None, called: str | None, skip: int, delimiter: str | None
+) -> bytes:
+    """Everything by which two loads differ: for a file its name, size and time of change, else the content."""
+    if called is not None:
+        parts = [b"name:" + os.fsencode(called), RULE]
+    else:
+        parts = [b"path:" + os.fsencode(source.path.resolve()) if digest is None else b"standard input", RULE]
+    parts += [b"%d" % number for number in state] if digest is None else [digest]
+    parts.append(b"%d" % skip)
+    return b"\0".join(parts if delimiter is None else [*parts, delimiter.encode()])
 
 
 def _table(
@@ -132,7 +141,7 @@ def _apply_all(
     buckets = table.buckets
     positions = [position_of(identity, table.bucket(bucket)) for bucket in range(buckets)]
     none = kvstore.Changes.of([], table.schema)
-    with _progress(source.path, state[0]) as progress:
+    with _progress(source.name, state[0]) as progress:
         (task,) = progress.task_ids
         rows = source.batches(_given(table), lambda place: progress.update(task, completed=place))
         for batch, portion in enumerate(portions(_without_first(rows, skip))):
@@ -140,7 +149,7 @@ def _apply_all(
                 done.add(portion.num_rows, [], buckets=buckets)
                 continue
             if source.state() != state:
-                raise InvalidRequest("The file was changed while it was read; load it again.", path=source.path)
+                raise InvalidRequest("The file was changed while it was read; load it again.", path=source.name)
             parts = table.by_bucket(kvstore.Changes.upserts(portion), other=batch % buckets)
             # Each bucket gets every batch, even an empty one, so that all buckets number batches equally.
             results = [
@@ -154,7 +163,7 @@ def _apply_all(
     if done.batches_before + done.batches < max(position.batch for position in positions):
         raise InvalidRequest(
             "The table has more batches of this load than the file; give the load another --name.",
-            path=source.path,
+            path=source.name,
             batches_loaded=max(position.batch for position in positions),
         )
 
@@ -171,7 +180,7 @@ def _without_first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.
         yield batch.slice(left_out)
 
 
-def _progress(path: Path, size: int) -> Progress:
+def _progress(name: str, size: int) -> Progress:
     """A progress bar on a terminal; prints nothing elsewhere."""
     progress = Progress(
         TextColumn("{task.fields[file]}", markup=False),
@@ -183,7 +192,7 @@ def _progress(path: Path, size: int) -> Progress:
         disable=not is_terminal(),
         transient=True,
     )
-    progress.add_task("", total=size, file=plain(path.name))
+    progress.add_task("", total=size, file=plain(Path(name).name))
     return progress
 
 
@@ -192,7 +201,7 @@ def is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def _in_words(done: Loaded, file: Path) -> str:
+def _in_words(done: Loaded, file: str) -> str:
     if not done.batches:
         what = f"all {done.rows_before:,} rows of it were loaded before" if done.batches_before else "it has no rows"
         return f"{file}: {what}"
