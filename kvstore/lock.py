@@ -174,7 +174,9 @@ class EditLock:
         try:
             self._wait(descriptor)
             with suppress(OSError):  # a full disk; the content only serves messages
-                os.pwrite(descriptor, _own_facts(os.getpid()), 0)
+                facts = _own_facts(os.getpid())
+                if os.pread(descriptor, _FACTS_BYTES, 0) != facts:  # a write would make each sync of the journal slower
+                    os.pwrite(descriptor, facts, 0)
             yield
         finally:
             # A forked child forgets the descriptor; a child between fork and exec has it too.

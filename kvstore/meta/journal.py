@@ -280,7 +280,7 @@ class Journal:
         self._check_writable()
         self.flush()
         state = self._confirmed()
-        # Without the mutex: an appending thread holds it while it waits for LMDB's lock, which this thread has.
+        # Without the mutex, so that other threads can read.
         with self._edit_lock.held(), self._environment.reading(), self._writing() as transaction:
             self._check_current()
             self._environment.sync()  # others may have added some since
@@ -332,11 +332,16 @@ class Journal:
             StoreFull: The disk is full. Nothing was dropped.
         """
         self._check_writable()
-        with self._editing(), self._adding() as transaction:
-            names = segments_of(transaction)
-            old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
-            for name in old:
-                self._environment.drop_database(transaction, name)
+        with self._editing(), self._writing() as transaction:
+            try:
+                self._check_current()
+                names = segments_of(transaction)
+                old = [name for name, following in pairwise(names) if int(following) <= txid + 1]
+                for name in old:
+                    self._environment.drop_database(transaction, name)
+                transaction.commit()
+            except lmdb.Error as error:
+                raise refusal(error, self._environment.directory) from error
         return int(names[len(old)]) - int(names[0]) if old else 0
 
     def verify(self) -> None:

@@ -105,6 +105,26 @@ def test_an_edit_that_waits_for_a_stopped_process_names_it(
         assert store.check()
 
 
+def test_threads_that_read_do_not_wait_for_one_that_edits(
+    store_path: Path, editor: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do edits wait one after the other: each gets its error in time."""
+    tries: list[float] = []
+    monkeypatch.setattr(lock, "check_caller", lambda: tries.append(threading.get_ident()))
+    with kvstore.open(store_path) as store:
+        editing = [threading.Thread(target=store.new_writer_id, daemon=True) for _ in range(2)]
+        for thread in editing:
+            thread.start()
+        while len(set(tries)) < 2:  # both are looking for the lock
+            threading.Event().wait(0.01)
+        assert store.list_tables() == ["t", "u"]
+        assert store.table("t").count() == 100
+        assert all(thread.is_alive() for thread in editing)
+        editor.kill()
+        for thread in editing:
+            thread.join(600)
+
+
 def test_an_edit_waits_for_one_that_goes_on(store_path: Path, editor: Program) -> None:
     with kvstore.open(store_path) as store:
         before = store.runtime.catalog().txid
