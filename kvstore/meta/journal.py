@@ -371,11 +371,8 @@ class Journal:
 
     @contextmanager
     def _editing(self) -> Iterator[None]:
-        """The state of the catalog, to be changed; no other process edits it.
-
-        The wait for another process comes first: without the mutex, so that other threads go on reading.
-        """
-        with self._edit_lock.held(), self._mutex:
+        """The state of the catalog, to be changed; no other process edits it."""
+        with self._edit_lock.held(), self._mutex:  # in this order: other threads read while this one waits
             yield
 
     def _add_waiting(self) -> None:

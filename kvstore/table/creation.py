@@ -110,9 +110,7 @@ class TableDirectories:
         self._remove_orphans()
         edit = creation(state.next_table_id)
         staged = self._tables / f"{edit.table_id}{paths.TEMPORARY}"
-        self._make(staged, TableDefinition.of(edit))
-        with refusals(self._tables):
-            self._definitions.stage(staged, state, edit)
+        self._make(staged, state, edit)
 
         def decide(now: CatalogState) -> CreateTable:
             self._refused_name(now, name)
@@ -131,7 +129,8 @@ class TableDirectories:
             return False
         return True
 
-    def _make(self, directory: Path, definition: TableDefinition) -> None:
+    def _make(self, directory: Path, state: CatalogState, edit: CreateTable) -> None:
+        definition = TableDefinition.of(edit)
         with refusals(self._tables):
             self._files.make_directory(self._tables)
             self._files.make_directory(directory)
@@ -140,6 +139,8 @@ class TableDirectories:
             with refusals(self._tables):
                 self._files.make_directory(place.directory)
             create_bucket(place, definition, self._options, self._files, self._clock)
+        with refusals(self._tables):
+            self._definitions.stage(directory, state, edit)
 
     def _remove_orphans(self) -> None:
         """Remove the files of tables whose drop or creation did not complete; this process holds the lock."""
