@@ -5,6 +5,8 @@
 * The map grows only while this process has no open transaction: LMDB would accept it otherwise, and break.
 * LMDB's own fsync is always on: an environment written without it may be lost as a whole.
 * If a writer is killed in the last step of a commit, readers see the commit before it; see ``show_last_commit``.
+* A reader that may not write the lock file, as on a read-only mount, is not registered: each of its reads finds out in
+  the end whether another process wrote pages that it read.
 * LMDB trusts its file. A damaged page can kill the process (SIGBUS), so the file is verified first; damage that LMDB
   itself detects during a read is raised as CorruptData.
 """
@@ -55,10 +57,14 @@ class Environment:
     Created only by :func:`open_environment`.
     """
 
-    def __init__(self, directory: Path, map_bytes: int, *, read_only: bool = False, metasync: bool = True) -> None:
+    def __init__(
+        self, directory: Path, map_bytes: int, *, read_only: bool = False, metasync: bool = True, locks: bool = True
+    ) -> None:
         self.directory = directory
-        self.is_read_only = read_only or ((directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK))
-        self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only, metasync=metasync)
+        no_access = (directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK)
+        self.is_read_only = read_only or no_access or not locks
+        self._locks = locks
+        self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only, metasync=metasync, locks=locks)
         self._file = os.fspath(directory / _DATA)  # joined once: it is used very often
         self.identity = _identity(self._file)
         self._pid = os.getpid()
@@ -173,7 +179,12 @@ class Environment:
                 with self._mutex:
                     transaction = self._begin_read()
                     self._live.append(None)
-                yield transaction
+                try:
+                    yield transaction
+                except (lmdb.Error, CorruptData) as error:
+                    self._check_undisturbed(transaction, error)
+                    raise
+                self._check_undisturbed(transaction)
         finally:
             if transaction is not None:
                 try:
@@ -219,8 +230,12 @@ class Environment:
             with self._mutex:
                 transaction = self._begin_read()
                 self._live.append(None)
-            return transaction.get(key)
+            found = transaction.get(key)
+            self._check_undisturbed(transaction)
+            return found
         except lmdb.Error as error:
+            if transaction is not None:
+                self._check_undisturbed(transaction, error)
             raise self._named(error) from error
         finally:
             if transaction is not None:
@@ -228,6 +243,18 @@ class Environment:
                     transaction.abort()
                 finally:
                     self._live.pop()
+
+    def _check_undisturbed(self, transaction: Transaction, error: Exception | None = None) -> None:
+        """Verify that no page of a reader that is not registered was written meanwhile.
+
+        A writer writes pages of an earlier state from the third commit after it on.
+        """
+        if not self._locks and int(self._env.info()["last_txnid"]) > transaction.id() + 1:
+            raise Unavailable(
+                "Another process wrote the store while this one read it without being registered as a reader; try again"
+                " or, better, grant this process write access to lock.mdb.",
+                path=self.directory,
+            ) from error
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -258,9 +285,12 @@ class Environment:
 
         Raises:
             LogFailed: The last step of an earlier commit failed on the disk: reopen the environment to write again.
+            UnsupportedOperation: The environment may only be read.
             OutOfAddressSpace: The map of another process's size, or the transaction, can't be had.
         """
         self.check_process()
+        if self.is_read_only:
+            raise UnsupportedOperation("The files of this store may only be read.", path=self.directory)
         try:
             try:
                 return self._env.begin(write=True)
@@ -446,10 +476,10 @@ def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_onl
             all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
             pages.verify(directory / _DATA, all_pages=all_pages)
         with refusals(directory):
-            _allocate_lock(directory)
+            locks = _allocate_lock(directory)
         # All environments share the address space.
         map_bytes >>= len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE
-        environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync)
+        environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync, locks=locks)
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
             descriptor = files.open(given / _DATA)
@@ -469,16 +499,13 @@ def _refuse_inaccessible(directory: Path) -> None:
     Raises:
         UnsupportedOperation: Permissions are missing.
     """
-    data, lock = directory / _DATA, directory / _LOCK
-    # Readers register in the lock file, so even they write it.
-    if (data.exists() and not os.access(data, os.R_OK)) or (lock.exists() and not os.access(lock, os.R_OK | os.W_OK)):
-        raise UnsupportedOperation(
-            "Reading a store needs read access to data.mdb and write access to lock.mdb; grant it.", path=directory
-        )
+    data = directory / _DATA
+    if data.exists() and not os.access(data, os.R_OK):
+        raise UnsupportedOperation("Reading a store needs read access to data.mdb; grant it.", path=directory)
 
 
-def _allocate_lock(directory: Path) -> None:
-    """Allocate the blocks of the lock file.
+def _allocate_lock(directory: Path) -> bool:
+    """Allocate the blocks of the lock file; returns False if it may not be written, so that readers can't register.
 
     LMDB creates it sparse and writes it through a map: on a full disk, that would kill the process (SIGBUS).
 
@@ -488,20 +515,23 @@ def _allocate_lock(directory: Path) -> None:
     path = directory / _LOCK
     with suppress(FileNotFoundError):
         if path.stat().st_size >= _LOCK_BYTES:
-            return
+            return os.access(path, os.R_OK | os.W_OK)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return  # LMDB works without it, or raises its own error
+            return False
         raise
     try:
         allocate(descriptor, _LOCK_BYTES)
     finally:
         os.close(descriptor)
+    return True
 
 
-def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool, metasync: bool) -> lmdb.Environment:
+def _open_lmdb(
+    directory: Path, map_bytes: int, *, read_only: bool, metasync: bool, locks: bool = True
+) -> lmdb.Environment:
     data = directory / _DATA
     map_bytes = address_space.size_of_map(map_bytes, data.stat().st_size if data.exists() else 0, directory)
     try:
@@ -510,6 +540,7 @@ def _open_lmdb(directory: Path, map_bytes: int, *, read_only: bool, metasync: bo
             map_size=map_bytes,
             readonly=read_only,
             metasync=metasync,
+            lock=locks,
             mode=0o600,
             max_readers=_READERS_MAX,
             max_dbs=_DATABASES_MAX,

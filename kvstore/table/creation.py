@@ -111,16 +111,21 @@ class TableDirectories:
         edit = creation(state.next_table_id)
         staged = self._tables / f"{edit.table_id}{paths.TEMPORARY}"
         self._make(staged, state, edit)
+        directory, placed = self._tables / str(edit.table_id), list[Path]()
 
         def decide(now: CatalogState) -> CreateTable:
             self._refused_name(now, name)
             self._refuse_unknown(now)
             if now.next_table_id != edit.table_id:
                 raise _IdTaken
-            # Here, so that other processes see the directory together with its table.
-            with refusals(self._tables):
-                self._files.rename(staged, self._tables / str(edit.table_id))
-                self._files.sync_directory(self._tables)
+            # Here, so that other processes see the directory together with its table. The journal may decide again.
+            if staged not in placed:
+                with refusals(self._tables):
+                    self._files.rename(staged, directory)
+                    self._files.sync_directory(self._tables)
+                placed.append(staged)
+            elif not self._files.exists(directory):
+                raise _IdTaken
             return edit if now.txid == state.txid else self._definitions.before(now, edit)
 
         try:
