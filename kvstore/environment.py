@@ -439,10 +439,10 @@ def open_environment(
         StoreLocked: It is open in this process by another path.
     """
     # LMDB knows only paths: it must be the store's before LMDB is let at it, and still be when it may be written.
-    files.verify()
+    files.verify(directory)
     environment = _opened(directory, files, map_bytes, create=create, read_only=read_only, metasync=metasync)
     try:
-        files.verify()
+        files.verify(directory)
     except BaseException:
         environment.close()
         raise

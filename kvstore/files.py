@@ -83,14 +83,14 @@ class Files:
         """
         return 0 if self.place is None else self.place.check()
 
-    def verify(self) -> None:
-        """Verify that the store's path still leads to it.
+    def verify(self, within: Path | None = None) -> None:
+        """Verify that the store's path still leads to it; see :meth:`StoreDirectory.verify`.
 
         Raises:
             StoreReplaced: The path leads to another directory.
         """
         if self.place is not None:
-            self.place.verify()
+            self.place.verify(within)
 
     def open(self, path: Path, *, create: bool = False) -> int:
         """Open a regular file with one name, or with ``create`` a new one, for reading and writing."""

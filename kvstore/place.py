@@ -24,6 +24,7 @@ LOOK_SECONDS = 0.25
 """Time between two checks of the path: writes acknowledged meanwhile may be in a directory that was moved away."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_REPLACED = "was replaced since the store was opened"
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -70,6 +71,8 @@ class StoreDirectory:
         self._held = {path: _Held(os.open(path, _DIRECTORY))}
         self.identity = self._held[path].identity
         self._noted: dict[Path, Identity] = {}
+        self._in: dict[Path, set[Path]] = {}
+        """For a directory, the directories in it that were noted, or that lead to such ones."""
         self._looks, self._look_next = 0, 0.0
         self._failure: StoreReplaced | None = None
 
@@ -97,21 +100,37 @@ class StoreDirectory:
                 held.users += 1
             elif (below := self.below(directory)) is not None:
                 held = _Held(os.open(below.name, _DIRECTORY, dir_fd=below.descriptor))
-                if held.identity != self._noted.setdefault(directory, held.identity):
-                    self._failure = _replaced(directory, "was replaced since the store was opened")
+                if held.identity != self._known(directory, held.identity):
+                    self._failure = _replaced(directory, _REPLACED)
                     raise self._failure
                 self._held[directory] = held
 
     def note(self, directory: Path) -> None:
         """Remember which directory has a path now, for a later :meth:`hold`; does nothing if there is none."""
         with suppress(OSError):
-            self._noted.setdefault(directory, _identity(os.stat(directory)))
+            identity = _identity(os.stat(directory))
+            with self._mutex:
+                self._known(directory, identity)
+
+    def _known(self, directory: Path, found: Identity) -> Identity:
+        """The identity that is noted of a directory, which is the one found if there was none."""
+        known = self._noted.setdefault(directory, found)
+        child = directory
+        while child != self.path and child.parent != child and child not in self._in.setdefault(child.parent, set()):
+            self._in[child.parent].add(child)
+            child = child.parent
+        return known
 
     def forget(self, directory: Path) -> None:
         """Forget which directory has a path, and those below it: this process removes them and may make others."""
         with self._mutex:
-            for noted in [each for each in self._noted if each == directory or directory in each.parents]:
-                del self._noted[noted]
+            if directory in self._in.get(directory.parent, ()):
+                self._in[directory.parent].remove(directory)
+            forgotten = [directory]
+            while forgotten:
+                each = forgotten.pop()
+                self._noted.pop(each, None)
+                forgotten += self._in.pop(each, ())
 
     def let_go(self, directory: Path) -> None:
         """Undo one :meth:`hold` of a directory; after the last one it is no longer verified."""
@@ -149,14 +168,19 @@ class StoreDirectory:
         if self.identity != identity:
             raise _replaced(self.path, "was replaced: its path leads to another one")
 
-    def verify(self) -> None:
+    def verify(self, within: Path | None = None) -> None:
         """Verify that the paths of all held directories lead to them.
+
+        Args:
+            within: A path in the store: only the directories on the way to it, and those of the store that lead to
+                others, are verified, also if they are not held but noted.
 
         Raises:
             StoreReplaced: One leads elsewhere, or did at an earlier check.
         """
         if self._failure is None:
-            for path, held in self._held.copy().items():
+            directories = self._held.copy() if within is None else self._on_the_way_to(within)
+            for path, held in directories.items():
                 found = _what_happened(path, held)
                 with self._mutex:
                     # A directory that was let go meanwhile may be removed, also by other processes.
@@ -165,6 +189,15 @@ class StoreDirectory:
                         break
         if self._failure is not None:
             raise StoreReplaced(self._failure.message, **self._failure.where)
+
+    def _on_the_way_to(self, path: Path) -> dict[Path, _Held]:
+        """The held directories on the way to a path; notices if another one was noted in the place of one."""
+        with self._mutex:
+            way = {self.path, path, *path.parents, *self._in.get(self.path, ())}
+            for each in (way - self._held.keys()) & self._noted.keys():
+                if _is_another(each, self._noted[each]):
+                    self._failure = _replaced(each, _REPLACED)
+            return {each: self._held[each] for each in way & self._held.keys()}
 
     def close(self) -> None:
         """Close all directories; no thread may use the store any more."""
@@ -176,6 +209,13 @@ class StoreDirectory:
 
 def _identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
+
+
+def _is_another(path: Path, identity: Identity) -> bool:
+    try:
+        return _identity(os.stat(path)) != identity
+    except OSError:
+        return False  # another process may have removed it with its table
 
 
 def _what_happened(path: Path, held: _Held) -> StoreReplaced | None:

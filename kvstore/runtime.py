@@ -246,7 +246,7 @@ class StoreRuntime:
                     read_only=lambda: not self.writes,
                 )
             if self._hand_over is None:
-                self._hand_over = HandOver(self._all_tables)
+                self._hand_over = HandOver(self._all_tables, self._clock)
             return self._tables[definition.id]
 
     @uninterrupted

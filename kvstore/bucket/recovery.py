@@ -50,7 +50,7 @@ def open_for_writing(
 def _opened(
     place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
 ) -> WritePath:
-    files.verify()  # what is found here is this bucket's
+    files.verify(place.directory)  # what is found here is this bucket's
     index = usable_index(place, options, files)
     try:
         snapshot.sweep(place.directory, files)

@@ -514,7 +514,7 @@ class Journal:
 
     def _check_current(self) -> None:
         """Verify that this is still the store's journal; only in a write transaction does it stay so."""
-        self._files.verify()
+        self._files.verify(self._environment.directory)
         if self._environment.is_stale():
             raise WriterFenced(
                 "The catalog was recovered by another process; open the store again.",

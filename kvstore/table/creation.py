@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -202,8 +203,9 @@ class TableDirectories:
         return self._journal.state().next_table_id, [(each.name, len(self._files.names_in(each))) for each in staged]
 
     def _ids(self) -> set[TableId]:
-        found = self._tables.glob("*")
-        return {TableId(int(path.name)) for path in found if path.is_dir() and path.name.isdecimal()}
+        with suppress(FileNotFoundError), os.scandir(self._tables) as entries:
+            return {TableId(int(each.name)) for each in entries if each.name.isdecimal() and each.is_dir()}
+        return set()
 
 
 class _IdTaken(Exception):

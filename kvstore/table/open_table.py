@@ -24,7 +24,11 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from logformat import paths
 from logformat.ids import BucketId
+
+_PAUSE_FACTOR, _PAUSE_SECONDS_MAX = 20, 0.5
+"""How much longer the thread that looks for processes which want a bucket pauses than it looks; the longest pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ def open_table(
         )
         for bucket in range(definition.buckets)
     ]
+    files.note(store / paths.TABLES)
     for each in handles:
         files.note(each.place.directory)
         files.note(each.place.log)
@@ -114,8 +119,9 @@ class HandOver:
         tables: All that the process has open.
     """
 
-    def __init__(self, tables: Callable[[], Sequence[OpenTable]]) -> None:
+    def __init__(self, tables: Callable[[], Sequence[OpenTable]], clock: Clock) -> None:
         self._tables = tables
+        self._clock = clock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-handover", daemon=True)
         self._thread.start()
@@ -126,7 +132,12 @@ class HandOver:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.wait(HANDOVER_LOOK_MS / 1000):
+        pause = HANDOVER_LOOK_MS / 1000
+        while not self._closing.wait(pause):
+            begun = self._clock.monotonic()
             for table in self._tables():
                 with suppress(OSError):  # too many open files, perhaps: it looks again
                     table.hand_over()
+            # With thousands of tables a look takes long: then the pauses are longer, too.
+            took = self._clock.monotonic() - begun
+            pause = max(HANDOVER_LOOK_MS / 1000, min(_PAUSE_FACTOR * took, _PAUSE_SECONDS_MAX))

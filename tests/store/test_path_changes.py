@@ -303,7 +303,7 @@ def test_a_store_that_is_at_its_path_is_written_as_before(world: World) -> None:
 
 def without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoreDirectory, "check", lambda _: 0)
-    monkeypatch.setattr(StoreDirectory, "verify", lambda _: None)
+    monkeypatch.setattr(StoreDirectory, "verify", lambda *_: None)
 
 
 def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
