@@ -369,6 +369,26 @@ class Environment:
                 del _registry[self.directory]
             self._env.close()
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a thread of this process is reading."""
+        return bool(self._live)
+
+    def close_if_unread(self) -> bool:
+        """Like :meth:`close`, unless a thread of this process is reading; returns whether the use was released.
+
+        A thread that was about to read gets StoreClosed.
+        """
+        with _registry_mutex, self._mutex:
+            if self._live or self._pid != os.getpid():
+                return False
+            self._users -= 1
+            if not self._users:
+                if _registry.get(self.directory) is self:
+                    del _registry[self.directory]
+                self._env.close()
+            return True
+
     def share(self) -> Environment:
         """Add one use."""
         self._users += 1

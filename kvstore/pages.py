@@ -181,6 +181,15 @@ def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
     return file.page_bytes, its.main
 
 
+def last_commit(descriptor: int) -> int | None:
+    """Number of the last commit that a file's meta pages show; None if they are damaged, or just being written."""
+    try:
+        file = _File(descriptor)
+        return max(file.meta(0).transaction, file.meta(1).transaction)
+    except _Wrong:
+        return None
+
+
 _META_BYTES = 1 << 17  # both meta pages, whatever the page size
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.open_readers import OpenReaders
 from kvstore.calls import uninterrupted
 from kvstore.check import CheckReport, check_bucket
 from kvstore.checkpoint.controller import Controller, Follower
@@ -108,6 +109,7 @@ class StoreRuntime:
         self._mutex = threading.Lock()
         self._tables: dict[TableId, OpenTable] = {}
         self._hand_over: HandOver | None = None
+        self._readers = OpenReaders()
         self._ended = False
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         with refusals(path):
@@ -244,6 +246,7 @@ class StoreRuntime:
                     *(self.path, self._identity.store_id, definition, self._journal),
                     *(self.options, self._files, self._clock, self.meter.table(definition.name)),
                     read_only=lambda: not self.writes,
+                    readers=self._readers,
                 )
             if self._hand_over is None:
                 self._hand_over = HandOver(self._all_tables, self._clock)

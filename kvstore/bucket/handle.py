@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.bucket.open_readers import OpenReaders
 from kvstore.bucket.ownership import BucketOwnership
-from kvstore.bucket.recovery import is_at_end, is_complete, usable_index
+from kvstore.bucket.recovery import is_at_end, usable_index
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.calls import uninterrupted
 from kvstore.errors import CorruptData, StoreClosed, StoreError
 from kvstore.files import refusals
-from kvstore.index.index import Index, View
+from kvstore.index.index import AtRest, Index, View
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
@@ -40,12 +41,14 @@ class BucketHandle:
     Args:
         context: Of the bucket.
         read_only: Whether nothing at all may be written; what a dead writer left to be recovered is not seen then.
+        readers: All buckets of the process whose index is open for reading.
     """
 
-    def __init__(self, context: BucketContext, *, read_only: Callable[[], bool]) -> None:
+    def __init__(self, context: BucketContext, *, read_only: Callable[[], bool], readers: OpenReaders) -> None:
         self.place = context.place
         self._context = context
         self._read_only = read_only
+        self._readers = readers
         self._options = context.options
         self._files = context.files
         self._clock = context.clock
@@ -54,6 +57,7 @@ class BucketHandle:
         self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._index: Index | None = None
+        self._at_rest: AtRest | None = None
         self._engine: BucketEngine | None = None
         self._recover_next = self._look_next = 0.0
 
@@ -66,7 +70,7 @@ class BucketHandle:
         engine = self._engine
         if engine is not None:
             return engine.committer.state.back_offset  # without the bucket's lock, which the caller may hold
-        with self._reader().view() as view:
+        with self._view() as view:
             return view.state().back_offset
 
     def submit(self, request: Request | RowRequest | ConditionalRequest, *, waits: bool = True) -> Future[Any]:
@@ -130,7 +134,7 @@ class BucketHandle:
         while True:
             engine = self._engine
             if engine is None:
-                with self._reader().view() as view:
+                with self._view() as view:
                     yield view
                 return
             with self._lock:
@@ -146,7 +150,13 @@ class BucketHandle:
             with self._lock:
                 if not self._ended(engine):
                     return engine.committer.index.value(key)
-        return self._reader().value(key)
+        while True:
+            index = self._reader()
+            try:
+                return index.value(key)
+            except StoreClosed:
+                if not self._was_closed(index):
+                    raise
 
     def state(self) -> IndexState:
         """State of the bucket with every acknowledged change."""
@@ -154,7 +164,11 @@ class BucketHandle:
             with self._lock:
                 if not self._ended(engine):
                     return engine.committer.state
-        with self._reader().view() as view:
+        with self._opening:
+            known = self._state_at_rest()
+        if known is not None:
+            return known
+        with self._view() as view:
             return view.state()
 
     def committed(self) -> IndexState:
@@ -168,13 +182,16 @@ class BucketHandle:
                 return self._engine.committer.index.committed_state()
             if self._index is not None and self._clock.monotonic() < self._look_next:
                 return self._index.committed_state()
-        return self._looked()
+            known = self._state_at_rest()
+        return known if known is not None else self._looked()
 
     @uninterrupted
     def _looked(self) -> IndexState:
         with self._opening:
             self._look_next = self._clock.monotonic() + RECOVER_SECONDS
-            return self._reading().committed_state()
+            found = self._reading().committed_state()
+        self._readers.shrink()
+        return found
 
     def log_end(self) -> Offset:
         """The offset after every change that any process has acknowledged.
@@ -190,7 +207,7 @@ class BucketHandle:
     def snapshot(self) -> Iterator[View]:
         """A view of every change acknowledged until now; writing goes on."""
         self.flush()
-        with self._reader().scan_view() as view:
+        with self._view(Index.scan_view) as view:
             yield view
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
@@ -283,7 +300,7 @@ class BucketHandle:
             try:
                 if engine is not None:
                     try:
-                        self._index = self._opened_index()
+                        self._use(self._opened_index())
                     finally:
                         engine.close()
             finally:
@@ -364,6 +381,58 @@ class BucketHandle:
     def _gave_up(self, engine: BucketEngine) -> bool:
         return self._engine is not engine
 
+    @contextmanager
+    def _view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
+        """A view of the last commit."""
+        with ExitStack() as stack:
+            while True:
+                index = self._reader()
+                try:
+                    view = stack.enter_context(kind(index))
+                    break
+                except StoreClosed:
+                    if not self._was_closed(index):
+                        raise
+            yield view
+
+    def _was_closed(self, index: Index) -> bool:
+        """Whether an index was closed here because others were opened, so that it may be opened again."""
+        return self._engine is None and self._index is not index
+
+    def close_reader(self) -> bool:
+        """Close the index until it is read again; False if it is in use now."""
+        # Without waiting: the caller has just opened a bucket, and another one may be recovering.
+        if not self._opening.acquire(blocking=False):
+            return False
+        try:
+            index = self._index
+            if index is not None and index.is_read:
+                return False
+            if index is not None:
+                self._at_rest = None
+                with suppress(CorruptData):
+                    self._at_rest = index.at_rest()
+                if not index.close_if_unread():
+                    return False
+                self._index = None
+        finally:
+            self._opening.release()
+        return True
+
+    def _state_at_rest(self) -> IndexState | None:
+        """The state of a bucket that is not open here, unless something was written or is to be recovered."""
+        known = self._at_rest
+        if known is None or self._index is not None or self._engine is not None:
+            return None
+        self._ownership.check_open()
+        if not known.is_current(self.place.index):
+            return None
+        if not self._read_only() and self._clock.monotonic() >= self._recover_next:
+            if not is_at_end(self.place, known.state) or self._context.catalog.writers().commits:
+                return None
+            self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
+        return known.state
+
     def _reader(self) -> Index:
         with self._opening:
             index = self._index
@@ -374,7 +443,9 @@ class BucketHandle:
     @uninterrupted
     def _opened_reader(self) -> Index:
         with self._opening:
-            return self._reading()
+            index = self._reading()
+        self._readers.shrink()
+        return index
 
     def _is_to_be_looked_at(self) -> bool:
         """Whether a writer may have died since the last check, so that there is something to recover."""
@@ -391,18 +462,27 @@ class BucketHandle:
             self._index.close()  # it was rebuilt
             self._index = None
         if self._index is None:
-            self._index = self._opened_index()
+            self._use(self._opened_index())
+        assert self._index is not None
         return self._index
+
+    def _use(self, index: Index | None) -> None:
+        """Read through an index from now on."""
+        self._index = index
+        self._at_rest = None
+        if index is not None:
+            self._readers.add(self)
 
     def _recover(self) -> None:
         """Recover what a dead writer had acknowledged, so that it can be read."""
         if self._index is None:
-            complete = is_complete(self.place, self._options, self._files)
-        else:
+            self._use(usable_index(self.place, self._options, self._files))
+        complete = False
+        if self._index is not None:
             with self._index.view() as view:
                 complete = is_at_end(self.place, view.state())
-        if complete and self._has(self._context.catalog.writers().commits):
-            return
+                if complete and self._has(view, self._context.catalog.writers().commits):
+                    return
         with self._ownership.borrowed() as is_owner:
             if not is_owner:
                 return
@@ -413,15 +493,8 @@ class BucketHandle:
                 if not complete:
                     raise
 
-    def _has(self, commits: Iterable[OpenCommit]) -> bool:
-        if not commits:
-            return True
-        index = self._opened_index()
-        try:
-            with index.view() as view:
-                writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
-        finally:
-            index.close()
+    def _has(self, view: View, commits: tuple[OpenCommit, ...]) -> bool:
+        writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
         return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
 
     def _opened_index(self) -> Index:

@@ -88,16 +88,6 @@ def _opened(
     return path
 
 
-def is_complete(place: BucketPlace, options: StoreOptions, files: Files) -> bool:
-    """Whether the index can be used and the log ends where the index says, so that nothing is to be recovered."""
-    index = usable_index(place, options, files)
-    if index is None:
-        return False
-    state = _state_of(index)
-    index.close()
-    return is_at_end(place, state)
-
-
 def is_at_end(place: BucketPlace, state: IndexState) -> bool:
     """Whether the log ends at the index's synced position, and the index has all of it."""
     last = paths.segment_file(place.log, state.synced_base)

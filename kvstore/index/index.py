@@ -9,16 +9,20 @@ Keys of the environment's one database (docs/format.md, Index): ``00`` the state
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import islice, repeat
+from pathlib import Path
 
-from kvstore.environment import LMDB_FILES, Environment, Transaction
+from kvstore.environment import LMDB_FILES, Environment, Identity, Transaction
 from kvstore.errors import CorruptData
+from kvstore.files import open_file
 from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
-from kvstore.pages import tree_of
+from kvstore.pages import last_commit, tree_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
 from logformat.log import index_state, writer_entry
@@ -151,6 +155,27 @@ class View:
         if stop is None:
             return pairs
         return _until(pairs, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class AtRest:
+    """The state of an index that is not open.
+
+    Attributes:
+        commit: The file, and the number of its last commit.
+    """
+
+    state: IndexState
+    commit: tuple[Identity | None, int | None]
+
+    def is_current(self, directory: Path) -> bool:
+        """Whether the index in this directory still is as of this commit."""
+        try:
+            with open_file(directory / LMDB_FILES[0]) as file:
+                status = os.fstat(file.fileno())
+                return self.commit == ((status.st_dev, status.st_ino), last_commit(file.fileno()))
+        except OSError:
+            return False
 
 
 class Index:
@@ -292,6 +317,22 @@ class Index:
     def release_dead_readers(self) -> None:
         """Release the slots of killed readers; see :meth:`Environment.release_dead_readers`."""
         self.environment.release_dead_readers()
+
+    def at_rest(self) -> AtRest | None:
+        """The state of the last commit, to be known without the index being open; None if another commit comes."""
+        with self._environment.read() as transaction:
+            commit, state = transaction.id(), View(transaction).state()
+        found = AtRest(state, (self._environment.identity, commit))
+        return found if found.is_current(self._environment.directory) else None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a view of it is open in this process."""
+        return self._environment.is_read
+
+    def close_if_unread(self) -> bool:
+        """Release the environment unless it is being read; see :meth:`Environment.close_if_unread`."""
+        return self._environment.close_if_unread()
 
     def close(self) -> None:
         """Discard uncommitted changes and release the environment."""

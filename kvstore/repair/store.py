@@ -17,6 +17,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
+from kvstore.bucket.open_readers import OpenReaders
 from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
@@ -295,6 +296,7 @@ class StoreRepair:
         parts = open_table(
             *(self._path, store_id, table, journal, _OPTIONS, self._files, self._clock, TableMeter(self._clock)),
             read_only=lambda: True,
+            readers=OpenReaders(),
         )
         try:
             for number, handle in enumerate(parts.handles):

@@ -12,6 +12,7 @@ from uuid import UUID
 from kvstore.bucket.commit_lock import HANDOVER_LOOK_MS, CommitLock
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.open_readers import OpenReaders
 from kvstore.clock import Clock
 from kvstore.commit.consumers import Consumers
 from kvstore.commit.coordinator import Commits
@@ -84,11 +85,12 @@ def open_table(
     meter: TableMeter,
     *,
     read_only: Callable[[], bool],
+    readers: OpenReaders,
 ) -> OpenTable:
     """Open a table; no file is opened yet.
 
     Args:
-        read_only: See :class:`BucketHandle`.
+        read_only, readers: See :class:`BucketHandle`.
     """
     table = definition.id
     catalog = TableCatalog(journal, table, definition.name, clock)
@@ -100,6 +102,7 @@ def open_table(
                 *(catalog, lock, staging, files, clock, options, meter),
             ),
             read_only=read_only,
+            readers=readers,
         )
         for bucket in range(definition.buckets)
     ]

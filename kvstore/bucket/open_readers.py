@@ -1,0 +1,46 @@
+"""Bounds how many indexes a process has open only to read them: each takes three descriptors and 2 MiB of memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+READERS_OPEN_MAX = 64
+"""Indexes that stay open without a read; those that are being read count, too, but are not closed."""
+_IN_USE_MAX = 4
+"""After so many that are in use the rest is left for a later call: a scan uses all buckets of its table at once."""
+
+
+class Closable(Protocol):
+    """A bucket whose index may be open for reading."""
+
+    def close_reader(self) -> bool:
+        """Close the index, to be opened again when it is read; False if it is in use now."""
+
+
+class OpenReaders:
+    """Buckets of a process whose index is open for reading; thread-safe.
+
+    Args:
+        most: How many stay open.
+    """
+
+    def __init__(self, most: int = READERS_OPEN_MAX) -> None:
+        self._most = most
+        self._opened: deque[Closable] = deque()  # without a lock: each of its methods is one step
+
+    def add(self, bucket: Closable) -> None:
+        """Register a bucket whose index was opened; call :meth:`shrink` without any lock of a bucket afterwards."""
+        self._opened.append(bucket)
+
+    def shrink(self) -> None:
+        """Close those that were opened first, until few enough are open; those in use are left for a later call."""
+        in_use = 0
+        while len(self._opened) > self._most and in_use < _IN_USE_MAX:
+            try:
+                bucket = self._opened.popleft()
+            except IndexError:
+                return  # another thread has closed them
+            if not bucket.close_reader():
+                self._opened.append(bucket)
+                in_use += 1
