@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import environment
+from kvstore import environment, place
 from kvstore.bucket import open_readers
 from kvstore.bucket.open_readers import OpenReaders
 from tests.conftest import OpenStore
@@ -75,14 +76,24 @@ def test_creating_and_using_a_table_costs_the_same_in_a_store_of_many(store: kvs
     def create(number: int) -> int:
         return calls_made(lambda: store.create_table(f"t{number}", SCHEMA, primary_key="k"))
 
-    assert rising(create, few=5, many=60) < 1.5
-    assert rising(lambda number: calls_made(lambda: store.table(f"t{number}").schema), few=5, many=60) < 1.5
-    assert rising(lambda number: calls_made(lambda: store.table(f"t{number}").count()), few=5, many=60) < 1.5
+    assert rising(create, few=5, many=40) < 1.5
+    assert rising(lambda number: calls_made(lambda: store.table(f"t{number}").schema), few=5, many=40) < 1.5
+    assert rising(lambda number: calls_made(lambda: store.table(f"t{number}").count()), few=5, many=40) < 1.5
 
 
-def test_the_first_write_costs_the_same_beside_many_tables_that_are_written(store: kvstore.Store) -> None:
-    tables = [store.create_table(f"t{number}", SCHEMA, primary_key="k") for number in range(41)]
-    assert rising(lambda number: calls_made(lambda: tables[number].upsert({"k": 1, "v": 1})), few=5, many=40) < 1.5
+def test_the_first_write_looks_at_no_other_directory(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "LOOK_SECONDS", 1_000)
+    looked: list[Path] = []
+    real = place._what_happened
+    monkeypatch.setattr(place, "_what_happened", lambda path, held: looked.append(path) or real(path, held))
+
+    def write(number: int) -> int:
+        looked.clear()
+        tables[number].upsert({"k": 1, "v": 1})
+        return len(looked)
+
+    tables = [store.create_table(f"t{number}", SCHEMA, primary_key="k") for number in range(31)]
+    assert rising(write, few=5, many=30) < 1.5
 
 
 def test_a_consumer_costs_the_same_among_many(store: kvstore.Store, table: kvstore.Table) -> None:
@@ -90,14 +101,23 @@ def test_a_consumer_costs_the_same_among_many(store: kvstore.Store, table: kvsto
         return calls_made(lambda: store.consumer(f"c{number}").commit("t", {0: 0}))
 
     def position(number: int) -> int:
+        commit(number)
         return calls_made(lambda: store.consumer(f"c{number}").position("t"))
 
-    assert rising(commit, few=10, many=200) < 1.5
-    assert rising(position, few=10, many=200) < 1.5
-    assert len(store.consumers["c7"]) == 1
-    first, last = (calls_made(lambda: store.drop_consumer(f"c{number}")) for number in (200, 199))  # noqa: B023
-    commits = commit(200)
-    assert max(first, last) < 3 * commits
+    def drop(number: int) -> int:
+        commit(number)
+        cost = calls_made(lambda: store.drop_consumer(f"c{number}"))
+        commit(number)
+        return cost
+
+    assert rising(commit, few=10, many=150) < 1.5
+    for each in list(store.consumers):
+        store.drop_consumer(each)
+    assert rising(position, few=10, many=150) < 1.5
+    for each in list(store.consumers):
+        store.drop_consumer(each)
+    assert rising(drop, few=10, many=150) < 1.5
+    assert len(store.consumers) == 150
 
 
 def test_a_named_writer_costs_the_same_among_many(table: kvstore.Table) -> None:
@@ -155,7 +175,6 @@ def test_what_a_killed_process_acknowledged_is_seen_in_buckets_that_are_not_open
     with Program(store.path, WRITER.replace("table.flush()", "")) as other:
         assert other.line() == "written"
         other.kill()
-    store.runtime.open_table(store.runtime.definition("t"))
     for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
         handle._recover_next = 0.0  # as a quarter of a second later
     assert table.count() == 100
@@ -181,8 +200,6 @@ def test_an_index_that_is_being_read_stays_open(store: kvstore.Store) -> None:
 
 @pytest.mark.usefixtures("few_readers")
 def test_threads_read_while_indexes_are_closed_and_opened(store: kvstore.Store) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     table = store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS)
     table.upsert([{"k": key, "v": 1} for key in range(200)])
     for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
