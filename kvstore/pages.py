@@ -184,9 +184,9 @@ def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
 def last_commit(descriptor: int) -> int | None:
     """Number of the last commit that a file's meta pages show; None if they are damaged, or just being written."""
     try:
-        file = _File(descriptor)
+        file = PageFile(descriptor)
         return max(file.meta(0).transaction, file.meta(1).transaction)
-    except _Wrong:
+    except WrongPage:
         return None
 
 

@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.bucket.open_readers import OpenReaders
 from kvstore.calls import uninterrupted
 from kvstore.check import CheckReport, check_bucket
 from kvstore.checkpoint.controller import Controller, Follower
@@ -42,6 +41,7 @@ from kvstore.errors import (
     StoreError,
 )
 from kvstore.files import Files, read_file, refusal, refusals, refuse_network
+from kvstore.index.open_readers import OpenReaders
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition

@@ -12,7 +12,6 @@ from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
-from kvstore.bucket.open_readers import OpenReaders
 from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.recovery import is_at_end, usable_index
 from kvstore.bucket.snapshot import Snapshot
@@ -20,6 +19,7 @@ from kvstore.calls import uninterrupted
 from kvstore.errors import CorruptData, StoreClosed, StoreError
 from kvstore.files import refusals
 from kvstore.index.index import AtRest, Index, View
+from kvstore.index.open_readers import OpenReaders
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit

@@ -17,7 +17,6 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
-from kvstore.bucket.open_readers import OpenReaders
 from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
@@ -30,6 +29,7 @@ from kvstore.errors import (
     WriterFenced,
 )
 from kvstore.files import Files, read_file, refusals
+from kvstore.index.open_readers import OpenReaders
 from kvstore.lock import ProcessLock
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal

@@ -12,7 +12,6 @@ from uuid import UUID
 from kvstore.bucket.commit_lock import HANDOVER_LOOK_MS, CommitLock
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.handle import BucketHandle
-from kvstore.bucket.open_readers import OpenReaders
 from kvstore.clock import Clock
 from kvstore.commit.consumers import Consumers
 from kvstore.commit.coordinator import Commits
@@ -20,6 +19,7 @@ from kvstore.commit.named_writers import Writers
 from kvstore.commit.staging import Staging
 from kvstore.errors import StoreError
 from kvstore.files import Files
+from kvstore.index.open_readers import OpenReaders
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket.open_readers import READERS_OPEN_MAX
+from kvstore.index.open_readers import READERS_OPEN_MAX
 
 pytestmark = pytest.mark.nightly
 

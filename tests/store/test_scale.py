@@ -13,8 +13,8 @@ import pytest
 
 import kvstore
 from kvstore import environment, place
-from kvstore.bucket import open_readers
-from kvstore.bucket.open_readers import OpenReaders
+from kvstore.index import open_readers
+from kvstore.index.open_readers import OpenReaders
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
 from tests.support.calls_made import calls_made
