@@ -55,6 +55,7 @@ class TableFiles:
         self._store = store
         self._store_id = store_id
         self._files = files
+        self._completed = False
 
     def before(self, state: CatalogState, edit: DefinitionEdit) -> DefinitionEdit:
         """Bring the file of a table to what it is after an edit, which is about to be added after ``state``.
@@ -90,15 +91,19 @@ class TableFiles:
     def complete(self, journal: Journal, opened: TableId | None = None) -> None:
         """Write the files that are missing; that of ``opened`` also if it is not what the catalog says.
 
+        After the first call the files of other tables than ``opened`` are looked at only if it is None: a store of many
+        tables opens each of them.
+
         Nothing depends on the files while the catalog is there. So if the disk refuses, this is only logged.
         """
         try:
             state = journal.state()
-            if not self._wrong(state, opened):
-                return
-            with journal.still() as state:
-                for definition in self._wrong(state, opened):
-                    self._write(definition, state, state.txid)
+            only = opened if self._completed else None
+            if self._wrong(state, opened, only):
+                with journal.still() as state:
+                    for definition in self._wrong(state, opened, only):
+                        self._write(definition, state, state.txid)
+            self._completed = True
         except (OSError, Unavailable, LogFailed, WriterRejected, UnsupportedOperation) as error:
             _log.warning("definitions of tables could not be written beside their data: %s", error)
 
@@ -148,11 +153,12 @@ class TableFiles:
                 damaged[id] = error
         return damaged
 
-    def _wrong(self, state: CatalogState, opened: TableId | None) -> list[TableDefinition]:
-        """Tables whose files are to be written."""
+    def _wrong(self, state: CatalogState, opened: TableId | None, only: TableId | None) -> list[TableDefinition]:
+        """Tables whose files are to be written, of all or of one."""
+        tables = state.tables.items() if only is None else [(only, state.tables[only])] if only in state.tables else []
         return [
             table
-            for id, table in state.tables.items()
+            for id, table in tables
             if self._files.exists((file := paths.table_file(self._store, id)).parent)
             and (not self._files.exists(file) or (id == opened and not self._is_right(table)))
         ]
