@@ -193,11 +193,17 @@ class StoreDirectory:
     def _on_the_way_to(self, path: Path) -> dict[Path, _Held]:
         """The held directories on the way to a path; notices if another one was noted in the place of one."""
         with self._mutex:
-            way = {self.path, path, *path.parents, *self._in.get(self.path, ())}
-            for each in (way - self._held.keys()) & self._noted.keys():
-                if _is_another(each, self._noted[each]):
+            way, above = {self.path, *self._in.get(self.path, ())}, path
+            while above not in way and above.parent != above:
+                way.add(above)
+                above = above.parent
+            found = {}
+            for each in way:
+                if (held := self._held.get(each)) is not None:
+                    found[each] = held
+                elif (noted := self._noted.get(each)) is not None and _is_another(each, noted):
                     self._failure = _replaced(each, _REPLACED)
-            return {each: self._held[each] for each in way & self._held.keys()}
+            return found
 
     def close(self) -> None:
         """Close all directories; no thread may use the store any more."""
