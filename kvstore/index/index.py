@@ -320,19 +320,19 @@ class Index:
 
     def at_rest(self) -> AtRest | None:
         """The state of the last commit, to be known without the index being open; None if another commit comes."""
-        with self._environment.read() as transaction:
+        with self.environment.read() as transaction:
             commit, state = transaction.id(), View(transaction).state()
-        found = AtRest(state, (self._environment.identity, commit))
-        return found if found.is_current(self._environment.directory) else None
+        found = AtRest(state, (self.environment.identity, commit))
+        return found if found.is_current(self.environment.directory) else None
 
     @property
     def is_read(self) -> bool:
         """Whether a view of it is open in this process."""
-        return self._environment.is_read
+        return self.environment.is_read
 
     def close_if_unread(self) -> bool:
         """Release the environment unless it is being read; see :meth:`Environment.close_if_unread`."""
-        return self._environment.close_if_unread()
+        return self.environment.close_if_unread()
 
     def close(self) -> None:
         """Discard uncommitted changes and release the environment."""
