@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -177,8 +176,7 @@ def test_where_there_is_no_repository_a_history_of_its_own_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pyspark" else found(name))
+    monkeypatch.setitem(sys.modules, "kvstore.cli.demo.spark_reader", None)  # as without Spark
     status, output = in_this_process("demo", "--store", tmp_path / "store")
     assert status == 0, output
     assert "No git repository here" in output

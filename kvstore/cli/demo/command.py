@@ -7,7 +7,6 @@ there is no git repository, a small history of the demo's own takes its place.
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 import time
 from collections.abc import Iterable
@@ -170,12 +169,12 @@ def _history(repo: Path | None, console: Console) -> History:
 
 def _reader(configuration: Path, console: Console) -> Reader:
     """Spark if it is installed, else Python."""
-    if importlib.util.find_spec("pyspark") is not None:
+    try:
         from kvstore.cli.demo.spark_reader import SparkReader
-
-        return SparkReader(configuration)
-    console.print("Spark is not installed: Python folds the changelog. The extra `spark` of the package adds it.")
-    return PythonReader()
+    except ModuleNotFoundError:
+        console.print("Spark is not installed: Python folds the changelog. The extra `spark` of the package adds it.")
+        return PythonReader()
+    return SparkReader(configuration)
 
 
 def _summary(
