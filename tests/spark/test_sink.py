@@ -196,6 +196,19 @@ def test_a_stream_copies_a_table_and_every_change_once(
     assert len(copied.writers) == 2
 
 
+def test_a_stream_goes_on_after_its_target_has_gained_a_column(
+    spark: SparkSession, store: kvstore.Store, tmp_path: Path
+) -> None:
+    table, copied = (store.create_table(name, SCHEMA, "k") for name in ("t", "u"))
+    for k in range(2):
+        table.upsert({"k": k, "s": "x", "v": None})
+        table.flush()
+        copy(spark, store, tmp_path / "c", writer="copy")
+        if k == 0:
+            store.add_columns("u", [pa.field("more", pa.int64())])
+    assert rows_of(copied) == [row | {"more": None} for row in rows_of(table)]
+
+
 def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     counts = store.create_table("counts", pa.schema([pa.field("s", pa.string(), False), ("n", pa.int64())]), "s")
