@@ -10,6 +10,7 @@ from kvstore.commit.consumers import Consumer
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
 from kvstore.options import StoreOptions
+from kvstore.read.changelog_reader import ChangelogReader
 from kvstore.repair.store import RepairReport, repair
 from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
 from kvstore.replica.operations import follow, promote, restore
@@ -37,6 +38,7 @@ __all__ = [
     "Bucket",
     "BucketReport",
     "ChangeType",
+    "ChangelogReader",
     "Changes",
     "CheckReport",
     "Checkpoint",

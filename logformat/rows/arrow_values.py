@@ -47,13 +47,8 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
     if types.is_struct(given) and types.is_struct(stored) and given.names == stored.names:
         parts = [as_type(part, field.type) for part, field in zip(column.flatten(), stored.fields, strict=True)]
         return struct_of(parts, column.is_null(), stored)
-    if types.is_floating(given) and types.is_string(stored) and pc.all(pc.is_nan(column), min_count=0).as_py():
-        raise SchemaMismatch(
-            'This column of text has only NaN or null, as floats; in pandas, convert it with astype("string").',
-            given=given,
-        )
     if not _of_one_kind(given, stored):
-        raise SchemaMismatch("A column has a different type than the table's; cast it first.", given=given)
+        raise SchemaMismatch(_why_other(column, stored), given=given)
     if types.is_integer(given) and types.is_floating(stored):
         return _as_floats(column, stored)
     if types.is_floating(given) and given.bit_width > stored.bit_width:
@@ -62,6 +57,24 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
         # pyarrow does not check whether the bytes of a view are too many for 32-bit offsets; for large types it does.
         column = column.cast(pa.large_string() if types.is_string_view(given) else pa.large_binary())
     return column.cast(stored)
+
+
+def _why_other(column: pa.Array, stored: pa.DataType) -> str:
+    """What is wrong with a column of another kind than the stored type."""
+    types, given = pa.types, column.type
+    if types.is_floating(given) and types.is_string(stored) and pc.all(pc.is_nan(column), min_count=0).as_py():
+        return 'This column of text has only NaN or null, as floats; in pandas, convert it with astype("string").'
+    if types.is_floating(given) and types.is_integer(stored):
+        return (
+            "A column of floats does not go into one of integers. pandas makes floats of integers with missing values:"
+            ' convert it with astype("Int64").'
+        )
+    if types.is_timestamp(given) and types.is_timestamp(stored):
+        return (
+            "Either every time of this column has a time zone or none has; its type decides. In pandas, give times a"
+            ' zone with dt.tz_localize("UTC").'
+        )
+    return "A column has a different type than the table's; cast it first."
 
 
 def nulls_within(column: pa.Array) -> int:

@@ -181,6 +181,18 @@ class TestPandasIn:
         ]
 
 
+def test_what_pandas_makes_of_missing_values_is_explained(store: kvstore.Store) -> None:
+    table = store.create_table("t", {"k": "int64", "n": "int64", "at": "timestamp[us, tz=UTC]"}, "k")
+    with pytest.raises(SchemaMismatch, match=r'astype\("Int64"\).*column=n'):
+        table.upsert(pd.DataFrame({"k": [1, 2], "n": [1, None]}))
+    with pytest.raises(SchemaMismatch, match=r"tz_localize.*column=at"):
+        table.upsert(pd.DataFrame({"k": [1], "at": [pd.Timestamp("2026-01-01")]}))
+    table.upsert(
+        pd.DataFrame({"k": [1, 2], "n": pd.array([1, None], "Int64"), "at": [pd.Timestamp("2026", tz="UTC")] * 2})
+    )
+    assert table.count() == 2
+
+
 def records(data: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
     from logformat.rows import intake
 
