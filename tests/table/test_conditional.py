@@ -279,3 +279,64 @@ class TestWhere:
         table.delete(where=pc.field("n") == 1)
         monkeypatch.undo()
         assert rows_of(table) == [row(1, 5)]
+
+
+KEYS, NUMBERS = st.integers(0, 5), st.none() | st.integers(0, 4)
+STEPS = st.one_of(
+    st.tuples(st.just("set"), KEYS, NUMBERS),
+    st.tuples(st.just("del"), KEYS, st.none()),
+    st.tuples(st.just("put_if"), KEYS, NUMBERS),
+    st.tuples(st.just("put_new"), KEYS, NUMBERS),
+    st.tuples(st.just("delete"), st.integers(0, 4), st.none()),
+    st.tuples(st.just("update"), st.integers(0, 4), st.none() | st.integers(0, 4)),
+    st.tuples(st.just("add"), st.integers(0, 4), st.none()),
+)
+
+
+@settings(max_examples=40)
+@given(
+    steps=st.lists(STEPS, max_size=25),
+    buckets=st.integers(1, 3),
+    image=st.sampled_from(["full", "wal"]),
+    skip=st.booleans(),
+)
+def test_a_history_is_that_of_a_dict(
+    steps: list[tuple[str, int, int | None]], buckets: int, image: Any, skip: bool, tmp_path_factory: Any
+) -> None:
+    model: dict[int, int | None] = {}
+    with kvstore.open(tmp_path_factory.mktemp("s") / "store", durability="none", batch_rows_max=2) as store:
+        table = store.create_table(
+            "t", SCHEMA, "k", buckets=buckets, changelog_image=image, skip_identical_updates=skip
+        )
+        for word, one, other in steps:
+            match word:
+                case "set":
+                    table[one] = {"n": other}
+                    model[one] = other
+                case "del" if one in model:
+                    del table[one]
+                    del model[one]
+                case "del":
+                    with pytest.raises(KeyError):
+                        del table[one]
+                case "put_if":
+                    expected = {"n": other}
+                    is_expected = one in model and model[one] == other
+                    assert table.put_if(row(one, 9), expected) is is_expected
+                    if is_expected:
+                        model[one] = 9
+                case "put_new":
+                    assert table.put_if(row(one, other), None) is (one not in model)
+                    model.setdefault(one, other)
+                case "delete":
+                    table.delete(where=pc.field("n") == one)
+                    model = {k: n for k, n in model.items() if n != one}
+                case "update":
+                    table.update_where(pc.field("n") >= one, {"n": other})
+                    model = {k: other if n is not None and n >= one else n for k, n in model.items()}
+                case "add":
+                    table.update_where(pc.field("k") >= one, {"n": pc.field("n") + 1})
+                    model = {k: n + 1 if k >= one and n is not None else n for k, n in model.items()}
+            assert {each["k"]: each["n"] for each in table} == model
+        assert len(table) == len(model)
+        assert store.check().ok
