@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import kvstore
-from kvstore.cli import replica, rows, tables
+from kvstore.cli import replica, rows, tables, writing
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.demo.command import demo
@@ -80,10 +80,25 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     tables.tables: ("tables /data/store",),
     tables.describe: ("describe /data/store files",),
     rows.get: ("get /data/store files README.md", "get /data/store numbers -- -5"),
-    rows.scan: ("scan /data/store files --limit 10", "scan /data/store files --columns path,size --json"),
+    rows.scan: (
+        "scan /data/store files --limit 10",
+        "scan /data/store files --columns path,size --json",
+        "scan /data/store files --where \"size > 1000 and path like 'src/%'\"",
+    ),
+    writing.upsert: (
+        "upsert /data/store files files.csv",
+        "upsert /data/store files < rows.jsonl",
+    ),
+    writing.delete: (
+        "delete /data/store files README.md",
+        "delete /data/store files --where 'size > 1000'",
+        "delete /data/store numbers -- -5",
+    ),
+    writing.drop: ("drop /data/store files", "drop /data/store files --yes"),
     load.load: (
         "load /data/store files files.csv --key path",
         "load /data/store events events-2026-01.parquet",
+        "load /data/store files - --format csv --delimiter ';' < files.csv",
     ),
     rows.changelog: (
         "changelog /data/store files --start 1000 --columns _change_type,path",

@@ -20,6 +20,7 @@ from kvstore.cli.arguments import (
     opened,
     start_of,
 )
+from kvstore.cli.filters import Where, parsed
 from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
 from kvstore.read.lookup import FOUND
 
@@ -54,6 +55,7 @@ def scan(
     path: Directory,
     name: TableName,
     columns: Columns = None,
+    where: Where = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N rows.", min=0)] = None,
     place: Annotated[
         str | None,
@@ -66,7 +68,9 @@ def scan(
     With --json, one object a line.
     """
     with opened(path) as store:
-        reader = store.table(name).scan(names_of(columns), limit=limit, as_of=as_of(place))
+        table = store.table(name)
+        filter = parsed(where, table.schema)
+        reader = table.scan(names_of(columns), filter=filter, limit=limit, as_of=as_of(place))
         print_batches(reader, reader.schema, as_json=as_json)
 
 

@@ -157,7 +157,8 @@ def test_rows_that_are_not_counted(tmp_path: Path) -> None:
         (("create", "{store}", "t", *COLUMNS, "--key", "path", "--append-only"), "--append-only"),
         (("create", "{store}", "t", *COLUMNS, "--key", "nope"), "primary key"),
         (("create", "{store}", "t", "--column", "path", "--key", "path"), "NAME:TYPE"),
-        (("create", "{store}", "t", "--column", "path:text", "--key", "path"), "Unknown type"),
+        (("create", "{store}", "t", "--column", "path:text", "--key", "path"), "Did you mean `string`?"),
+        (("create", "{store}", "t", "--column", "n:int", "--key", "n"), "Did you mean `int64`?"),
         (("create", "{store}", "t", "--column", "a:fixed_size_binary[0]", "--append-only"), "a"),
         (("create", "{store}", "t", "--column", "a:decimal128(99, 1)", "--append-only"), "Unknown type"),
         (("create", "{store}", "t$", *COLUMNS, "--append-only"), "without $"),
@@ -193,7 +194,8 @@ def test_every_command_has_help_with_examples() -> None:
             assert f"kvstore {' '.join(words_of)} " in printed, words_of
             found.append(" ".join(words_of))
     assert found == [
-        *("init", "create", "tables", "describe", "get", "scan", "load", "changelog", "check", "replicate", "demo"),
+        *("init", "create", "tables", "describe", "get", "scan", "upsert", "delete", "drop", "load", "changelog"),
+        *("check", "replicate", "demo"),
         *("log ls", "log show"),
     ]
 
