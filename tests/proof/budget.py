@@ -10,6 +10,7 @@ _BUDGETS: dict[str, dict[Run, int]] = {
     "cuts": {"quick": 2, "long": 22, "nightly": 500},
     "second recorder": {"quick": 0, "long": 120, "nightly": 3_000},
     "soak seconds": {"quick": 0, "long": 60, "nightly": 1_800},
+    "growth": {"quick": 40, "long": 40, "nightly": 600},
     "stops": {"quick": 8, "long": 120, "nightly": 120},
     "full disks": {"quick": 2, "long": 60, "nightly": 60},
     "path histories": {"quick": 2, "long": 20, "nightly": 100},

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
+import kvstore
 from kvstore.store import Store
 from tests.checkpoint.catalogs import Here
 from tests.proof.second.workload import (
+    CONSUMER,
     FIRST_MS,
     LANES,
-    MINUTE_MS,
+    STEP_MS,
     STORE,
     TABLES,
     WINDOW,
+    Answer,
     Row,
     Script,
     State,
@@ -61,7 +65,7 @@ def confirmed_by(marks: str) -> dict[str, Confirmed]:
 @contextmanager
 def _opened(directory: Path) -> Iterator[Store]:
     """The store, at a later time; checkpoints are made in this process, which is faster."""
-    with open_store(directory / STORE, SetClock(FIRST_MS + 1000 * MINUTE_MS)) as store:
+    with open_store(directory / STORE, SetClock(FIRST_MS + 1000 * STEP_MS)) as store:
         store.runtime.checkpoints.start = Here
         yield store
 
@@ -88,11 +92,12 @@ def judge(directory: Path, scripts: dict[str, Script], confirmed: dict[str, Conf
         for lane, script in scripts.items():
             known = confirmed[lane]
             at = _found(store, script, known)
+            _verify_catalog(store, script, known)
             retries += _send_again(store, script, known, at)
             reached[lane] = min(at + MORE_STEPS, len(script.steps))
             for number in range(at, reached[lane]):
                 answer = perform(store, script.steps[number])
-                if answer is not None and answer.duplicated != script.steps[number].again:
+                if _is_write(answer) and answer.duplicated != script.steps[number].again:
                     raise Wrong(f"{script.steps[number]} after the crash: {answer}")
             _compare(store, script, script.states[reached[lane]])
     with _opened(directory) as store:
@@ -101,6 +106,24 @@ def judge(directory: Path, scripts: dict[str, Script], confirmed: dict[str, Conf
         if findings := store.check().findings:
             raise Wrong(f"check: {findings}")
     return retries
+
+
+def _is_write(answer: Answer) -> TypeGuard[kvstore.WriteResult | kvstore.AppendResult]:
+    return isinstance(answer, kvstore.WriteResult | kvstore.AppendResult)
+
+
+def _verify_catalog(store: Store, script: Script, confirmed: Confirmed) -> None:
+    """No id is given twice, and no consumer goes back."""
+    numbers: dict[str, int] = {}
+    for step, offsets in zip(script.steps, confirmed.done, strict=False):
+        if step.kind in ("id", "consumer"):
+            ((numbers[step.kind], _),) = offsets
+    if "id" in numbers and (given := store.new_writer_id()) <= numbers["id"]:
+        raise Wrong(f"the id {given} was given before, {numbers['id']} was the last one")
+    if "consumer" in numbers:
+        position = store.consumers.get(CONSUMER, {}).get("log", {0: -1})[0]
+        if position < numbers["consumer"]:
+            raise Wrong(f"the consumer is at {position}, and was at {numbers['consumer']}")
 
 
 def _found(store: Store, script: Script, confirmed: Confirmed) -> int:
@@ -152,8 +175,7 @@ def _send_again(store: Store, script: Script, confirmed: Confirmed, at: int) -> 
             if len(script.states[at][table].columns) > 3:
                 continue  # its columns are more by now
             answer = perform(store, step)
-            assert answer is not None
-            if not answer.duplicated or offsets not in (None, offsets_of(answer)):
+            if not _is_write(answer) or not answer.duplicated or offsets not in (None, offsets_of(answer)):
                 raise Wrong(f"{step} sent again: {answer}, not a duplicate at {offsets}")
             count += 1
     return count

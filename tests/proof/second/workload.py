@@ -29,7 +29,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.bucket import maintenance
-from kvstore.errors import StoreLocked
+from kvstore.errors import Unavailable
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.rows.bucketing import buckets_of
@@ -44,9 +44,10 @@ SETTINGS: dict[str, Any] = {
     "edits_per_journal": 10,
     "map_bytes": 1 << 26,
 }
+CONSUMER = "c"
 KEYS = range(16)
-FIRST_MS, MINUTE_MS = 1_700_000_000_000, 60_000
-RETENTION = dt.timedelta(minutes=15)
+FIRST_MS, STEP_MS = 1_700_000_000_000, 100
+RETENTION = dt.timedelta(milliseconds=7 * STEP_MS)
 WINDOW = 5
 """So many of the last batches of a writer may be sent again."""
 HANG_SECONDS = 300
@@ -268,8 +269,11 @@ def writer_of(table: str) -> int:
     return 100 + list(TABLES).index(table)
 
 
-def perform(store: Store, step: Step) -> kvstore.WriteResult | kvstore.AppendResult | None:
-    """Do a step."""
+Answer = kvstore.WriteResult | kvstore.AppendResult | int | None
+
+
+def perform(store: Store, step: Step) -> Answer:
+    """Do a step; what the store answers, of a consumer its position."""
     match step.kind:
         case "create":
             kind = TABLES[step.table]
@@ -296,19 +300,25 @@ def perform(store: Store, step: Step) -> kvstore.WriteResult | kvstore.AppendRes
         case "checkpoint":
             store.checkpoint()
         case "consumer":
-            table = store.table(step.table)
-            store.consumer("c").commit(step.table, {0: table.offsets()[0][1]})
+            end = store.table(step.table).offsets()[0][1]
+            store.consumer(CONSUMER).commit(step.table, {0: end})
+            return end
         case "id":
-            store.new_writer_id()
+            return store.new_writer_id()
     return None
 
 
-def offsets_of(answer: kvstore.WriteResult | kvstore.AppendResult) -> list[tuple[int, int]]:
-    """Of each bucket, in order."""
-    results = (
-        [answer] if isinstance(answer, kvstore.AppendResult) else [each for _, each in sorted(answer.by_bucket.items())]
-    )
-    return [(each.first_offset, each.last_offset) for each in results]
+def offsets_of(answer: Answer) -> list[tuple[int, int]]:
+    """Of each bucket, in order; of a number twice the same."""
+    match answer:
+        case None:
+            return []
+        case int():
+            return [(answer, answer)]
+        case kvstore.AppendResult():
+            return [(answer.first_offset, answer.last_offset)]
+        case kvstore.WriteResult():
+            return [(each.first_offset, each.last_offset) for _, each in sorted(answer.by_bucket.items())]
 
 
 class _Diary:
@@ -352,7 +362,7 @@ def _ending() -> Iterator[None]:
 def _run_lanes(directory: Path, lanes: list[Script]) -> None:
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        stack.enter_context(patch.object(maintenance, "_REST", 0))
+        stack.enter_context(patch.object(maintenance, "REST_FACTOR", 0))
         clock = SetClock(FIRST_MS)
         store = stack.enter_context(open_store(directory / STORE, clock))
 
@@ -374,16 +384,16 @@ def _run_lanes(directory: Path, lanes: list[Script]) -> None:
 def _run(store: Store, clock: SetClock, directory: Path, script: Script) -> None:
     diary, given = _Diary(directory, script.lane), dict[tuple[str, int, int], list[tuple[int, int]]]()
     for number, step in enumerate(script.steps):
-        clock.now += 2 * MINUTE_MS
+        clock.now += STEP_MS  # not more: time in which others wait for locks passes, too
         diary.write("begin", number, [])
         while True:
             try:
                 answer = perform(store, step)
                 break
-            except StoreLocked:
+            except Unavailable:
                 assert step.kind == "checkpoint"  # the other process makes one of its own accord
-        offsets = [] if answer is None else offsets_of(answer)
-        if answer is not None:
+        offsets = offsets_of(answer)
+        if isinstance(answer, kvstore.WriteResult | kvstore.AppendResult):
             assert answer.duplicated == step.again, f"{step}: {answer}"
             place = step.table, step.bucket, step.number
             assert not step.again or given[place] == offsets, f"{step}: {answer}"

@@ -1,0 +1,147 @@
+"""What a store keeps of a long run stays bounded (R19): after a while more work brings no more bytes.
+
+Files of LMDB never shrink, so their size is the most they ever needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+
+from kvstore.bucket import maintenance
+from kvstore.bucket.maintenance import Maintenance
+from kvstore.log import retention
+from kvstore.meta.journal import Journal
+from logformat import paths
+from tests.checkpoint.catalogs import Here
+from tests.conftest import OpenStore
+from tests.crash.conftest import Tell
+from tests.proof.budget import Run, budget
+from tests.support.proof import Proves
+
+FIGURE = "rounds of growth"
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
+EDITS_PER_JOURNAL = 40
+LOG_BYTES = 1 << 16
+SEGMENT_BYTES = 1 << 13
+FIRST_PART = 0.25
+"""After this share of the rounds everything has been done several times."""
+
+
+def bytes_of(directory: Path) -> int:
+    """Of all files below a directory."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def stays(
+    rounds: int, work: Callable[[int], None], measured: Callable[[], dict[str, int]]
+) -> dict[str, tuple[int, int]]:
+    """Work, and compare the most that was there early with the most later.
+
+    Returns:
+        Both, by what was measured.
+    """
+    early: dict[str, int] = {}
+    late: dict[str, int] = {}
+    for number in range(rounds):
+        work(number)
+        part = early if number < rounds * FIRST_PART else late
+        for name, size in measured().items():
+            part[name] = max(part.get(name, 0), size)
+    for name, size in late.items():
+        assert size <= early[name] * 1.5, f"{name} grows: {early[name]} bytes at first, {size} later"
+    return {name: (early[name], late[name]) for name in late}
+
+
+def catalog_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves: Proves) -> None:
+    """Consumers commit, writers get ids, tables come and go; images are made as they are due."""
+    rounds = budget("growth", run)
+    store = open_store(edits_per_journal=EDITS_PER_JOURNAL)
+    store.runtime.checkpoints.start = Here
+    table = store.create_table("t", SCHEMA, "k")
+    consumer = store.consumer("c")
+
+    def work(number: int) -> None:
+        for _ in range(EDITS_PER_JOURNAL // 4):
+            consumer.commit("t", {0: table.upsert([{"k": 1, "v": "x"}]).last_offset + 1})
+            store.new_writer_id()
+        if number % 10 == 0:
+            store.create_table("passing", SCHEMA, "k")
+            store.drop_table("passing")
+        if number % 2:
+            store.checkpoint()
+
+    def measured() -> dict[str, int]:
+        return {
+            "journal": bytes_of(path / paths.JOURNAL),
+            "images": bytes_of(path / paths.IMAGES),
+            "names": len(list((path / "meta").rglob("*"))),
+        }
+
+    tell(f"catalog: {stays(rounds, work, measured)}")
+    proves(FIGURE, rounds)
+
+
+def bucket_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves: Proves) -> None:
+    """The same keys get new values; the log expires by its size."""
+    rounds = budget("growth", run)
+    store = open_store(
+        segment_bytes_max=SEGMENT_BYTES, log_bytes_max=LOG_BYTES, commit_bytes_max=SEGMENT_BYTES, map_bytes=1 << 28
+    )
+    with patch.object(Maintenance, "begin"):
+        table = store.create_table("t", SCHEMA, "k", compression=None)
+        table.upsert([{"k": 0, "v": ""}])  # the bucket is written from here on
+    place = path / "tables" / "1" / "0"
+
+    def work(number: int) -> None:
+        for part in range(4):
+            table.upsert([{"k": k, "v": f"{number} {part}" * 20} for k in range(part, 400, 4)])
+        table.flush()
+        for handle in table._handles:
+            handle.retain()
+
+    def measured() -> dict[str, int]:
+        return {name: bytes_of(place / name) for name in ("index", "log", "snapshots")}
+
+    # When a thread of its own does it depends on how busy the machine is.
+    with patch.object(maintenance, "REST_FACTOR", 0):
+        found = stays(rounds, work, measured)
+    tell(f"bucket: {found}")
+    assert found["log"][1] <= 2 * LOG_BYTES
+    proves(FIGURE, rounds)
+
+
+def test_a_catalog_stays_bounded(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
+    catalog_stays(open_store, store_path, "quick", tell, proves)
+
+
+def test_a_bucket_stays_bounded(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
+    bucket_stays(open_store, store_path, "quick", tell, proves)
+
+
+@pytest.mark.nightly
+def test_a_catalog_stays_bounded_for_long(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
+    catalog_stays(open_store, store_path, "nightly", tell, proves)
+
+
+@pytest.mark.nightly
+def test_a_bucket_stays_bounded_for_long(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
+    bucket_stays(open_store, store_path, "nightly", tell, proves)
+
+
+def test_a_journal_that_is_never_dropped_is_found(
+    open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves
+) -> None:
+    """Planted: images replace nothing."""
+    with patch.object(Journal, "drop_before"), pytest.raises(AssertionError, match="journal grows"):
+        catalog_stays(open_store, store_path, "quick", tell, proves)
+
+
+def test_a_log_that_never_expires_is_found(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
+    """Planted: retention removes nothing."""
+    with patch.object(retention, "remove_before"), pytest.raises(AssertionError, match="log grows"):
+        bucket_stays(open_store, store_path, "quick", tell, proves)
