@@ -150,20 +150,20 @@ def open_to_all() -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("case", ["directory", "place", "lock", "name too long"])
+@pytest.mark.parametrize("case", ["directory", "place", "data", "name too long"])
 def test_a_store_one_is_not_allowed_to_use_is_refused_by_name(open_to_all: Path, case: str) -> None:
     path = open_to_all / "store"
     filled(path, "t")
     for each in (path, *path.rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
-    forbidden = {"directory": path, "place": open_to_all, "lock": path / "meta/journal/lock.mdb"}.get(case, path)
+    forbidden = {"directory": path, "place": open_to_all, "data": path / "meta/journal/data.mdb"}.get(case, path)
     allowed = forbidden.stat().st_mode
-    forbidden.chmod({"directory": 0o000, "place": 0o555, "lock": 0o444}.get(case, 0o755))
+    forbidden.chmod({"directory": 0o000, "place": 0o555, "data": 0o000}.get(case, 0o755))
     target = {"place": open_to_all / "new", "name too long": open_to_all / ("x" * 300)}.get(case, path)
     try:
         for arguments in ([], ["read-only"]):
             command = [sys.executable, "-c", AS_ORDINARY_USER, target, *arguments]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.stdout.split() == ["UnsupportedOperation" if case == "lock" else "NotAStore"], done.stderr
+            assert done.stdout.split() == ["UnsupportedOperation" if case == "data" else "NotAStore"], done.stderr
     finally:
         forbidden.chmod(allowed)
