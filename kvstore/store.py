@@ -56,8 +56,9 @@ def open_store(
 
     Args:
         path: Directory of the store, on a local disk.
-        read_only: Write nothing but LMDB's lock files, in which readers register. Writes that need recovery after a
-            crash are invisible until the store is opened for writing.
+        read_only: Write nothing but LMDB's lock files, in which readers register, and wait for no other process. Where
+            these may not be written, as on a read-only mount, the store is read without; see docs/operations.md. Writes
+            that need recovery after a crash are invisible until the store is opened for writing.
         durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
         settings: Other fields of :class:`kvstore.options.StoreOptions`.
 
