@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import pyarrow as pa
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.snapshot import Snapshot
+from kvstore.environment import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.files import read_file
 from kvstore.index.index import View
@@ -76,14 +77,61 @@ class CheckReport:
         return self.ok
 
 
-def check_bucket(handle: BucketHandle, definition: TableDefinition, bucket: BucketId) -> BucketReport:
-    """Check one bucket, up to what is committed now; writes continue meanwhile."""
+def check_buckets(
+    parts: Sequence[tuple[BucketHandle, TableDefinition, BucketId]], progress: Callable[[int, int], object]
+) -> list[BucketReport]:
+    """Check buckets one after the other.
+
+    Args:
+        progress: Called with the approximate number of bytes that were verified, and of all.
+    """
+    sizes = [_log_bytes(handle) + _index_bytes(handle) for handle, *_ in parts]
+    reports: list[BucketReport] = []
+    for number, (handle, definition, bucket) in enumerate(parts):
+        before, verified = sum(sizes[:number]), 0
+
+        def add(size: int, before: int = before, limit: int = sizes[number]) -> None:
+            nonlocal verified
+            verified = min(verified + size, limit)
+            progress(before + verified, sum(sizes))
+
+        reports.append(check_bucket(handle, definition, bucket, add))
+    progress(sum(sizes), sum(sizes))
+    return reports
+
+
+def _log_bytes(handle: BucketHandle) -> int:
+    return sum(map(_size, handle.place.log.glob("*.log")))
+
+
+def _index_bytes(handle: BucketHandle) -> int:
+    return sum(map(_size, handle.place.index.glob(LMDB_FILES[0])))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # it went meanwhile; what matters is found when it is read
+
+
+def check_bucket(
+    handle: BucketHandle,
+    definition: TableDefinition,
+    bucket: BucketId,
+    verified: Callable[[int], object] = lambda _: None,
+) -> BucketReport:
+    """Check one bucket, up to what is committed now; writes continue meanwhile.
+
+    Args:
+        verified: Called with the number of bytes of each part that was verified.
+    """
     while True:
         start = None
         report = BucketReport(definition.name, bucket)
         try:
             start = handle.log.start()
-            _check(handle, definition, start, report)
+            _check(handle, definition, start, report, verified)
         except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
             if start is not None and isinstance(error, OffsetOutOfRange) and handle.log.start() != start:
                 continue  # segments expired while they were read
@@ -91,7 +139,13 @@ def check_bucket(handle: BucketHandle, definition: TableDefinition, bucket: Buck
         return report
 
 
-def _check(handle: BucketHandle, definition: TableDefinition, start: Offset, report: BucketReport) -> None:
+def _check(
+    handle: BucketHandle,
+    definition: TableDefinition,
+    start: Offset,
+    report: BucketReport,
+    verified: Callable[[int], object],
+) -> None:
     handle.verify_pages()
     # Listed before the view is opened: a later snapshot may be ahead of the view.
     snapshots = list(_valid_snapshots(handle, report))
@@ -100,10 +154,12 @@ def _check(handle: BucketHandle, definition: TableDefinition, start: Offset, rep
         log = _LogReplay(definition, report, snapshots, start)
         for found in handle.log.batches(start, state.applied_offset):
             log.add(found)
+            verified(found.header.size)
         log.compare(state, view)
         report.findings += _bytes_after_segments(handle)
         if definition.primary_key is not None:
-            compare_rows(view, state, definition, report)
+            row_bytes = _index_bytes(handle) / max(1, state.row_count)
+            compare_rows(view, state, definition, report, lambda rows: verified(int(rows * row_bytes)))
 
 
 def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:
@@ -325,11 +381,22 @@ class _LastRows:
         self._waiting = 0
 
 
-def compare_rows(view: View, state: IndexState, definition: TableDefinition, report: BucketReport) -> None:
-    """Verify every row of the index, and that none is missing: by their count and digest."""
+def compare_rows(
+    view: View,
+    state: IndexState,
+    definition: TableDefinition,
+    report: BucketReport,
+    verified: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Verify every row of the index, and that none is missing: by their count and digest.
+
+    Args:
+        verified: Called with the number of rows of each part that was verified.
+    """
     digest = 0
     for rows, hashes in _rows(view, definition):
         report.rows += rows.num_rows
+        verified(rows.num_rows)
         digest = (digest + int(hashes.sum(dtype=np.uint64))) % 2**64
     if (report.rows, digest) != (state.row_count, state.digest):
         report.findings.append(

@@ -24,7 +24,7 @@ import pyarrow as pa
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.calls import uninterrupted
-from kvstore.check import CheckReport, check_bucket
+from kvstore.check import CheckReport, check_buckets
 from kvstore.checkpoint.controller import Controller, Follower
 from kvstore.checkpoint.health import Health, health
 from kvstore.checkpoint.messages import Task
@@ -189,7 +189,9 @@ class StoreRuntime:
             pass
         return [str(error) for error in images.damaged]
 
-    def check(self, *, settles: bool) -> CheckReport:
+    def check(
+        self, *, settles: bool, progress: Callable[[int, int], object] = lambda _done, _total: None
+    ) -> CheckReport:
         """See :meth:`kvstore.Store.check`.
 
         Args:
@@ -198,11 +200,12 @@ class StoreRuntime:
         self.verify_catalog()
         catalog = self.catalog()
         tables = sorted(catalog.tables.values(), key=lambda table: table.name)
-        buckets = [
-            check_bucket(handle, table, BucketId(bucket))
+        parts = [
+            (handle, table, BucketId(bucket))
             for table in tables
             for bucket, handle in enumerate(self.open_table(table).handles)
         ]
+        buckets = check_buckets(parts, progress)
         findings = [f"the catalog lacks table {id}" for id in self._directories.unknown(catalog)]
         findings += self.damaged_images()
         damaged = self._table_files.damaged(catalog).items()

@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, overload
@@ -311,14 +311,17 @@ class Store:
         self._session.check_registers()
         self.runtime.drop_consumer(name)
 
-    def check(self) -> CheckReport:
+    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
         """Verify everything: pages, checksums, offsets and sequences, images, and that each index agrees with its log.
+
+        Args:
+            progress: Called with the approximate number of bytes that were verified, and of all.
 
         Raises:
             CorruptData: The catalog is damaged; without it nothing can be looked at.
         """
         self._session.check_open()
-        return self.runtime.check(settles=not self._session.follows)
+        return self.runtime.check(settles=not self._session.follows, progress=progress)
 
     def checkpoint(self) -> Checkpoint:
         """Make an image of the catalog in another process, so that the next open need not replay its edits.

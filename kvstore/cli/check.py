@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table as Printed
-from rich.text import Text
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory
 from kvstore.cli.findings import print_findings
-from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.cli.printing import print_json, print_line, print_table
+from kvstore.cli.progress import Bar
 from kvstore.errors import InvalidRequest, StoreError
 
 
@@ -45,8 +43,8 @@ def check(
         _repair(path, replica, accept_loss=accept_loss, as_json=as_json)
         return
     try:
-        with kvstore.open(path, read_only=True) as store:
-            report = store.check()
+        with kvstore.open(path, read_only=True) as store, Bar(path.name, "bytes") as bar:
+            report = store.check(bar.to)
     except StoreError as error:
         if as_json:
             print(json.dumps({"ok": False, "error": {"class": type(error).__name__, "message": str(error)}}))
@@ -54,41 +52,40 @@ def check(
     if as_json:
         print(json.dumps({"ok": report.ok, "buckets": [asdict(bucket) for bucket in report.buckets]}))
     else:
-        console = Console()
-        _print_buckets(console, report.buckets)
-        print_findings(console, report.findings)
+        _print_buckets(report.buckets)
+        print_findings(report.findings)
     if not report.ok:
         raise typer.Exit(1)
 
 
 def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool) -> None:
-    errors = Console(stderr=True)
-    with errors.status("") as status:
+    with Bar(path.name, "parts") as bar:
 
-        def show(name: str) -> None:
-            status.update(Text(plain(name)))
+        def begin(name: str) -> None:
+            bar.say(name)
 
-        progress = show if errors.is_terminal else lambda _: None
-        report = kvstore.repair(path, replica, accept_loss=accept_loss, progress=progress)
+        report = kvstore.repair(path, replica, accept_loss=accept_loss, progress=begin)
     if as_json:
         quarantine = None if report.quarantine is None else str(report.quarantine)
         print_json({"ok": bool(report), **asdict(report), "quarantine": quarantine})
     else:
-        console = Console()
-        _print_buckets(console, report.buckets)
+        _print_buckets(report.buckets)
         for word, lines in (("repaired", report.repaired), ("gone", report.gone)):
             for line in lines:
                 print_line(f"{word}: {line}")
         if report.quarantine is not None:
             print_line(f"Replaced files are in {report.quarantine}.")
-        print_findings(console, report.left)
+        print_findings(report.left)
     if not report:
         raise typer.Exit(1)
 
 
-def _print_buckets(console: Console, buckets: Sequence[kvstore.BucketReport]) -> None:
-    table = Printed("table", "bucket", "batches", "empty", "changes", "rows", "found wrong")
-    for found in buckets:
-        counts = (found.bucket, found.batches, found.empty_batches, found.changes, found.rows, len(found.findings))
-        table.add_row(Text(found.table), *map(str, counts))
-    console.print(table)
+def _print_buckets(buckets: Sequence[kvstore.BucketReport]) -> None:
+    names = ["table", "bucket", "batches", "empty", "changes", "rows", "findings"]
+    print_table(
+        names,
+        [
+            [each.table, each.bucket, each.batches, each.empty_batches, each.changes, each.rows, len(each.findings)]
+            for each in buckets
+        ],
+    )

@@ -1,16 +1,13 @@
-"""Printing of findings. Names and paths come from users, so markup and emoji in them are printed as plain text."""
+"""Printing of findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Console
-from rich.text import Text
-
-from kvstore.cli.printing import plain
+from kvstore.cli.printing import print_line
 
 
-def print_findings(console: Console, findings: Iterable[str]) -> None:
+def print_findings(findings: Iterable[str]) -> None:
     """Print each finding on a line that begins with ``wrong:``."""
     for finding in findings:
-        console.print(Text.assemble(("wrong:", "red"), f" {plain(finding)}"), soft_wrap=True)
+        print_line(finding, label="wrong:")

@@ -15,6 +15,7 @@ from kvstore.cli import replica, rows, tables, writing
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.demo.command import demo
+from kvstore.cli.export.command import export
 from kvstore.cli.job import command as job, run as job_run
 from kvstore.cli.load import command as load
 from kvstore.cli.log import command as log
@@ -99,6 +100,11 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "load /data/store files files.csv --key path",
         "load /data/store events events-2026-01.parquet",
         "load /data/store files - --format csv --delimiter ';' < files.csv",
+    ),
+    export: (
+        "export /data/store files --format csv > files.csv",
+        "export /data/store files --to files.parquet",
+        "export /data/store files --changelog --start 1000 --to changes.jsonl.gz",
     ),
     rows.changelog: (
         "changelog /data/store files --start 1000 --columns _change_type,path",

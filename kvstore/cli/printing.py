@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ Row = Sequence[Any]
 
 WIDTH_MAX = 60
 """Maximum width of a cell on a terminal; output to a pipe or file is not shortened."""
+
+_BOLD, _RED = "\x1b[1m", "\x1b[31m"
 
 _CHUNK_ROWS = 1000
 """Number of rows that determine the widths of columns."""
@@ -40,17 +43,22 @@ def _escaped(letter: str) -> str:
 
 def print_json(*documents: Any) -> None:
     """Print each document on a line."""
-    lines = [msgspec.json.encode(document).decode() for document in documents]
-    _write("".join(f"{_UNSAFE.sub(_json_escaped, line)}\n" for line in lines))
+    _write_bytes(json_lines(documents))
+
+
+def json_lines(documents: Iterable[Any]) -> bytes:
+    """Each document on a line, with every character escaped that does not print."""
+    lines = (msgspec.json.encode(document).decode() for document in documents)
+    return "".join(f"{_UNSAFE.sub(_json_escaped, line)}\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
 def _json_escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
-def print_line(text: str) -> None:
-    """Print a line."""
-    _write(f"{plain(text)}\n")
+def print_line(text: str, label: str = "") -> None:
+    """Print a line, after a label such as ``wrong:`` that stands out on a terminal."""
+    _write(f"{_styled(label, _RED)} {plain(text)}\n" if label else f"{plain(text)}\n")
 
 
 def without_credentials(fact: Any) -> Any:
@@ -92,7 +100,8 @@ def print_table(names: Sequence[str], rows: Sequence[Row]) -> None:
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values, one pair per line."""
     width = max(map(cell_len, map(plain, facts)), default=0)
-    _write("".join(f"{set_cell_size(plain(name), width)}  {cell(value)}\n" for name, value in facts.items()))
+    shown = ((set_cell_size(plain(name), width), cell(value)) for name, value in facts.items())
+    _write("".join(f"{_styled(name, _BOLD)}  {value}\n" for name, value in shown))
 
 
 def cell(value: Any) -> str:
@@ -125,7 +134,8 @@ class AlignedRows:
         if not self._widths:
             self._widths = [max(map(cell_len, column)) for column in zip(*chain([self._names], cells), strict=True)]
             heading = [self._names, ["-" * width for width in self._widths]]
-        _write("".join(f"{self._line(row)}\n" for row in (*heading, *cells)))
+        _write("".join(f"{_styled(self._line(row), _BOLD)}\n" for row in heading))
+        _write("".join(f"{self._line(row)}\n" for row in cells))
 
     def finish(self) -> None:
         """Print the names if there were no rows."""
@@ -145,7 +155,17 @@ class AlignedRows:
         return set_cell_size(text, self._width_max - 1) + "…"
 
 
+def _styled(text: str, style: str) -> str:
+    """Text in a style on a terminal that has styles; as it is elsewhere, or if ``NO_COLOR`` is set."""
+    plain_wanted = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return text if plain_wanted else f"{style}{text}\x1b[0m"
+
+
 def _write(text: str) -> None:
     # Always UTF-8, which JSON requires, also in other locales.
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    _write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def _write_bytes(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()

@@ -15,6 +15,7 @@ import kvstore
 from kvstore.cli.arguments import AsJson, Directory, opened
 from kvstore.cli.meta.journal import time_of
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
+from kvstore.cli.progress import Bar
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
 from kvstore.replica.follow.follower import ROLLBACK_LIMIT
 from logformat.catalog.replicas import CATALOG, Finding
@@ -101,7 +102,8 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Restore a store from a replica."""
-    done = kvstore.restore(url, path, None if to is None else _place(to))
+    with Bar(path.name, "bytes") as bar:
+        done = kvstore.restore(url, path, None if to is None else _place(to), progress=bar.add)
     if as_json:
         print_json({"txid": done.txid, "ends": done.ends})
     else:

@@ -37,7 +37,7 @@ CSV_BLOCK_BYTES = 1 << 24
 ARRAY_BYTES_MAX = 1 << 28
 """Maximum size of a file that is one JSON array."""
 _INFERRED_ELEMENTS = 1000
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 _NULLS = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
 _UNREADABLE = (OSError, EOFError, UnicodeDecodeError, pa.ArrowException)
@@ -209,7 +209,7 @@ def source_of(
             "Only a regular file can be loaded, because a load may have to be resumed; give - for standard input.",
             path=path,
         )
-    compression = _COMPRESSIONS.get(path.suffix.lower())
+    compression = COMPRESSIONS.get(path.suffix.lower())
     suffix = (path if compression is None else path.with_suffix("")).suffix.lower()
     found = format or SUFFIXES.get(suffix) or (Format.JSONL if suffix == ".json" else None)
     if found is None:

@@ -67,7 +67,7 @@ load.portions = functools.partial(load.portions, rows_max={rows})
 """The same, as a script for a process."""
 
 
-def process(*arguments: object, script: str = "", **options: Any) -> subprocess.Popen[str]:
+def process(*arguments: object, script: str = "", text: bool = True, **options: Any) -> subprocess.Popen[Any]:
     """The command as a process of its own, after a script has run in it."""
     # A shell has what it runs in the background ignore SIGINT, and that is inherited.
     interrupts = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -77,7 +77,7 @@ def process(*arguments: object, script: str = "", **options: Any) -> subprocess.
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        text=text,
         **options,
     )
 

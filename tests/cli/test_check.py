@@ -55,7 +55,7 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:-1] + b"\x01")
     done = run("check", path)
     assert done.code == 1
-    assert "│ [/red]:cat: │" in done.out
+    assert "\n[/red]:cat:       0  " in done.out
     (wrong,) = re.findall("^wrong: .*$", done.out, re.MULTILINE)
     assert wrong.startswith("wrong: [/red]:cat:/0: ")
     assert f"{tmp_path}/[red]/" in wrong

@@ -147,7 +147,7 @@ def in_a_process_of_its_own(*arguments: str | Path) -> tuple[int, str]:
 def test_the_demo_compares_equal(tmp_path: Path, spark: SparkSession, run: Callable[..., tuple[int, str]]) -> None:
     status, output = run("demo", "--repo", eventful_repository(tmp_path / "repo"), "--store", tmp_path / "store")
     assert status == 0, output
-    numbers = {name.strip(): value.strip() for name, value in re.findall(r"│([^│]+)│([^│]+)│", output)}
+    numbers = {name.strip(): value.strip() for name, value in re.findall(r"^(.+?)  +(.+)$", output, re.MULTILINE)}
     commits = int(numbers["commits"])
     assert commits == 8
     assert int(numbers["empty batches"]) == 2
@@ -181,7 +181,7 @@ def test_where_there_is_no_repository_a_history_of_its_own_is_replayed(
     assert status == 0, output
     assert "No git repository here" in output
     assert "Spark is not installed" in output
-    numbers = {name.strip(): value.strip() for name, value in re.findall(r"│([^│]+)│([^│]+)│", output)}
+    numbers = {name.strip(): value.strip() for name, value in re.findall(r"^(.+?)  +(.+)$", output, re.MULTILINE)}
     assert numbers["commits"] == str(COMMITS)
     assert int(numbers["empty batches"]) == COMMITS // 10
     assert int(numbers["changes: delete"]) > 10

@@ -295,10 +295,10 @@ def test_a_table_that_another_process_writes_is_reported(store: Path, tmp_path: 
 def test_a_bar_is_for_terminals(store: Path, tmp_path: Path) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True)
-    with mock.patch("kvstore.cli.load.command.Console", return_value=console):
+    with mock.patch("kvstore.cli.progress.Console", return_value=console):
         fine("load", store, "t", write(tmp_path / "f.csv"), "--key", "k")
         assert shown.getvalue() == ""
-        with mock.patch("kvstore.cli.load.command.is_terminal", return_value=True):
+        with mock.patch("kvstore.cli.progress.is_terminal", return_value=True):
             fine("load", store, "t", write(tmp_path / "f.parquet"))
     assert "f.parquet" in shown.getvalue()
     assert "3 rows" in shown.getvalue()

@@ -18,13 +18,13 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as Printed
 
 import kvstore
 from kvstore.cli.demo.git_history import Commit, History, Repository
 from kvstore.cli.demo.own_history import OwnHistory
 from kvstore.cli.demo.readers import TABLE, PythonReader, Reader, files_of
 from kvstore.cli.findings import print_findings
+from kvstore.cli.printing import print_facts, print_line
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 
 SCHEMA = pa.schema(
@@ -61,17 +61,17 @@ def demo(
     store: Annotated[Path | None, typer.Option(help="New directory for the store; by default a temporary one.")] = None,
 ) -> None:
     """Replay a git history into a table, read its changelog with Spark, and compare with git."""
-    console = Console()
-    repository = _history(repo, console)
+    console = Console(stderr=True)
+    repository = _history(repo)
     if store is not None:
         _check_new(store)
     with tempfile.TemporaryDirectory(prefix="kvstore-demo-") as temporary:
-        reader = _reader(Path(temporary), console)
+        reader = _reader(Path(temporary))
         path = store or Path(temporary) / "store"
         replay, commits = _replay(repository, path, console)
         compared, counts, seconds = _compare(repository, path, commits, replay, reader, console)
-    console.print(_summary(commits, replay, compared, counts, reader.name, seconds))
-    print_findings(console, replay.mistakes)
+    print_facts(_summary(commits, replay, compared, counts, reader.name, seconds))
+    print_findings(replay.mistakes)
     if replay.mistakes:
         raise typer.Exit(1)
 
@@ -156,42 +156,40 @@ def _expect(replay: Replay, what: str, found: dict[str, tuple[str, str]], expect
         replay.mistakes.append(f"{what} differs from the history in {len(wrong)} files, such as {min(wrong)!r}")
 
 
-def _history(repo: Path | None, console: Console) -> History:
+def _history(repo: Path | None) -> History:
     """The history of a repository; that of the demo itself where nothing was asked for, and here is none."""
     if repo is not None:
         return Repository(repo)
     try:
         return Repository(Path("."))
     except (InvalidRequest, UnsupportedOperation):
-        console.print("No git repository here: the demo replays a small history of its own. --repo takes another.")
+        print_line("No git repository here: the demo replays a small history of its own. --repo takes another.")
         return OwnHistory()
 
 
-def _reader(configuration: Path, console: Console) -> Reader:
+def _reader(configuration: Path) -> Reader:
     """Spark if it is installed, else Python."""
     try:
         from kvstore.cli.demo.spark_reader import SparkReader
     except ModuleNotFoundError:
-        console.print("Spark is not installed: Python folds the changelog. The extra `spark` of the package adds it.")
+        print_line("Spark is not installed: Python folds the changelog. The extra `spark` of the package adds it.")
         return PythonReader()
     return SparkReader(configuration)
 
 
 def _summary(
     commits: list[Commit], replay: Replay, compared: list[int], counts: dict[str, int], reader: str, seconds: float
-) -> Printed:
-    table = Printed(show_header=False)
-    rows = [
-        ("commits", str(len(commits))),
-        *((f"changes: {word}", str(count)) for word, count in sorted(counts.items())),
-        ("empty batches", str(replay.empty)),
-        ("duplicates answered", str(replay.duplicates)),
-        ("offsets", f"0 to {replay.ends[-1] - 1}"),
-        ("changes a second, one synced batch a commit", f"{sum(counts.values()) / replay.seconds:,.0f}"),
-        ("compared after commit", ", ".join(str(place + 1) for place in compared)),
-        (f"{reader} seconds", f"{seconds:.1f}"),
-        ("differences", str(len(replay.mistakes))),
-    ]
-    for row in rows:
-        table.add_row(*row)
-    return table
+) -> dict[str, str]:
+    return dict(
+        [
+            ("commits", str(len(commits))),
+            *((f"changes: {word}", str(count)) for word, count in sorted(counts.items())),
+            ("empty batches", str(replay.empty)),
+            ("duplicates answered", str(replay.duplicates)),
+            ("offsets", f"0 to {replay.ends[-1] - 1}"),
+            ("changes a second, one synced batch a commit", f"{sum(counts.values()) / replay.seconds:,.0f}"),
+            ("compared after commit", ", ".join(str(place + 1) for place in compared)),
+            (f"{reader} seconds", f"{seconds:.1f}"),
+            ("differences", str(len(replay.mistakes))),
+        ]
+    )

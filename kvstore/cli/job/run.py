@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvstore.cli.arguments import AsJson, Directory, opened
 from kvstore.cli.job.command import JobName, task_of
-from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.cli.printing import print_json, print_line
+from kvstore.cli.progress import Bar
 from kvstore.errors import UnsupportedOperation
 from kvstore.ingest.engine import EmbeddedEngine, Engine
 from kvstore.ingest.job import Job
@@ -41,22 +39,19 @@ def run(
 
     Exit code 1 if a task failed, or if files came late or changed after they were loaded.
     """
-    with opened(path, write=True) as store, _bar(name) as bar:
-        (shown,) = bar.task_ids
+    with opened(path, write=True) as store, Bar(name, "bytes") as bar:
         job = store.job(name)
 
         def ended(task: EndedTask) -> None:
             if as_json:
                 print_json(task_of(job, task))
-            elif bar.disable or not sys.stdout.isatty():
+            elif not bar.print(_in_words(job, task)):
                 print_line(_in_words(job, task))
-            else:
-                bar.console.print(plain(_in_words(job, task)), markup=False, highlight=False)  # above the bar
 
         done = job.run(
             follow=follow,
             engine=_engine(engine),
-            progress=lambda read, total: bar.update(shown, completed=read, total=total),
+            progress=bar.to,
             ended=ended,
         )
     if done.overlooked:
@@ -73,21 +68,6 @@ def _engine(name: EngineName) -> Engine:
             "Spark is not installed; `pip install -e '.[spark]'` from a checkout, or leave --engine out."
         ) from error
     return engine()
-
-
-def _bar(name: str) -> Progress:
-    """A progress bar on a terminal; prints nothing elsewhere."""
-    progress = Progress(
-        TextColumn("{task.fields[job]}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-        transient=True,
-    )
-    progress.add_task("", total=None, job=plain(name))
-    return progress
 
 
 def _in_words(job: Job, task: EndedTask) -> str:

@@ -11,15 +11,14 @@ from typing import Annotated
 
 import pyarrow as pa
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
 from kvstore.cli.given_rows import Delimiter, FormatGiven, rows_given
 from kvstore.cli.load.portions import RULE, portions
 from kvstore.cli.load.position import position_of
-from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.cli.printing import print_json, print_line
+from kvstore.cli.progress import Bar
 from kvstore.cli.tables import create_table
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ingest.formats import Source
@@ -141,9 +140,8 @@ def _apply_all(
     buckets = table.buckets
     positions = [position_of(identity, table.bucket(bucket)) for bucket in range(buckets)]
     none = kvstore.Changes.of([], table.schema)
-    with _progress(source.name, state[0]) as progress:
-        (task,) = progress.task_ids
-        rows = source.batches(_given(table), lambda place: progress.update(task, completed=place))
+    with Bar(Path(source.name).name, "bytes", state[0]) as bar:
+        rows = source.batches(_given(table), bar.to)
         for batch, portion in enumerate(portions(_without_first(rows, skip))):
             if all(batch < position.batch for position in positions):
                 done.add(portion.num_rows, [], buckets=buckets)
@@ -158,8 +156,8 @@ def _apply_all(
                 if batch >= position.batch
             ]
             done.add(portion.num_rows, results, buckets=buckets)
-            progress.update(task, description=f"{done.rows_before + done.rows:,} rows")
-        progress.update(task, completed=state[0])
+            bar.say(f"{done.rows_before + done.rows:,} rows")
+        bar.to(state[0])
     if done.batches_before + done.batches < max(position.batch for position in positions):
         raise InvalidRequest(
             "The table has more batches of this load than the file; give the load another --name.",
@@ -178,27 +176,6 @@ def _without_first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.
         left_out = min(rows, batch.num_rows)
         rows -= left_out
         yield batch.slice(left_out)
-
-
-def _progress(name: str, size: int) -> Progress:
-    """A progress bar on a terminal; prints nothing elsewhere."""
-    progress = Progress(
-        TextColumn("{task.fields[file]}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not is_terminal(),
-        transient=True,
-    )
-    progress.add_task("", total=size, file=plain(Path(name).name))
-    return progress
-
-
-def is_terminal() -> bool:
-    """Whether progress is shown to a person."""
-    return sys.stderr.isatty()
 
 
 def _in_words(done: Loaded, file: str) -> str:
