@@ -14,7 +14,7 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.errors import InvalidRequest, NotAStore, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NotAStore, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.files import read_file
 from kvstore.read.changelog import End, Start
 from logformat import paths
@@ -23,7 +23,21 @@ from logformat.rows.json_form import from_text
 from logformat.rows.python_values import MISFITS
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
-TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]
+
+
+def _tables_of(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of tables, when the shell completes a command."""
+    try:
+        with kvstore.open(context.params["path"], read_only=True) as store:
+            return [name for name in store.list_tables() if name.startswith(incomplete)]
+    except StoreError:
+        return []  # the command itself reports it
+
+
+TableName = Annotated[
+    str,
+    typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False, autocompletion=_tables_of),
+]
 Columns = Annotated[
     str | None,
     typer.Option(

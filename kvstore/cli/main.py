@@ -15,12 +15,14 @@ from kvstore.cli import replica, rows, tables, writing
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.demo.command import demo
+from kvstore.cli.doctor import doctor
 from kvstore.cli.export.command import export
 from kvstore.cli.job import command as job, run as job_run
 from kvstore.cli.load import command as load
 from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
+from kvstore.cli.sql import sql
 from kvstore.errors import InvalidRequest, StoreError
 
 
@@ -42,7 +44,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     help="An embedded table that writes its own changelog.",
     epilog="Exit codes: 0 success, 1 something is wrong or missing, 2 invalid call. See docs/cli.md for more.",
@@ -78,6 +79,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "create /data/store files --column path:string --column size:int64 --key path",
         "create /data/store events --like events.parquet --append-only",
     ),
+    tables.alter: ("alter /data/store files --add owner:string --add 'changed:timestamp[us, tz=UTC]'",),
     tables.tables: ("tables /data/store",),
     tables.describe: ("describe /data/store files",),
     rows.get: ("get /data/store files README.md", "get /data/store numbers -- -5"),
@@ -111,12 +113,17 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "changelog /data/store files --start 2026-01-31T12:00:00Z --json",
         "changelog /data/store files --start latest --follow",
     ),
+    sql: (
+        'sql /data/store "SELECT owner, sum(size) FROM files GROUP BY owner"',
+        """sql /data/store "SELECT * FROM changes('files', 1000)" --json""",
+    ),
     check: (
         "check /data/store",
         "check /data/store --repair",
         "check /data/store --repair --from s3://bucket/store",
     ),
     replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
+    doctor: ("doctor", "doctor --json"),
     demo: ("demo --repo .",),
 }
 _LOG_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {

@@ -49,6 +49,23 @@ def create(
         create_table(store, name, columns, key, append_only=append_only)
 
 
+def alter(
+    path: Directory,
+    name: TableName,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--add", metavar="NAME:TYPE", help="A new column; null in the rows that are there.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Add columns to a table; they come after those that it has."""
+    if not add:
+        raise InvalidRequest("Say what to change: --add NAME:TYPE.")
+    with opened(path, write=True) as store:
+        store.add_columns(name, [_field(each) for each in add])
+
+
 def create_table(
     store: kvstore.Store, name: str, columns: pa.Schema, key: list[str] | None, *, append_only: bool
 ) -> kvstore.Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import pyarrow as pa
@@ -92,27 +91,22 @@ def delete(
     """
     if bool(key) == (where is not None):
         raise InvalidRequest("Give keys, or a condition by --where.")
-    deleted = 0
     with opened(path, write=True) as store:
         table = store.table(name)
         if table.primary_key is None:
             raise UnsupportedOperation("A log table has no key, and its rows can't be deleted.", table=name)
         filter = parsed(where, table.schema)
-        for keys in _keys(table, key or [], filter):
-            deleted += _deletes_of(table, table.delete(keys))
+        done = table.delete(_keys(table, key or [])) if filter is None else table.delete(where=filter)
+        deleted = _deletes_of(table, done)
     if as_json:
         print_json({"deleted": deleted})
     else:
         print_line(f"{name}: {deleted:,} {'row' if deleted == 1 else 'rows'} deleted")
 
 
-def _keys(table: kvstore.Table, cells: list[str], filter: pc.Expression | None) -> Iterator[pa.Table | pa.RecordBatch]:
-    columns = list(table.primary_key or ())
-    if filter is not None:
-        yield from table.scan(columns, filter=filter)
-        return
-    width = len(columns)
-    yield pa.concat_tables([key_of(cells[start : start + width], table) for start in range(0, len(cells), width)])
+def _keys(table: kvstore.Table, cells: list[str]) -> pa.Table:
+    width = len(table.primary_key or ())
+    return pa.concat_tables([key_of(cells[start : start + width], table) for start in range(0, len(cells), width)])
 
 
 def _deletes_of(table: kvstore.Table, done: kvstore.WriteResult) -> int:

@@ -50,8 +50,8 @@ def test_every_value_comes_back_from_a_file(store: Path, tmp_path: Path, suffix:
         assert "Parquet can't hold a column" in refused.err
         assert not file.exists()
         columns = ("--columns", ",".join(f'"{name.replace(QUOTE, QUOTE * 2)}"' for name in IN_PARQUET))
-    told = fine("export", store, "t", "--to", file, "--json", *columns)
-    assert told.lines == [{"rows": 2, "file": str(file)}]
+    done = fine("export", store, "t", "--to", file, "--json", *columns)
+    assert done.lines == [{"rows": 2, "file": str(file)}]
     with kvstore.open(tmp_path / "again") as again:
         again.create_table("t", SCHEMA, primary_key='k, "é"')
     fine("load", tmp_path / "again", "t", file)
@@ -121,8 +121,8 @@ def test_a_file_is_replaced_as_a_whole(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "f.csv"
     file.write_text("old")
     (tmp_path / "link.csv").symlink_to(file)
-    told = fine("export", store, "n", "--to", tmp_path / "link.csv", "--columns", "k")
-    assert (told.out, told.err) == ("", f"{tmp_path}/link.csv: 18 rows\n")
+    done = fine("export", store, "n", "--to", tmp_path / "link.csv", "--columns", "k")
+    assert (done.out, done.err) == ("", f"{tmp_path}/link.csv: 18 rows\n")
     assert len(file.read_text().splitlines()) == 19
     assert (tmp_path / "link.csv").is_symlink()
 
@@ -177,7 +177,7 @@ def test_damage_ends_an_export_without_a_whole_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["sync", "rename"])
-def test_a_full_disk_is_told(store: Path, tmp_path: Path, call: str) -> None:
+def test_a_full_disk_is_reported(store: Path, tmp_path: Path, call: str) -> None:
     file = tmp_path / "f.csv"
     with mock.patch.object(Files, call, side_effect=OSError(errno.ENOSPC, "No space left on device")):
         done = run("export", store, "n", "--to", file)

@@ -339,7 +339,7 @@ def test_a_compressed_text_is_loaded(store: Path, tmp_path: Path, suffix: str, c
         assert opened.table("t").to_arrow().to_pylist() == ROWS.sort_by("k").to_pylist()
 
 
-def test_a_compressed_file_that_ends_too_early_is_told(store: Path, tmp_path: Path) -> None:
+def test_a_compressed_file_that_ends_too_early_is_refused(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "f.csv.gz"
     file.write_bytes(gzip.compress(b"k,n\n" + b"1,2\n" * 1000)[:-9])
     done = run("load", store, "t", file, "--append-only")

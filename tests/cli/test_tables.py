@@ -194,8 +194,8 @@ def test_every_command_has_help_with_examples() -> None:
             assert f"kvstore {' '.join(words_of)} " in printed, words_of
             found.append(" ".join(words_of))
     assert found == [
-        *("init", "create", "tables", "describe", "get", "scan", "upsert", "delete", "drop", "load", "export"),
-        *("changelog", "check", "replicate", "demo"),
+        *("init", "create", "alter", "tables", "describe", "get", "scan", "upsert", "delete", "drop", "load", "export"),
+        *("changelog", "sql", "check", "replicate", "doctor", "demo"),
         *("log ls", "log show"),
     ]
 

@@ -87,7 +87,9 @@ def test_a_partial_update_keeps_the_other_columns(store: Path) -> None:
         (("nope",), "", "tables=['log', 't', 'two']"),
     ],
 )
-def test_rows_that_do_not_fit_are_told_in_a_line(store: Path, arguments: tuple[str, ...], text: str, word: str) -> None:
+def test_rows_that_do_not_fit_are_refused_in_one_line(
+    store: Path, arguments: tuple[str, ...], text: str, word: str
+) -> None:
     _refused(run("upsert", store, *arguments, given=text), word)
     assert changes(store, "t") == []
 
@@ -99,7 +101,7 @@ def _refused(done: Done, word: str) -> None:
     assert done.err.count("\n") == 1
 
 
-def test_a_terminal_is_told_what_to_type(store: Path) -> None:
+def test_a_terminal_shows_what_to_type(store: Path) -> None:
     done = run("upsert", store, "t", given='{"k":"a"}\n', terminal=True)
     assert done.err == "kvstore: type rows as jsonl; Ctrl-D ends them\n"
     assert rows(store) == [("a", None)]

