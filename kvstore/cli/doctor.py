@@ -65,7 +65,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     Exit code 1 if something that kvstore needs is missing or too old. A missing optional part is no failure.
     """
-    needed = [Part("python", platform.pythonversion_of(), PYTHON_MIN)]
+    needed = [Part("python", platform.python_version(), PYTHON_MIN)]
     needed += [Part(name, version_of(name), oldest) for name, oldest in REQUIRED.items()]
     optional = [Part(name, version_of(name), oldest, gives) for name, (oldest, gives) in OPTIONAL.items()]
     optional += _java()
@@ -113,6 +113,7 @@ class JavaPart(Part):
 
 
 def version_of(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
