@@ -50,7 +50,7 @@ FIRST_MS, STEP_MS = 1_700_000_000_000, 100
 RETENTION = dt.timedelta(milliseconds=7 * STEP_MS)
 WINDOW = 5
 """So many of the last batches of a writer may be sent again."""
-HANG_SECONDS = 300
+HANG_SECONDS = 900
 
 Kind = Literal[
     "create", "drop", "columns", "batch", "epoch", "snapshot", "retain", "flush", "checkpoint", "consumer", "id"
