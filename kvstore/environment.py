@@ -69,7 +69,6 @@ class Environment:
         self.identity = _identity(self._file)
         self._pid = os.getpid()
         self._users = 1
-        self._databases: dict[str, Database] = {}
         # The map grows only while there is no read transaction. One begins under the mutex, and is counted by the very
         # next instruction; when it ends, it is counted until it has.
         self._mutex = threading.Lock()
@@ -78,53 +77,12 @@ class Environment:
         self._live: list[None] = []
         self._is_inherited = False
 
-    def database(self, name: str) -> Database:
-        """Handle of a named database; opening one takes a write transaction, so this waits for the current writer.
-
-        Raises:
-            CorruptData: The database does not exist.
-            LogFailed: An earlier commit failed on the disk.
-        """
-        if name not in self._databases:
-            self._databases[name] = self._opened_database(name)
-        return self._databases[name]
-
-    def _opened_database(self, name: str) -> Database:
-        if self.is_read_only:
-            return self._open_database(name, None, create=False)
-        # By itself, open_db() waits for LMDB's lock while it holds the interpreter's: with a thread of this process
-        # writing, that is a deadlock.
-        transaction = self.begin_write()
-        try:
-            database = self._open_database(name, transaction, create=False)
-            transaction.commit()
-        except BaseException:
-            transaction.abort()
-            raise
-        return database
-
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
         """Handle of a named database within a transaction, which holds :attr:`handles` until it ends.
 
         Raises:
             CorruptData: The database does not exist, and ``create`` is not set.
         """
-        known = self._databases.get(name)
-        return self._open_database(name, transaction, create=create) if known is None else known
-
-    def drop_database(self, transaction: Transaction, name: str) -> None:
-        """Remove a named database with its contents; takes effect when the transaction commits.
-
-        Its handle is gone either way, for all threads of this process: no other thread may be using it.
-
-        Raises:
-            CorruptData: The database does not exist.
-        """
-        database = self.database_within(transaction, name)
-        self._databases.pop(name, None)
-        transaction.drop(database)
-
-    def _open_database(self, name: str, transaction: Transaction | None, *, create: bool) -> Database:
         try:
             return self._env.open_db(name.encode(), txn=transaction, create=create)
         except (lmdb.PanicError, lmdb.MemoryError) as error:
@@ -137,10 +95,15 @@ class Environment:
                 reason=str(error),
             ) from error
 
-    @property
-    def open_reads(self) -> int:
-        """Number of read transactions that are open in this process."""
-        return len(self._live)
+    def drop_database(self, transaction: Transaction, name: str) -> None:
+        """Remove a named database with its contents; takes effect when the transaction commits.
+
+        Its handle is gone either way, for all threads of this process: no other thread may be using it.
+
+        Raises:
+            CorruptData: The database does not exist.
+        """
+        transaction.drop(self.database_within(transaction, name))
 
     def last_committed(self) -> int:
         """Number of the last transaction committed by any process; very cheap.

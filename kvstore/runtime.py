@@ -284,18 +284,23 @@ class StoreRuntime:
         """Add columns; see :meth:`kvstore.Store.add_columns`."""
         definition = self.definition(name)
 
-        def decide(state: CatalogState) -> AddSchema:
-            now = state.tables.get(definition.id)
-            if now is None:
-                raise NoSuchTable("The table was dropped.", table=name)
+        def edit_of(now: TableDefinition) -> AddSchema:
             known = set(now.schema.names)
             if doubled := [field.name for field in fields if field.name in known]:
                 raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
             whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
             if len(now.schemas) == SCHEMAS_MAX:
                 raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
-            edit = AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
-            return self._table_files.before(state, edit)
+            return AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
+
+        # Before other processes have to wait: thousands of columns take a while.
+        prepared = edit_of(definition)
+
+        def decide(state: CatalogState) -> AddSchema:
+            now = state.tables.get(definition.id)
+            if now is None:
+                raise NoSuchTable("The table was dropped.", table=name)
+            return self._table_files.before(state, prepared if now.schema_id == definition.schema_id else edit_of(now))
 
         self._journal.append(decide)
 

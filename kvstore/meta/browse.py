@@ -6,10 +6,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from kvstore.environment import Environment, open_environment
-from kvstore.errors import CorruptData, InvalidRequest, NotAStore
+from kvstore.errors import InvalidRequest, NotAStore
 from kvstore.files import Files
 from kvstore.meta.journal import MAP_BYTES
 from logformat import paths
@@ -43,17 +44,15 @@ class Browser:
     def segments(self) -> list[SegmentFacts]:
         """All segments, in order."""
         found = []
-        for name in self._names():
-            try:
-                database = self._environment.database(name)
-            except CorruptData:
-                if name in self._names():
-                    raise
-                continue  # dropped meanwhile
-            with self._environment.read() as transaction, transaction.cursor(db=database) as cursor:
-                first = _txid(cursor.key()) if cursor.first() else None
-                last = _txid(cursor.key()) if cursor.last() else None
-                found.append(SegmentFacts(name, first, last, int(transaction.stat(database)["entries"])))
+        with self._environment.read_databases() as transaction:
+            with transaction.cursor() as cursor:
+                names = [bytes(name).decode("ascii", "backslashreplace") for name in cursor.iternext(values=False)]
+            for name in names:
+                database = self._environment.database_within(transaction, name)
+                with transaction.cursor(db=database) as cursor:
+                    first = _txid(cursor.key()) if cursor.first() else None
+                    last = _txid(cursor.key()) if cursor.last() else None
+                    found.append(SegmentFacts(name, first, last, int(transaction.stat(database)["entries"])))
         return found
 
     def edits(self, first: int) -> Iterator[tuple[Txid, bytes]]:
@@ -75,22 +74,18 @@ class Browser:
         """
         for facts in self.segments():
             if facts.first is not None and facts.last is not None and facts.first <= txid <= facts.last:
-                for found, data in self._from(facts.name, txid):
+                for found, data in self._from(facts.name, txid, most=1):
                     if found == txid:
                         return data
-                    break
         raise InvalidRequest("The journal does not have this edit; see `kvstore meta ls` for those it has.", txid=txid)
 
-    def _from(self, name: str, txid: int) -> Iterator[tuple[Txid, bytes]]:
-        database = self._environment.database(name)
-        with self._environment.read() as transaction, transaction.cursor(db=database) as cursor:
-            if cursor.set_range(_KEY.pack(txid)):
-                for key, value in cursor.iternext():
-                    yield _txid(key), value
-
-    def _names(self) -> list[str]:
-        with self._environment.read() as transaction, transaction.cursor() as cursor:
-            return [bytes(name).decode("ascii", "backslashreplace") for name in cursor.iternext(values=False)]
+    def _from(self, name: str, txid: int, most: int | None = None) -> list[tuple[Txid, bytes]]:
+        with self._environment.read_databases() as transaction:
+            database = self._environment.database_within(transaction, name)
+            with transaction.cursor(db=database) as cursor:
+                if not cursor.set_range(_KEY.pack(txid)):
+                    return []
+                return [(_txid(key), value) for key, value in islice(cursor.iternext(), most)]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -71,9 +71,7 @@ class TableFiles:
             if isinstance(edit, CreateTable):
                 self._write(TableDefinition.of(edit), state, Txid(state.txid + 1))
             elif isinstance(edit, AddSchema):
-                now = state.tables[id]
-                columns = {**now.schemas, edit.schema_id: schemas.from_json(edit.columns)}
-                self._write(replace(now, schemas=columns), state, Txid(state.txid + 1))
+                self._write(state.tables[id], state, Txid(state.txid + 1), edit)
             elif self._files.exists(file := paths.table_file(self._store, id)):
                 self._files.rename(file, paths.dropped_file(self._store, id))
                 self._files.sync_directory(file.parent)
@@ -180,14 +178,19 @@ class TableFiles:
             raise CorruptData("This is the definition of another table.", path=path, table_id=found.table_id)
         return found
 
-    def _write(self, definition: TableDefinition, state: CatalogState, txid: Txid) -> None:
+    def _write(
+        self, definition: TableDefinition, state: CatalogState, txid: Txid, added: AddSchema | None = None
+    ) -> None:
         file = paths.table_file(self._store, definition.id)
-        self._files.publish(file, table_file.encode(self._file_of(definition, state.leader_epoch, txid)))
+        self._files.publish(file, table_file.encode(self._file_of(definition, state.leader_epoch, txid, added)))
         if self._files.exists(dropped := paths.dropped_file(self._store, definition.id)):
             self._files.remove(dropped)  # the drop was never committed
             self._files.sync_directory(file.parent)
 
-    def _file_of(self, definition: TableDefinition, epoch: Epoch, txid: Txid) -> TableFile:
+    def _file_of(
+        self, definition: TableDefinition, epoch: Epoch, txid: Txid, added: AddSchema | None = None
+    ) -> TableFile:
+        widths = [len(definition.schemas[id]) for id in sorted(definition.schemas)]
         key, bucket_key = definition.primary_key, definition.bucket_key
         return TableFile(
             store_id=self._store_id,
@@ -195,8 +198,8 @@ class TableFiles:
             epoch=epoch,
             table_id=definition.id,
             name=definition.name,
-            columns=schemas.to_json(definition.schema),
-            widths=[len(definition.schemas[id]) for id in sorted(definition.schemas)],
+            columns=schemas.to_json(definition.schema) if added is None else added.columns,
+            widths=widths if added is None else [*widths, len(added.columns)],
             primary_key=None if key is None else list(key),
             bucket_key=None if bucket_key is None else list(bucket_key),
             buckets=definition.buckets,

@@ -128,8 +128,8 @@ def test_the_journal_is_shown_when_the_catalog_can_not_be_loaded(path: Path) -> 
 
 def test_damaged_and_newer_edits_are_shown_as_such(path: Path) -> None:
     environment = open_environment(path / paths.JOURNAL, Files(), map_bytes=1 << 30)
-    database = environment.database("00000000000000000011")
     with environment.begin_write() as transaction:
+        database = environment.database_within(transaction, "00000000000000000011")
         key = (12).to_bytes(8, "big")
         whole = transaction.get(key, db=database)
         assert whole is not None
