@@ -16,6 +16,8 @@ CREATION_LOCK = Path("meta/LOCK")
 SHIPPING = Path("meta/SHIPPING")
 FOLLOWING = Path("meta/FOLLOWING")
 IMAGES = Path("meta/image")
+DOWNLOADS = "downloads"
+"""Objects of a replica that a copy has fetched and not yet taken, in a directory for each epoch of a leader."""
 UNFINISHED_IMAGE = "image.ckpt"
 """An image being written; a process that holds the lock of the images may remove it."""
 TABLES = "tables"

@@ -37,16 +37,23 @@ class ShippedPath:
     pieces: list[Piece]
 
 
-def path_to(end: int, shipped: Shipped, objects: Iterable[ObjectName]) -> ShippedPath | None:
+def path_to(
+    end: int, shipped: Shipped, objects: Iterable[ObjectName], *, newest_before: int | None = None
+) -> ShippedPath | None:
     """The path to an offset that starts earliest; None if there is none.
 
     Args:
         shipped: What was shipped of the stream; a path starts at its start or at one of its snapshots.
         objects: Objects of the stream.
+        newest_before: If given, the path that starts latest, but not after this offset; the one that starts earliest
+            if all start after it.
     """
     objects = list(objects)
     pieces = _pieces(objects)
-    for start in sorted({shipped.start, *shipped.snapshots}):
+    starts = sorted({shipped.start, *shipped.snapshots})
+    if newest_before is not None:
+        starts.sort(key=lambda start: (start > newest_before, -start if start <= newest_before else start))
+    for start in starts:
         named = [each for each in objects if each.kind == "snapshot" and each.start == start]
         if start > end or (start and not named):
             continue

@@ -17,6 +17,7 @@ from kvstore.options import options_of_call
 from kvstore.replica.client import ObjectStore, normalised, place_of
 from kvstore.replica.follow.creation import create
 from kvstore.replica.follow.follower import ROLLBACK_LIMIT, Follower, Promoted
+from kvstore.replica.follow.replacement import complete
 from kvstore.replica.read.restore import Restore, Restored
 from kvstore.replica.source import Source
 from logformat import paths
@@ -56,6 +57,7 @@ def follow(
     place, url = path_of(path), normalised(url_without_credentials("url", url))
     options, files, clock = options_of_call("sync", settings), Files(), SystemClock()
     rollback_limit = integer_within("rollback_limit", rollback_limit, 0, OFFSET_MAX)
+    complete(place.resolve(), files)
     if not (place / paths.STORE_FILE).exists():
         client = ObjectStore(url)
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"

@@ -97,6 +97,10 @@ class Source:
         """Sizes of a stream's objects in bytes, as listed."""
         return self._sizes.get(stream, {})
 
+    def size(self, name: ObjectName) -> int:
+        """Size of an object in bytes, as listed."""
+        return self._sizes[name.stream][name]
+
     def shipped(self, stream: Stream) -> Shipped:
         """What the manifest has of a stream; for a table that was dropped since, what the listed objects cover."""
         if stream in self._shipped:
@@ -108,13 +112,16 @@ class Source:
         listed = Shipped(stream=stream, start=start, end=furthest, snapshots=starts)
         return msgspec.structs.replace(listed, end=reached(listed, named))
 
-    def path(self, stream: Stream, end: int) -> ShippedPath:
+    def path(self, stream: Stream, end: int, *, newest_before: int | None = None) -> ShippedPath:
         """The path to an offset that starts earliest.
+
+        Args:
+            newest_before: See :func:`path_to`.
 
         Raises:
             MissingVersion: There is none.
         """
-        found = path_to(end, self.shipped(stream), self.objects(stream))
+        found = path_to(end, self.shipped(stream), self.objects(stream), newest_before=newest_before)
         if found is None:
             raise self._hole(stream, reached(self.shipped(stream), self.objects(stream)), end)
         return found
@@ -233,7 +240,7 @@ class Source:
             CorruptData: The object is damaged.
         """
         if name not in self._read_last:
-            size = self._sizes[name.stream][name]
+            size = self.size(name)
             self._read_last[name] = read_object(self._client, self.store.store_id, name, size)
             self._progress(size)
         if len(self._read_last) > _OBJECTS_KEPT:

@@ -17,6 +17,7 @@ from kvstore.options import StoreOptions
 from kvstore.replica.client import Client
 from kvstore.replica.follow.creation import create
 from kvstore.replica.follow.follower import Follower
+from kvstore.replica.follow.replacement import complete
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog.following_file import FollowingFile
@@ -37,6 +38,7 @@ def follower(
     named = ("journal_sync", "edits_per_journal", "segment_bytes_max")
     options = StoreOptions(**{key: given.pop(key) for key in named if key in given})
     files, clock = files or Files(), clock or SetClock()
+    complete(path.resolve(), Files())
     if not (path / paths.STORE_FILE).exists():
         following = FollowingFile(store_id=Source(objects).store.store_id, url="file:///nowhere", name="c")
         create(path, following, objects, files, clock)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from kvstore.bucket.context import BucketPlace
 from kvstore.files import Files
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
 from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.contents import snapshot_parts
+from kvstore.replica.coverage import ShippedPath
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog.replicas import Stream
@@ -42,6 +44,26 @@ def write_bucket(
     _write_log(bucket / paths.LOG, identity, Offset(path.start), source.batches(path, end), definition, files)
     if path.snapshot is not None:
         _write_snapshot(bucket, path.snapshot, source, files)
+
+
+def begin_bucket(place: BucketPlace, source: Source, path: ShippedPath, files: Files) -> None:
+    """Create a bucket that has the snapshot of a path, and an empty log that continues it; writes no index.
+
+    The directory gets its name when it is complete.
+
+    Raises:
+        CorruptData: The snapshot is damaged.
+        OSError: The disk is full or failed.
+    """
+    unfinished = place.directory.with_name(place.directory.name + paths.TEMPORARY)
+    files.remove_tree(unfinished)
+    for directory in (unfinished.parents[1], unfinished.parent, unfinished, unfinished / paths.LOG):
+        files.make_directory(directory)
+    SegmentWriter.begin(unfinished / paths.LOG, head_at(Offset(path.start), place.identity), files).finish()
+    if path.snapshot is not None:
+        _write_snapshot(unfinished, path.snapshot, source, files)
+    files.rename(unfinished, place.directory)
+    files.sync_directory(place.directory.parent)
 
 
 def _write_snapshot(bucket: Path, name: ObjectName, source: Source, files: Files) -> None:

@@ -9,12 +9,16 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.write_path import WritePath
 from kvstore.lock import ProcessLock
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
 from logformat import paths
 from logformat.ids import Offset, WriterId
 from logformat.log.batch import BatchHeader, decode_verified
+
+COMMIT_BYTES = 64 << 20
+"""The index is committed when it lacks this much of the log: a process that is killed loses no more of its work."""
 
 
 class CopiedBucket:
@@ -66,16 +70,9 @@ class CopiedBucket:
             StoreFull, LogFailed: The disk is full or failed; close the bucket, and open it again.
             CorruptData: A batch is damaged; earlier batches may have been appended.
         """
-        began, definition = self.end, self._catalog.definition()
-        self._path.use(definition)
-        for header, data in batches:
-            decode_verified(header, data, definition.schema_of(header.schema_id), validate=True)
-            if self._path.log.is_full:
-                self._apply()
-                self._path.roll()
-            self._path.log.append([EncodedBatch.read(header, data)])
-        self._apply()
-        self._path.commit()
+        began = self.end
+        self._path.use(self._catalog.definition())
+        append_to(self._path, self._log, batches)
         if self._clock.monotonic() - self._looked >= LOOK_SECONDS:
             self._looked = self._clock.monotonic()
             self._maintenance.retain()
@@ -89,6 +86,29 @@ class CopiedBucket:
         finally:
             self._lock.release()
 
-    def _apply(self) -> None:
-        self._path.log.sync()
-        self._path.catch_up(self._log)
+
+def append_to(path: WritePath, log: LogFiles, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+    """Append consecutive batches to a bucket and commit its index, also after every ``COMMIT_BYTES``.
+
+    Raises:
+        StoreFull, LogFailed: The disk is full or failed; close the bucket, and open it again.
+        CorruptData: A batch is damaged; earlier batches may have been appended.
+    """
+    waiting = 0
+    for header, data in batches:
+        decode_verified(header, data, path.definition.schema_of(header.schema_id), validate=True)
+        if waiting >= COMMIT_BYTES or path.log.is_full:
+            _apply(path, log)
+            path.commit()
+            waiting = 0
+        if path.log.is_full:
+            path.roll()
+        path.log.append([EncodedBatch.read(header, data)])
+        waiting += len(data)
+    _apply(path, log)
+    path.commit()
+
+
+def _apply(path: WritePath, log: LogFiles) -> None:
+    path.log.sync()
+    path.catch_up(log)

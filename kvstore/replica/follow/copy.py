@@ -4,37 +4,32 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from uuid import UUID
 
 import msgspec
 
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.bucket.context import BucketContext, BucketPlace
-from kvstore.bucket.recovery import open_for_writing
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
-from kvstore.errors import CorruptImage, NotAStore
+from kvstore.errors import NotAStore
 from kvstore.files import Files, read_file, refusals
 from kvstore.lock import ProcessLock
-from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
-from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.table_files import TableFiles
 from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
-from kvstore.replica.consistent_cut import streams_of
-from kvstore.replica.follow.bucket_files import write_bucket
-from kvstore.replica.follow.catalog_files import write_catalog
 from kvstore.replica.follow.copied_bucket import CopiedBucket
+from kvstore.replica.follow.new_tables import NewTables
 from kvstore.replica.follow.round import CopyProgress, Round
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog import following_file, store_file
-from logformat.catalog.edits import AddSchema, CreateTable, DropTable, Edit
+from logformat.catalog.edits import AddSchema, CreateTable, DropTable
 from logformat.catalog.following_file import FollowingFile
 from logformat.catalog.replicas import Stream
 from logformat.ids import TableId
@@ -123,7 +118,8 @@ class Copy:
             for definition in planned.state.tables.values():
                 if definition.id not in before.tables:
                     self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
-                    write_table(self.path, source, definition, planned, self._options, self._files, self._clock)
+                    tables = NewTables(self.path, source, self._options, self._files, self._clock)
+                    tables.write(definition, planned)
         self._prepare_table_files(before, planned)
         changes = 0
         extended = {
@@ -202,7 +198,7 @@ class Copy:
     def _opened(self, stream: Stream) -> CopiedBucket:
         table, files = stream.table_id, self._files
         context = BucketContext(
-            _place(self.path, self._store.store_id, stream),
+            BucketPlace.of(self.path, self._store.store_id, table, stream.bucket),
             TableCatalog(self.journal, table, self.state.tables[table].name, self._clock),
             CommitLock(self.path, table, files, self._clock),
             Staging(self.path, table, files),
@@ -235,46 +231,3 @@ def following_of(path: Path) -> FollowingFile:
         raise NotAStore(
             "This is not a copy that follows a replica; `kvstore replica follow` makes one.", path=path
         ) from error
-
-
-def create_copy(
-    path: Path, following: FollowingFile, planned: Round, source: Source, files: Files, clock: Clock
-) -> None:
-    """Create a copy in an empty directory; its ``STORE`` file is written last.
-
-    Raises:
-        OSError: The disk is full or failed.
-    """
-    files.make_directory(path / paths.FOLLOWING.parent)
-    files.publish(path / paths.FOLLOWING, following_file.encode(following))
-    for definition in planned.state.tables.values():
-        write_table(path, source, definition, planned, StoreOptions(), files, clock)
-    TableFiles(path, following.store_id, files).write_all(planned.state)
-    write_catalog(path, following.store_id, planned.state, _last(planned.edits), files, clock)
-    files.publish(path / paths.STORE_FILE, store_file.encode(source.store))
-
-
-def write_table(
-    path: Path,
-    source: Source,
-    definition: TableDefinition,
-    planned: Round,
-    options: StoreOptions,
-    files: Files,
-    clock: Clock,
-) -> None:
-    """Write the files of a new table."""
-    for stream in streams_of(definition):
-        write_bucket(path, source, stream, definition, planned.ends[stream], files)
-        open_for_writing(_place(path, source.store.store_id, stream), definition, options, files, clock).close()
-
-
-def _place(path: Path, store_id: UUID, stream: Stream) -> BucketPlace:
-    directory = paths.bucket_directory(path, stream.table_id, stream.bucket)
-    return BucketPlace(directory, LogIdentity(store_id, stream.table_id, stream.bucket))
-
-
-def _last(edits: list[Edit]) -> Edit:
-    if not edits:
-        raise CorruptImage("A journal begins with an edit, and the replica has none after its image.")
-    return edits[-1]

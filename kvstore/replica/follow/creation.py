@@ -1,21 +1,30 @@
-"""Creates a copy of a store from a replica."""
+"""Creates a copy of a store from a replica; continues where an earlier process stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
-from kvstore.errors import NotAStore, ReplicaBehind
-from kvstore.files import Files, refusals
+from kvstore.errors import CorruptData, NotAStore, ReplicaBehind
+from kvstore.files import Files, read_file, refusals
+from kvstore.lock import ProcessLock
+from kvstore.meta.table_files import TableFiles
+from kvstore.options import StoreOptions
 from kvstore.replica.client import Client
-from kvstore.replica.follow.copy import create_copy
-from kvstore.replica.follow.round import Planner, Round
+from kvstore.replica.follow.catalog_files import write_catalog
+from kvstore.replica.follow.new_tables import NewTables
+from kvstore.replica.follow.round import CopyProgress, Planner, Round
+from kvstore.replica.follow.spool import Spool
 from kvstore.replica.read.restore import make_room
 from kvstore.replica.source import Source
 from logformat import paths
-from logformat.catalog.following_file import FollowingFile
+from logformat.catalog import following_file, store_file
+from logformat.catalog.following_file import FOLLOWING_BYTES_MAX, FollowingFile
+from logformat.catalog.replicas import Stream
+from logformat.ids import Epoch
 
 
 @uninterrupted
@@ -27,24 +36,36 @@ def create(
     clock: Clock,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Round:
-    """Create a copy in a directory that is new or empty, or has what an earlier attempt left.
+    """Create a copy in a directory that is new or empty, or has what an earlier attempt left: that is continued.
+
+    The copy has the name of the first attempt. Its ``STORE`` file is written last. After an error the directory is not
+    a store, and has what is needed to continue.
 
     Raises:
         NotAStore: The directory has something else, or there is no replica of this store.
+        StoreLocked: Another process creates the copy.
         ReplicaBehind, MissingVersion, CorruptData: The replica does not have what a copy needs.
         Unavailable: The replica can't be reached.
         StoreFull, LogFailed: The disk is full or failed.
     """
-    source = Source(client, progress)
+    spool = Spool(client, path, following.store_id, files)
+    source = Source(spool, progress)
     check_store(source, following, path)
-    _, base, edits = source.catalog()
-    planned = Planner(source, lambda _: None).plan(base, edits)
-    if not planned.edits:
-        raise ReplicaBehind("The replica has no edit after its image of the catalog yet; try again.")
-    with refusals(path):
-        _remove_unfinished(path, files)
-        make_room(path, files)
-        create_copy(path, following, planned, source, files, clock)
+    with refusals(path), _unfinished(path, following, spool, source.manifest.leader_epoch, files):
+        tables = NewTables(path, source, StoreOptions(), files, clock, spool.discard)
+        try:
+            planned = _planned(source, tables)
+            for definition in planned.state.tables.values():
+                tables.write(definition, planned)
+        except CorruptData:
+            spool.end()  # an object that is repaired keeps its name
+            raise
+        for left in (paths.JOURNAL, paths.IMAGES):
+            files.remove_tree(path / left)
+        TableFiles(path, following.store_id, files).write_all(planned.state)
+        write_catalog(path, following.store_id, planned.state, planned.edits[-1], files, clock)
+        files.publish(path / paths.STORE_FILE, store_file.encode(source.store))
+        spool.end()
     return planned
 
 
@@ -58,18 +79,70 @@ def check_store(source: Source, following: FollowingFile, path: Path) -> None:
         raise NotAStore("The replica now belongs to another store.", path=path, of=source.store.store_id)
 
 
-def _remove_unfinished(path: Path, files: Files) -> None:
-    """Remove a copy whose creation did not finish, if the directory has one; the file that shows it goes last."""
+def _planned(source: Source, tables: NewTables) -> Round:
+    """What the copy has in the end. What it has already is part of it, because a replica only gets more."""
+    _, base, edits = source.catalog()
+    found, state = list(edits), base
+    for edit in found:
+        state = state.after(edit)
+    known: dict[Stream, CopyProgress | None] = {}
+
+    def progress(stream: Stream) -> CopyProgress | None:
+        if stream not in known:
+            known[stream] = tables.progress(stream, state.tables[stream.table_id])
+        return known[stream]
+
+    planned = Planner(source, progress).plan(base, found)
+    if not planned.edits:
+        raise ReplicaBehind("The replica has no edit after its image of the catalog yet; try again.")
+    return planned
+
+
+@contextmanager
+def _unfinished(path: Path, following: FollowingFile, spool: Spool, epoch: Epoch, files: Files) -> Iterator[None]:
+    """The directory of an unfinished copy, locked; begins it, unless an earlier process has, in the same epoch."""
+    meta, file = path / paths.FOLLOWING.parent, path / paths.FOLLOWING
+    if not _is_unfinished(path):
+        make_room(path, files)
+    files.make_directory(meta)
+    lock = ProcessLock(path / paths.SHIPPING)
+    lock.acquire()
+    try:
+        before = _following(file)
+        if before is None or (before.store_id, before.url) != (following.store_id, following.url):
+            _clear(path, files)
+            files.publish(file, following_file.encode(following))
+        elif not spool.has_begun(epoch):
+            _clear(path, files)  # a new leader may have another history
+        spool.begin(epoch)
+        yield
+    finally:
+        lock.release()
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether the directory has a copy whose creation has begun and did not finish."""
     meta = path / paths.FOLLOWING.parent
     if (path / paths.STORE_FILE).exists() or not meta.is_dir():
-        return
-    first = {paths.FOLLOWING.name + paths.TEMPORARY}
-    has_begun = [each.name for each in path.iterdir()] == [meta.name] and {
+        return False
+    first = {paths.FOLLOWING.name + paths.TEMPORARY, paths.SHIPPING.name}
+    has_only_begun = [each.name for each in path.iterdir()] == [meta.name] and {
         each.name for each in meta.iterdir()
     } <= first
-    if not has_begun and not (path / paths.FOLLOWING).exists():
-        return
+    return has_only_begun or (path / paths.FOLLOWING).exists()
+
+
+def _following(file: Path) -> FollowingFile | None:
+    try:
+        return following_file.decode(read_file(file, bytes_max=FOLLOWING_BYTES_MAX))
+    except (FileNotFoundError, CorruptData):
+        return None
+
+
+def _clear(path: Path, files: Files) -> None:
+    """Remove what an unfinished copy has; the files that show that it is one stay."""
+    meta = path / paths.FOLLOWING.parent
+    kept = (meta, path / paths.FOLLOWING, path / paths.SHIPPING)
     for other in [*path.iterdir(), *meta.iterdir()]:
-        if other not in (meta, path / paths.FOLLOWING):
+        if other not in kept:
             files.remove_tree(other) if other.is_dir() else files.remove(other)
-    files.remove_tree(meta)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -18,22 +18,23 @@ from uuid import uuid4
 from kvstore.calls import in_background, uninterrupted
 from kvstore.checkpoint.room import available_memory, obstacle
 from kvstore.clock import Clock
-from kvstore.errors import Diverged, Unavailable
+from kvstore.errors import CorruptData, Diverged, Unavailable
 from kvstore.files import Files, refusals
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.replica import leadership
 from kvstore.replica.client import Client, ObjectStore, place_of
 from kvstore.replica.consistent_cut import streams_of
-from kvstore.replica.follow import creation
+from kvstore.replica.follow import creation, replacement
 from kvstore.replica.follow.copy import Copy, following_of
 from kvstore.replica.follow.divergence import divergence_of, has_no_path
 from kvstore.replica.follow.final_edits import final_edits
 from kvstore.replica.follow.round import Planner
-from kvstore.replica.follow.spool import spooled
+from kvstore.replica.follow.spool import Spool
 from kvstore.replica.image_worker import look_for_task
 from kvstore.replica.promotion import Places, Promotion
 from kvstore.replica.source import Source, read_manifest
+from logformat import paths
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import Epoch, Txid
 from logformat.replica import follower_status
@@ -48,9 +49,6 @@ STATUS_SECONDS = 60.0
 LAG_SECONDS = 180
 """Lag after which a follower warns. A leader updates the replica manifest at least every 60 s."""
 SKEW_SECONDS = 5
-# No other program uses directories with such names: they are removed.
-_REBUILDING = ".kvstore-anew"
-_BEFORE = ".kvstore-before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +147,7 @@ class Follower:
         self._manifest: ReplicaManifest | None = None
         self._reported: float | None = None
         self._copy: Copy | None = None
+        replacement.complete(self.path, files)
         self._url = following_of(self.path).url
         self.url = shown_url(self._url)
         self._connect = connect
@@ -241,13 +240,17 @@ class Follower:
         copy, manifest_bytes = self._open(), read_manifest(self._client)
         pulled = Pulled(0, 0)
         if manifest_bytes != self._manifest_bytes:
-            with spooled(self._client, self.path) as client:
-                source = self._source(client)
-                try:
-                    pulled = self._taken(copy, source)
-                except BaseException:
-                    self._close()  # the next round starts from what is durable
-                    raise
+            spool = Spool(self._client, self.path, copy.following.store_id, self._files)
+            source = self._source(spool)
+            spool.begin(source.manifest.leader_epoch)
+            try:
+                pulled = self._taken(copy, source)
+            except BaseException as error:
+                self._close()  # the next round starts from what is durable
+                if isinstance(error, CorruptData):
+                    spool.end()  # an object that is repaired keeps its name
+                raise
+            spool.end()
             self._manifest_bytes, self._manifest = manifest_bytes, source.manifest
         copy = self._open()
         self._report_status(copy)
@@ -282,8 +285,11 @@ class Follower:
         planner = Planner(source, copy.progress)
         planned = planner.plan(state, source.edits(path))
         for stream, end in planned.ends.items():
-            for piece in planner.path(stream, end).pieces:
-                source.read(piece.name)  # finds missing and damaged objects before the copy takes any
+            needed = planner.path(stream, end)
+            for name in ([needed.snapshot] if needed.snapshot is not None else []) + [
+                piece.name for piece in needed.pieces
+            ]:
+                source.read(name)  # finds missing and damaged objects before the copy takes any
         return Pulled(len(planned.edits), copy.take(planned, source))
 
     def _rebuilt(self, copy: Copy) -> Pulled:
@@ -291,17 +297,16 @@ class Follower:
         with ExitStack() as stack:
             stack.callback(copy.close)  # last, because its lock keeps other processes from promoting it meanwhile
             copy.close_files()
-            rebuilding, before = (self.path.with_name(self.path.name + suffix) for suffix in (_REBUILDING, _BEFORE))
+            rebuilding = replacement.rebuilding(self.path)
             with refusals(self.path):
-                self._files.remove_tree(rebuilding)
-                self._files.remove_tree(before)
-                planned = creation.create(
-                    rebuilding, copy.following, self._client, self._files, self._clock, self._progress
-                )
-                self._files.rename(self.path, before)
-                self._files.rename(rebuilding, self.path)
-                self._files.sync_directory(self.path.parent)
-                self._files.remove_tree(before)
+                planned = None
+                if not (rebuilding / paths.STORE_FILE).exists():
+                    planned = creation.create(
+                        rebuilding, copy.following, self._client, self._files, self._clock, self._progress
+                    )
+                replacement.replace(self.path, self._files)
+        if planned is None:  # a process that died had rebuilt the copy: it is as of then
+            return replace(self._pull(), rebuilt=True)
         return Pulled(len(planned.edits), sum(planned.ends.values()), rebuilt=True)
 
     def _warnings(self) -> Iterator[str]:

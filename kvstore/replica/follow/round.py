@@ -16,7 +16,7 @@ from kvstore.replica.coverage import ShippedPath
 from kvstore.replica.source import Source, check_table
 from logformat.catalog.edits import Edit, EndTask
 from logformat.catalog.replicas import Stream
-from logformat.ids import WriterId
+from logformat.ids import OFFSET_MAX, WriterId
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,14 @@ class Round:
         edits: Edits after those that the copy has.
         state: The catalog with these edits.
         ends: The end of each bucket of its tables.
+        begins: Where new buckets begin: with the newest snapshot at or before this offset; a bucket that is not here
+            begins where the replica does.
     """
 
     edits: list[Edit]
     state: CatalogState
     ends: dict[Stream, int]
+    begins: dict[Stream, int]
 
 
 class Planner:
@@ -57,6 +60,7 @@ class Planner:
     def __init__(self, source: Source, progress: Callable[[Stream], CopyProgress | None]) -> None:
         self._source = source
         self._progress = progress
+        self._begins: dict[Stream, int] = {}
 
     def plan(self, base: CatalogState, edits: Iterable[Edit]) -> Round:
         """Plan what to take after a catalog that the copy has.
@@ -69,17 +73,28 @@ class Planner:
             CorruptData: An object is damaged.
             ReplicaBehind: The catalog itself is ahead of the rows; a later round may take more.
         """
-        edits, is_complete = list(edits), True
+        edits = list(edits)
+        try:
+            return self._planned(base, edits, from_newest=True)
+        except ReplicaBehind:
+            if not self._begins:
+                raise
+            # The newest snapshots may have a commit that other buckets lack.
+            return self._planned(base, edits, from_newest=False)
+
+    def _planned(self, base: CatalogState, edits: list[Edit], *, from_newest: bool) -> Round:
+        is_complete = True
         while True:
             state = base
             for edit in edits:
                 state = state.after(edit)
+            self._begins = _begins(state) if from_newest else {}
             for definition in state.tables.values():
                 check_table(definition)
             cut = self._cut(base, edits, state, checks_schemas=not is_complete)
             early = self._first_early(base, edits, state, cut)
             if early is None:
-                return Round(edits, state, cut.ends)
+                return Round(edits, state, cut.ends, self._begins)
             edits, is_complete = edits[:early], False
 
     def path(self, stream: Stream, end: int) -> ShippedPath:
@@ -89,7 +104,9 @@ class Planner:
             MissingVersion: There is none.
         """
         progress = self._progress(stream)
-        return self._source.path(stream, end) if progress is None else self._source.path_from(stream, progress.end, end)
+        if progress is None:
+            return self._source.path(stream, end, newest_before=self._begins.get(stream))
+        return self._source.path_from(stream, progress.end, end)
 
     def _cut(self, base: CatalogState, edits: list[Edit], state: CatalogState, *, checks_schemas: bool) -> StoreCut:
         """The ends of all buckets.
@@ -132,3 +149,17 @@ class Planner:
             if payload.task > cut.applied_tasks(now, state.tables[payload.table_id], payload.job_id):
                 return index
         return None
+
+
+def _begins(state: CatalogState) -> dict[Stream, int]:
+    """Where new buckets of tables may begin, so that all rows are there and every consumer finds its changes.
+
+    Without a retention a table's changes are kept for ever, and without a key they are its rows: such a table begins
+    where the replica does.
+    """
+    return {
+        stream: min((each.offsets[stream.bucket] for each in state.consumers_of(id).named.values()), default=OFFSET_MAX)
+        for id, definition in state.tables.items()
+        if definition.primary_key is not None and definition.options.retention_ms is not None
+        for stream in streams_of(definition)
+    }

@@ -1,35 +1,77 @@
-"""Objects of a round, fetched before the copy takes any: a missing or damaged object is found in time."""
+"""Objects that a copy has fetched from its replica and not yet taken, in files that outlive the process.
+
+* An object is fetched once, however often a follower is killed before the copy has taken it.
+* A missing or damaged object of a round is found before the copy takes any of the round.
+* A kept file is verified whenever it is read: one that a power cut has damaged is fetched again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from uuid import UUID
 
-from kvstore.files import read_file, refusals
+from kvstore.errors import CorruptData
+from kvstore.files import Files, read_file, refusals
 from kvstore.replica.client import Client
 from logformat import paths
-from logformat.replica.object_file import ObjectName, parse_name
+from logformat.ids import Epoch
+from logformat.replica.object_file import ObjectName, decode_object, parse_name
 
 
 class Spool:
-    """A client that fetches each range once, and keeps it in files; see :class:`kvstore.replica.client.Client`.
+    """A client that keeps the ranges and snapshots it fetches; see :class:`kvstore.replica.client.Client`.
 
     Args:
-        directory: Directory for the ranges. A range never changes under its name.
+        copy: Directory of the copy. Nothing is kept before :meth:`begin`.
+        store_id: Store of the replica.
     """
 
-    def __init__(self, client: Client, directory: Path) -> None:
+    def __init__(self, client: Client, copy: Path, store_id: UUID, files: Files) -> None:
         self._client = client
-        self._directory = directory
+        self._root = copy / paths.DOWNLOADS
+        self._store_id = store_id
+        self._files = files
+        self._directory: Path | None = None
+
+    def has_begun(self, epoch: Epoch) -> bool:
+        """Whether this or an earlier process has begun to keep objects of a leader's time."""
+        return self._place(epoch).is_dir()
+
+    def begin(self, epoch: Epoch) -> None:
+        """Keep objects from now on; removes what was kept in the time of other leaders.
+
+        Raises:
+            StoreFull, LogFailed: The disk is full or failed.
+        """
+        place = self._place(epoch)
+        with refusals(self._root):
+            for other in self._root.glob("*"):
+                if other != place:
+                    self._files.remove_tree(other)
+            self._files.make_directory(self._root)
+            self._files.make_directory(place)
+        self._directory = place
+
+    def discard(self, name: ObjectName) -> None:
+        """Remove an object that the copy has taken."""
+        with refusals(self._root), suppress(FileNotFoundError):
+            if self._directory is not None:
+                self._files.remove(self._directory / _file_name(name))
+
+    def end(self) -> None:
+        """Remove everything: the copy has taken it."""
+        with refusals(self._root):
+            self._files.remove_tree(self._root)
+        self._directory = None
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`kvstore.replica.client.Client`."""
         return self._client.list(prefix)
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
-        """All of an object; a range as it was when it was fetched first.
+        """All of an object; a range or snapshot as it was when it was fetched.
 
         Raises:
             FileNotFoundError: There is no object of this name.
@@ -37,14 +79,18 @@ class Spool:
             StoreFull, LogFailed: The disk is full or failed.
         """
         parsed = parse_name(name)
-        if parsed is None or parsed.kind != "range":
+        if parsed is None or self._directory is None:
             return self._client.get(name, bytes_max=bytes_max)
-        file = self._file(parsed)
-        with suppress(FileNotFoundError):
-            return memoryview(read_file(file, bytes_max=bytes_max))
+        file = self._directory / _file_name(parsed)
+        with suppress(FileNotFoundError, CorruptData):
+            data = memoryview(read_file(file, bytes_max=bytes_max))
+            decode_object(data, parsed, self._store_id)
+            return data
         data = self._client.get(name, bytes_max=bytes_max)
         with refusals(file):
-            file.write_bytes(data)
+            unfinished = file.with_name(file.name + paths.TEMPORARY)
+            unfinished.write_bytes(data)
+            self._files.rename(unfinished, file)
         return data
 
     def get_first(self, name: str, count: int) -> memoryview:
@@ -67,19 +113,10 @@ class Spool:
         """See :class:`kvstore.replica.client.Client`."""
         return self._client.modified_ms(name)
 
-    def _file(self, name: ObjectName) -> Path:
-        stream = name.stream
-        return self._directory / f"{stream.table_id}.{stream.bucket}.{name.start}.{name.end}.{name.epoch}"
+    def _place(self, epoch: Epoch) -> Path:
+        return self._root / str(epoch)
 
 
-@contextmanager
-def spooled(client: Client, copy: Path) -> Iterator[Spool]:
-    """A spool in the directory of a copy, removed at the end.
-
-    Raises:
-        StoreFull, LogFailed: The disk is full or failed.
-    """
-    with refusals(copy):
-        directory = TemporaryDirectory(prefix="spool-", suffix=paths.TEMPORARY, dir=copy, ignore_cleanup_errors=True)
-    with directory:
-        yield Spool(client, Path(directory.name))
+def _file_name(name: ObjectName) -> str:
+    stream = name.stream
+    return f"{stream.table_id}.{stream.bucket}.{name.start}.{name.end}.{name.epoch}.{name.kind}"
