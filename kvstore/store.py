@@ -399,19 +399,23 @@ class Store:
 
     # Replicas
 
-    def add_replica(self, url: str, name: str | None = None) -> Replica:
+    def add_replica(self, url: str, name: str | None = None, *, retention: dt.timedelta | None = None) -> Replica:
         """Add a replica of the store; ships nothing yet.
 
         Args:
             url: ``file:///dir`` or a directory's path, ``s3://bucket/path``, ``gs://…``, ``az://…``, or any other URL
                 that obstore supports. Credentials and endpoints come from the environment.
             name: Name of the replica; None for the URL.
+            retention: How far back the store can be restored to any time, also if its tables keep their changes for a
+                shorter time; an object of the replica has it. None: what that object has, or else what the tables keep.
 
         Raises:
-            InvalidRequest: The URL is not valid or has credentials, or a replica of this name or at this place exists.
+            InvalidRequest: The URL or the retention is not valid, the URL has credentials, or a replica of this name or
+                at this place exists.
+            Unavailable: The replica can't be reached; only if a retention is given.
         """
         self._session.check_registers()
-        return self.replica(registry.register(self.runtime, url, name))
+        return self.replica(registry.register(self.runtime, url, name, retention))
 
     def replica(self, name: str) -> Replica:
         """A replica of the store.

@@ -11,19 +11,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from kvstore.errors import CorruptData
+from kvstore.errors import CorruptData, ReplicaBehind
 from kvstore.replica.client import Client, check_size
 from kvstore.replica.contents import verify_parts
 from kvstore.replica.coverage import holes
 from logformat import paths
 from logformat.catalog import store_file
-from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
+from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus, Stream
 from logformat.log.batch import BATCH_BYTES_MAX
 from logformat.replica import manifest as replica_manifest
-from logformat.replica.object_file import HEAD_BYTES, FoundObject, ObjectName, decode_object, parse_name, size_in_head
+from logformat.replica.object_file import (
+    HEAD_BYTES,
+    FoundObject,
+    ObjectName,
+    decode_object,
+    first_part,
+    parse_name,
+    place_of_stream,
+    size_in_head,
+)
 
 RANGE_BYTES_MAX = 2 * BATCH_BYTES_MAX
 """Limit of a range; a larger one is not even read."""
+_FIRST_BYTES = 16 << 10
+"""Bytes of an object that are read for its first part, which is mostly shorter."""
 UNASKED_BYTES_MAX = 32 << 20
 """The head of a larger object is read first; it must have the listed size."""
 
@@ -35,9 +46,10 @@ class Listing:
     sizes: dict[ObjectName, int]
 
     @classmethod
-    def of(cls, client: Client) -> Listing:
-        """List a replica; other names are left out."""
-        found = ((parse_name(name), size) for name, size in client.list())
+    def of(cls, client: Client, stream: Stream | None = None) -> Listing:
+        """List the objects of a stream, or of all; other names are left out."""
+        prefix = "" if stream is None else f"{place_of_stream(stream)}/"
+        found = ((parse_name(name), size) for name, size in client.list(prefix))
         return cls({name: size for name, size in found if name is not None})
 
 
@@ -99,6 +111,49 @@ def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
         error.where.setdefault("object", str(name))  # the decoders of edits and batches do not know it
         raise
     return found
+
+
+def first_part_of(client: Client, store_id: UUID, name: ObjectName, size: int) -> memoryview:
+    """The first part of an object, unverified, with few bytes of the rest.
+
+    Raises:
+        CorruptData: The object is gone, or its head is damaged.
+    """
+    count = min(size, _FIRST_BYTES)
+    try:
+        while True:
+            found = first_part(client.get_first(str(name), count), name, store_id)
+            if not isinstance(found, int):
+                return found
+            check_size(str(name), found, size)
+            count = found
+    except FileNotFoundError as error:
+        raise CorruptData("An object is gone.", object=str(name)) from error
+
+
+def read_listed(client: Client, store_id: UUID, name: ObjectName, size: int) -> FoundObject:
+    """Read an object of an earlier listing; if that range was merged since, the one into which it was merged.
+
+    Raises:
+        ReplicaBehind: It was removed since, by the replica's retention.
+        CorruptData, UnsupportedVersion: See :func:`read_object`.
+    """
+    try:
+        return read_object(client, store_id, name, size)
+    except CorruptData as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        for other, bytes_listed in Listing.of(client, name.stream).sizes.items():
+            if (other.kind, other.epoch) == (
+                name.kind,
+                name.epoch,
+            ) and other.start <= name.start < name.end <= other.end:
+                return read_object(client, store_id, other, bytes_listed)
+        raise ReplicaBehind(
+            "An object is gone: the retention of the replica has removed it, or it was lost. Begin again, with what the"
+            " replica has now.",
+            object=str(name),
+        ) from error
 
 
 def _check_head(client: Client, store_id: UUID, name: ObjectName, size: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.arguments import printable, url_without_credentials
+from kvstore.arguments import printable, shown, url_without_credentials
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, Unavailable
@@ -20,12 +21,14 @@ from kvstore.runtime import StoreRuntime
 from logformat.catalog.edits import AddReplica, DropReplica, decode
 from logformat.catalog.image import Leader
 from logformat.ids import Txid
+from logformat.replica import retention as retention_object
+from logformat.replica.retention import Retention
 from logformat.urls import shown_url
 
 NAME_BYTES_MAX = 255
 
 
-def register(runtime: StoreRuntime, url: str, name: str | None) -> str:
+def register(runtime: StoreRuntime, url: str, name: str | None, retention: dt.timedelta | None) -> str:
     """Have a copy of the store elsewhere; see :meth:`kvstore.Store.add_replica`. Returns its name."""
     url_without_credentials("url", url)
     if name is not None:
@@ -33,7 +36,9 @@ def register(runtime: StoreRuntime, url: str, name: str | None) -> str:
     given = printable("name", name if name is not None else url, NAME_BYTES_MAX)
     url = normalised(url)
     _check_place(runtime.path, url)
-    ObjectStore(url, create=True)
+    if retention is not None and not (isinstance(retention, dt.timedelta) and retention >= dt.timedelta(0)):
+        raise InvalidRequest("retention is a datetime.timedelta of 0 or more.", given=shown(retention))
+    client = ObjectStore(url, create=True)
 
     def decide(state: CatalogState) -> AddReplica:
         if given in state.replicas:
@@ -45,6 +50,10 @@ def register(runtime: StoreRuntime, url: str, name: str | None) -> str:
                 )
         return AddReplica(name=given, url=url)
 
+    decide(runtime.catalog())
+    if retention is not None:
+        kept = Retention(retention_ms=retention // dt.timedelta(milliseconds=1))
+        client.replace(retention_object.NAME, [retention_object.encode(kept)])
     runtime.journal.append(decide)
     return given
 

@@ -14,18 +14,19 @@ from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.image_worker import followers
 from kvstore.replica.ship.merging import merge
 from kvstore.replica.ship.repair import repair
+from kvstore.replica.ship.retention import Retention
 from kvstore.replica.ship.shipper import Shipment, Shipper, edits_pushed, status_of
 from kvstore.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.edits import FindReplica
-from logformat.catalog.replicas import Finding, ReplicaStatus
+from logformat.catalog.replicas import Finding, ReplicaStatus, Stream
 from logformat.replica.follower_status import FollowerStatus
 from logformat.urls import shown_url
 
 MANIFEST_SECONDS = 60
 """Time between two manifests of a replica to which nothing is shipped: each costs a request."""
-MERGE_SECONDS = 600
-"""Time between two merges of small objects."""
+MAINTENANCE_SECONDS = 60
+"""Time between two merges of small objects, and between two calls of the retention."""
 _PASSES = 2
 """A bad object that a restarted stream no longer needs is found, and removed, in the second pass."""
 
@@ -72,7 +73,8 @@ class Replica:
         self._check_open = check_open
         self._connect = connect
         self._reported: float | None = None
-        self._merged: float | None = None
+        self._maintained: float | None = None
+        self._snapshot_times: dict[tuple[Stream, int], int] = {}
 
     @property
     def name(self) -> str:
@@ -103,10 +105,13 @@ class Replica:
         now = self._runtime.clock.monotonic()
         reports = self._reported is None or now - self._reported >= MANIFEST_SECONDS
         with self._alone():
-            done = self._shipper(self._client()).ship(reports=reports)
-            if self._merged is None or now - self._merged >= MERGE_SECONDS:
-                merge(self._client(), self._runtime.store_id, self._status(), self._runtime.clock.now_ms())
-                self._merged = now
+            client = self._client()
+            shipper = self._shipper(client)
+            done = shipper.ship(reports=reports)
+            if self._maintained is None or now - self._maintained >= MAINTENANCE_SECONDS:
+                Retention(self._runtime, client, shipper, self._snapshot_times).apply(self._status())
+                merge(client, self._runtime.store_id, self._status(), self._runtime.clock.now_ms())
+                self._maintained = now
         if done.objects or reports:
             self._reported = now
         return done

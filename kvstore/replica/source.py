@@ -16,7 +16,7 @@ import msgspec
 from kvstore.errors import CorruptData, MissingVersion, NotAStore, ReplicaBehind
 from kvstore.meta import image
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.replica.check import Listing, read_object
+from kvstore.replica.check import Listing, read_listed
 from kvstore.replica.client import Client
 from kvstore.replica.consistent_cut import BucketHistory, Committed
 from kvstore.replica.contents import batches_along, edits_of, snapshot_parts
@@ -97,6 +97,10 @@ class Source:
         """Sizes of a stream's objects in bytes, as listed."""
         return self._sizes.get(stream, {})
 
+    def has_all_of(self, earlier: Source) -> bool:
+        """Whether every object that an earlier source listed is still there."""
+        return all(earlier._sizes[stream].keys() <= self.sizes(stream).keys() for stream in earlier._sizes)
+
     def size(self, name: ObjectName) -> int:
         """Size of an object in bytes, as listed."""
         return self._sizes[name.stream][name]
@@ -120,8 +124,17 @@ class Source:
 
         Raises:
             MissingVersion: There is none.
+            ReplicaBehind: The replica starts after it.
         """
         found = path_to(end, self.shipped(stream), self.objects(stream), newest_before=newest_before)
+        if found is None and end < self.shipped(stream).start:
+            raise ReplicaBehind(
+                "The replica starts after this offset: its retention has removed what was before.",
+                table_id=stream.table_id,
+                bucket=stream.bucket,
+                offset=end,
+                start=self.shipped(stream).start,
+            )
         if found is None:
             raise self._hole(stream, reached(self.shipped(stream), self.objects(stream)), end)
         return found
@@ -238,10 +251,11 @@ class Source:
 
         Raises:
             CorruptData: The object is damaged.
+            ReplicaBehind: It is gone; another object of this class, made now, knows what the replica has instead.
         """
         if name not in self._read_last:
             size = self.size(name)
-            self._read_last[name] = read_object(self._client, self.store.store_id, name, size)
+            self._read_last[name] = read_listed(self._client, self.store.store_id, name, size)
             self._progress(size)
         if len(self._read_last) > _OBJECTS_KEPT:
             del self._read_last[next(iter(self._read_last))]

@@ -62,9 +62,13 @@ class ObjectName:
 
     def __str__(self) -> str:
         """The name, relative to the replica's URL."""
-        place = "catalog" if self.stream == CATALOG else f"tables/{self.stream.table_id}/{self.stream.bucket}"
         offsets = f"{self.start:020d}-{self.end:020d}" if self.kind == "range" else f"{self.start:020d}"
-        return f"{place}/{offsets}.{self.epoch:020d}.{self.kind}"
+        return f"{place_of_stream(self.stream)}/{offsets}.{self.epoch:020d}.{self.kind}"
+
+
+def place_of_stream(stream: Stream) -> str:
+    """What the names of a stream's objects begin with, before a ``/``."""
+    return "catalog" if stream == CATALOG else f"tables/{stream.table_id}/{stream.bucket}"
 
 
 def parse_name(name: str) -> ObjectName | None:
@@ -145,6 +149,30 @@ def size_in_head(data: memoryview, name: ObjectName, store_id: UUID) -> int:
         UnsupportedVersion: A newer version wrote the object.
     """
     return HEAD_BYTES + _decode_head(data, name, store_id)[0]
+
+
+def first_part(data: memoryview, name: ObjectName, store_id: UUID) -> memoryview | int:
+    """The first part of an object, of which only the head is verified.
+
+    Args:
+        data: The beginning of the object.
+        name: Name of the object.
+
+    Returns:
+        The part; or, if ``data`` does not have all of it, the number of bytes of the object up to its end.
+
+    Raises:
+        CorruptData: The head is damaged, or belongs to another object.
+        UnsupportedVersion: A newer version wrote the object.
+    """
+    length, _ = _decode_head(data, name, store_id)
+    begin = HEAD_BYTES + _PART_BYTES
+    if len(data) < begin:
+        return begin
+    end = begin + struct.unpack_from(_PART, data, HEAD_BYTES)[0]
+    if end > HEAD_BYTES + length:
+        raise CorruptData("A part of an object is longer than the object.", object=str(name))
+    return data[begin:end] if end <= len(data) else end
 
 
 def decode_object(data: memoryview, name: ObjectName, store_id: UUID) -> FoundObject:

@@ -16,7 +16,7 @@ from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, inserts_of
 from kvstore.read.rebuilt_rows import TemporaryRows
-from kvstore.replica.check import read_object
+from kvstore.replica.check import read_listed
 from kvstore.replica.client import Client
 from kvstore.replica.contents import batches_along, snapshot_parts
 from kvstore.replica.read.parts import Changes, RangePart, Rows
@@ -40,10 +40,11 @@ class ReplicaReader:
         """Batches of consecutive ranges, each with the name of its object.
 
         Raises:
-            CorruptData: An object is gone or damaged.
+            CorruptData: An object is damaged.
+            ReplicaBehind: An object is gone, see :func:`read_listed`.
         """
         for each in ranges:
-            found = read_object(self.client, self.store_id, each.name, each.bytes)
+            found = read_listed(self.client, self.store_id, each.name, each.bytes)
             for header, data in batches_along([(found, each.until)], each.start):
                 yield header, data, each.name
 
@@ -53,7 +54,8 @@ class ReplicaReader:
         """Read changes; like :meth:`kvstore.Table.changelog`.
 
         Raises:
-            CorruptData: An object is gone or damaged.
+            CorruptData: An object is damaged.
+            ReplicaBehind: An object is gone, see :func:`read_listed`.
         """
         at: list[ObjectName] = []
 
@@ -79,7 +81,8 @@ class ReplicaReader:
             directory: Directory with room for the rows during the read; nothing is left in it.
 
         Raises:
-            CorruptData: An object is gone or damaged.
+            CorruptData: An object is damaged.
+            ReplicaBehind: An object is gone, see :func:`read_listed`.
             StoreFull, LogFailed: The disk is full or failed.
         """
         with self._rebuilt(wanted, directory) as rebuilt:
@@ -101,7 +104,7 @@ class ReplicaReader:
             with _naming_object(at):
                 if wanted.snapshot is not None:
                     at[:] = [wanted.snapshot[0]]
-                    parts = snapshot_parts(read_object(self.client, self.store_id, *wanted.snapshot))
+                    parts = snapshot_parts(read_listed(self.client, self.store_id, *wanted.snapshot))
                     rebuilt.load(decode_manifest(bytes(parts[0])), parts[2])
                 for header, data, name in self.batches(wanted.ranges):
                     at[:] = [name]

@@ -35,6 +35,7 @@ from logformat.catalog.replicas import Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import Epoch, Txid, WriterId
 
+_TRIES = 5
 _EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
 
 Target = None | dt.datetime | Mapping[str, Mapping[int, int]]
@@ -62,6 +63,8 @@ class Restore:
     """
 
     def __init__(self, client: Client, files: Files, clock: Clock, progress: Callable[[int], None]) -> None:
+        self._client = client
+        self._progress = progress
         self._source = Source(client, progress)
         self._files = files
         self._clock = clock
@@ -87,6 +90,20 @@ class Restore:
         """
         with refusals(path):
             make_room(path, self._files)
+        for _ in range(_TRIES - 1):
+            try:
+                return self._restored(path, target)
+            except ReplicaBehind:
+                source, self._source = self._source, Source(self._client, self._progress)
+                if self._source.has_all_of(source):
+                    raise
+                # The retention of the replica removes objects while they are read: what there is now is restored.
+                with refusals(path):
+                    for left in path.iterdir():
+                        self._files.remove_tree(left) if left.is_dir() else self._files.remove(left)
+        return self._restored(path, target)
+
+    def _restored(self, path: Path, target: Target) -> Restored:
         time_ms = None
         if isinstance(target, dt.datetime):
             time_ms = (target - _EPOCH) // dt.timedelta(milliseconds=1)
@@ -118,7 +135,7 @@ class Restore:
         """
         image_ms, state, edits = self._source.catalog()
         if until_ms is not None and image_ms is not None and image_ms > until_ms:
-            raise ReplicaBehind("The replica's catalog starts after this time.", txid=state.txid)
+            raise self._starts_later()
         self._base, self._edits = state, []
         for edit in edits:
             if until_ms is not None and edit.time_ms > until_ms:
@@ -183,10 +200,26 @@ class Restore:
             and time_ms is not None
             and self._source.snapshot_manifest(path.snapshot).last_timestamp > time_ms
         ):
-            raise ReplicaBehind("The replica starts after this time.", bucket=stream.bucket)
+            raise self._starts_later()
         return self._source.history(
             *(path, end, writers, {}),
             is_wanted=lambda header: time_ms is None or header.commit_timestamp <= time_ms,
+        )
+
+    def _starts_later(self) -> ReplicaBehind:
+        """The error for a time before the earliest one, which it names."""
+        image_ms, state, edits = self._source.catalog()
+        for edit in edits:
+            state = state.after(edit)
+        earliest_ms = image_ms or 0
+        for definition in state.tables.values():
+            for stream in streams_of(definition):
+                first = self._source.path(stream, self._source.shipped(stream).end).snapshot
+                if first is not None:
+                    earliest_ms = max(earliest_ms, self._source.snapshot_manifest(first).last_timestamp)
+        return ReplicaBehind(
+            "The replica starts after this time; restore to a later one.",
+            earliest=(_EPOCH + dt.timedelta(milliseconds=earliest_ms)).isoformat(timespec="milliseconds"),
         )
 
     def _write_catalog(self, path: Path, state: CatalogState, cut: StoreCut) -> None:

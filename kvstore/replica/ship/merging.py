@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,8 +22,8 @@ RANGE_BYTES = 16 << 20
 """A range ends with the batch or edit that reaches this size."""
 OBJECTS_MIN = 16
 """Fewer ranges are not merged."""
-GRACE_SECONDS = 3600
-"""How long readers may use a listing."""
+GRACE_SECONDS = 60
+"""How long the merged ranges stay. A reader that listed them and finds one gone reads the range that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def merge(client: Client, store_id: UUID, status: ReplicaStatus, now_ms: int) ->
     for shipped in status.shipped:
         names = [name for name in of_stream.get(shipped.stream, ()) if _is_range_of(name, shipped)]
         covers = dict(covered(names))
-        for run in runs((name for name in names if name not in covers), sizes):
+        for run in runs((name for name in names if name not in covers), sizes, shipped.snapshots):
             created += _create(client, store_id, run, sizes)
         for cover, merged in groupby(sorted(covers, key=lambda name: (covers[name], name)), covers.__getitem__):
             if now_ms - client.modified_ms(str(cover)) >= 1000 * GRACE_SECONDS and _is_right(
@@ -59,13 +60,21 @@ def merge(client: Client, store_id: UUID, status: ReplicaStatus, now_ms: int) ->
     return Merged(created, removed)
 
 
-def runs(names: Iterable[ObjectName], sizes: Mapping[ObjectName, int]) -> Iterator[list[ObjectName]]:
-    """Ranges of a stream that are to be merged: consecutive, small, and at least ``OBJECTS_MIN``."""
+def runs(
+    names: Iterable[ObjectName], sizes: Mapping[ObjectName, int], snapshots: Iterable[int] = ()
+) -> Iterator[list[ObjectName]]:
+    """Ranges of a stream that are to be merged: consecutive, small, and at least ``OBJECTS_MIN``.
+
+    Args:
+        snapshots: Offsets where the stream may begin later, when what is before is removed: merged ranges end there.
+    """
+    cuts = sorted(snapshots)
     run: list[ObjectName] = []
     bytes_of_run = 0
     for name in sorted(names, key=lambda name: (name.epoch, name.start)):
         follows = bool(run) and (name.epoch, name.start) == (run[-1].epoch, run[-1].end)
-        if not follows or bytes_of_run + sizes[name] > RANGE_BYTES:
+        is_cut = bool(run) and bisect_right(cuts, run[0].start) < bisect_left(cuts, name.end)
+        if not follows or is_cut or bytes_of_run + sizes[name] > RANGE_BYTES:
             if len(run) >= OBJECTS_MIN:
                 yield run
             run, bytes_of_run = [], 0

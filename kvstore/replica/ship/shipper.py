@@ -256,7 +256,19 @@ class Shipper:
         """Replace a bad object."""
         self._client.replace(str(name), self._encoded(name, parts))
 
-    def _ship_catalog(self, before: Shipped | None) -> Shipped | None:
+    def ship_edits(self) -> None:
+        """Ship all edits of the catalog, also those that only have the status of a replica.
+
+        Raises:
+            WriterFenced: Another leader has taken this one's place.
+        """
+        self.lead()
+        before = status_of(self._runtime, self._name).of(CATALOG)
+        catalog = self._ship_catalog(before, with_reports=True)
+        if catalog is not None and catalog != before:
+            self.report([catalog])
+
+    def _ship_catalog(self, before: Shipped | None, *, with_reports: bool = False) -> Shipped | None:
         journal = self._runtime.journal
         journal.flush()
         start = before.end if before is not None else 0
@@ -268,7 +280,7 @@ class Shipper:
             before = None
             edits_left = journal.edits_after(Txid(start)) or []
         # Otherwise each round would cause another report to ship.
-        if before is not None and not _is_bare(before) and all(map(is_report, edits_left)):
+        if before is not None and not _is_bare(before) and not with_reports and all(map(is_report, edits_left)):
             return None
         end = start + len(edits_left)
         self.ship_range(CATALOG, start, end)
