@@ -17,7 +17,7 @@ from kvstore.replica.contents import verify_parts
 from kvstore.replica.coverage import holes
 from logformat import paths
 from logformat.catalog import store_file
-from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus, Stream
+from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.log.batch import BATCH_BYTES_MAX
 from logformat.replica import manifest as replica_manifest
 from logformat.replica.object_file import (
@@ -46,9 +46,8 @@ class Listing:
     sizes: dict[ObjectName, int]
 
     @classmethod
-    def of(cls, client: Client, stream: Stream | None = None) -> Listing:
-        """List the objects of a stream, or of all; other names are left out."""
-        prefix = "" if stream is None else f"{place_of_stream(stream)}/"
+    def of(cls, client: Client, prefix: str = "") -> Listing:
+        """List a replica, or the names that start with a prefix that ends with ``/``; other names are left out."""
         found = ((parse_name(name), size) for name, size in client.list(prefix))
         return cls({name: size for name, size in found if name is not None})
 
@@ -143,7 +142,7 @@ def read_listed(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
     except CorruptData as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        for other, bytes_listed in Listing.of(client, name.stream).sizes.items():
+        for other, bytes_listed in Listing.of(client, f"{place_of_stream(name.stream)}/").sizes.items():
             if (other.kind, other.epoch) == (
                 name.kind,
                 name.epoch,

@@ -12,7 +12,7 @@ from kvstore.lock import ProcessLock
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.image_worker import followers
-from kvstore.replica.ship.merging import merge
+from kvstore.replica.ship.merging import OBJECTS_MIN, merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.retention import Retention
 from kvstore.replica.ship.shipper import Shipment, Shipper, edits_pushed, status_of
@@ -21,6 +21,7 @@ from logformat import paths
 from logformat.catalog.edits import FindReplica
 from logformat.catalog.replicas import Finding, ReplicaStatus, Stream
 from logformat.replica.follower_status import FollowerStatus
+from logformat.replica.object_file import CATALOG_PREFIX
 from logformat.urls import shown_url
 
 MANIFEST_SECONDS = 60
@@ -73,6 +74,7 @@ class Replica:
         self._check_open = check_open
         self._connect = connect
         self._reported: float | None = None
+        self._rounds = 0
         self._maintained: float | None = None
         self._snapshot_times: dict[tuple[Stream, int], int] = {}
 
@@ -108,6 +110,11 @@ class Replica:
             client = self._client()
             shipper = self._shipper(client)
             done = shipper.ship(reports=reports)
+            self._rounds += bool(done.objects)
+            if done.objects and self._rounds % OBJECTS_MIN == 0:
+                # Readers of every table read the catalog, of which each round may ship an object.
+                now_ms = self._runtime.clock.now_ms()
+                merge(client, self._runtime.store_id, self._status(), now_ms, f"{CATALOG_PREFIX}/")
             if self._maintained is None or now - self._maintained >= MAINTENANCE_SECONDS:
                 Retention(self._runtime, client, shipper, self._snapshot_times).apply(self._status())
                 merge(client, self._runtime.store_id, self._status(), self._runtime.clock.now_ms())

@@ -28,14 +28,16 @@ from logformat.catalog.edits import Edit
 from logformat.catalog.image import Head, Reader
 from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.catalog.store_file import StoreFile
-from logformat.ids import WriterId
+from logformat.ids import TableId, WriterId
 from logformat.log.batch import BatchHeader
 from logformat.log.snapshot_manifest import Manifest, decode_manifest, decode_writers
 from logformat.replica import manifest as replica_manifest
 from logformat.replica.manifest import ReplicaManifest
-from logformat.replica.object_file import FoundObject, ObjectName
+from logformat.replica.object_file import CATALOG_PREFIX, TABLES_PREFIX, FoundObject, ObjectName
 
 _TRIES = 20
+SLACK_MS = 60_000
+"""How far the clock of a leader may have been set back during one commit."""
 _OBJECTS_KEPT = 4
 """Objects kept in memory, because the end of a bucket is looked for before the bucket is written."""
 
@@ -59,6 +61,7 @@ class Source:
 
     Args:
         progress: Called with the bytes of each object after it is read.
+        only_catalog: Whether only the catalog's objects are listed; see :meth:`add_table`.
 
     Attributes:
         store: Identity of the store that the replica belongs to.
@@ -75,19 +78,29 @@ class Source:
     store: StoreFile
     manifest: ReplicaManifest
 
-    def __init__(self, client: Client, progress: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self, client: Client, progress: Callable[[int], None] = lambda _: None, *, only_catalog: bool = False
+    ) -> None:
         self._client = client
         self._progress = progress
         try:
             self.store = store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
         except FileNotFoundError as error:
             raise NotAStore("There is no replica here; see whether the URL is right.") from error
-        self.manifest, listing = self._as_of_now()
         self._sizes: dict[Stream, dict[ObjectName, int]] = {}
-        for name, size in listing.sizes.items():
-            self._sizes.setdefault(name.stream, {})[name] = size
+        self.manifest, listing = self._as_of_now(f"{CATALOG_PREFIX}/" if only_catalog else "")
+        self._add(listing)
         self._shipped = {each.stream: each for each in self.manifest.shipped}
         self._read_last: dict[ObjectName, FoundObject] = {}
+
+    def add_table(self, table_id: TableId) -> bool:
+        """List the objects of a table, if only the catalog's were listed.
+
+        Returns:
+            Whether the replica still has everything in the manifest; if not, create another object of this class.
+        """
+        self._add(Listing.of(self._client, f"{TABLES_PREFIX}/{table_id}/"))
+        return self._extends_ours(read_manifest(self._client))
 
     def objects(self, stream: Stream) -> list[ObjectName]:
         """Names of a stream's objects, in no order."""
@@ -199,6 +212,20 @@ class Source:
             at = header.next_offset
         return BucketHistory(before, found, at)
 
+    def recent_catalog(self) -> ShippedCatalog:
+        """The same as :meth:`catalog`, from the newest image that was made before the time of the manifest.
+
+        It has every commit that may be in some of the buckets only, up to their ends in the manifest.
+        """
+        end = self.shipped(CATALOG).end
+        for offset in sorted(self.shipped(CATALOG).snapshots, reverse=True):
+            path = self.path(CATALOG, end, newest_before=offset)
+            if path.start == offset < end and path.snapshot is not None:
+                head, state = self.image(path.snapshot)
+                if head.created_ms < self.manifest.as_of_ms - SLACK_MS:
+                    return ShippedCatalog(head.created_ms, state, self.edits(path))
+        return self.catalog()
+
     def catalog(self) -> ShippedCatalog:
         """The catalog, up to its end in the manifest.
 
@@ -269,18 +296,23 @@ class Source:
             before=end,
         )
 
-    def _as_of_now(self) -> tuple[ReplicaManifest, Listing]:
+    def _as_of_now(self, prefix: str) -> tuple[ReplicaManifest, Listing]:
         """The manifest, and a listing that has everything in the manifest and maybe more, as the leader continues."""
         for _ in range(_TRIES):
-            before = read_manifest(self._client)
-            listing = Listing.of(self._client)
-            manifest = replica_manifest.decode(before, self.store.store_id)
-            # A listing may take longer than the manifest stays unchanged, so a later manifest that extends it will do.
-            if (after := read_manifest(self._client)) == before or _extends(
-                replica_manifest.decode(after, self.store.store_id), manifest
-            ):
-                return manifest, listing
+            self.manifest = replica_manifest.decode(read_manifest(self._client), self.store.store_id)
+            listing = Listing.of(self._client, prefix)
+            if self._extends_ours(read_manifest(self._client)):
+                return self.manifest, listing
         raise ReplicaBehind("The replica changes all the time; try again.")
+
+    def _extends_ours(self, data: bytes) -> bool:
+        """Whether an encoded manifest has everything of ours: listing takes longer than a manifest stays unchanged."""
+        after = replica_manifest.decode(data, self.store.store_id)
+        return after == self.manifest or _extends(after, self.manifest)
+
+    def _add(self, listing: Listing) -> None:
+        for name, size in listing.sizes.items():
+            self._sizes.setdefault(name.stream, {})[name] = size
 
 
 def _extends(after: ReplicaManifest, before: ReplicaManifest) -> bool:

@@ -34,9 +34,11 @@ CRC_AT = HEAD_BYTES - 4
 """Position of the head's own checksum."""
 _PART = "<Q"
 _PART_BYTES = struct.calcsize(_PART)
+CATALOG_PREFIX = "catalog"
+TABLES_PREFIX = "tables"
 _DIGITS = "([0-9]{20})"
 _NAME = re.compile(
-    rf"(?:catalog|tables/(0|[1-9][0-9]{{0,18}})/(0|[1-9][0-9]{{0,9}}))/"
+    rf"(?:{CATALOG_PREFIX}|{TABLES_PREFIX}/(0|[1-9][0-9]{{0,18}})/(0|[1-9][0-9]{{0,9}}))/"
     rf"(?:{_DIGITS}-{_DIGITS}\.{_DIGITS}\.range|{_DIGITS}\.{_DIGITS}\.snapshot)"
 )
 _CLAIM = b"claim "
@@ -68,7 +70,7 @@ class ObjectName:
 
 def place_of_stream(stream: Stream) -> str:
     """What the names of a stream's objects begin with, before a ``/``."""
-    return "catalog" if stream == CATALOG else f"tables/{stream.table_id}/{stream.bucket}"
+    return CATALOG_PREFIX if stream == CATALOG else f"{TABLES_PREFIX}/{stream.table_id}/{stream.bucket}"
 
 
 def parse_name(name: str) -> ObjectName | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import InvalidRequest, MissingVersion, NotAStore, ReplicaBehind
+from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
@@ -288,7 +288,7 @@ def test_points_before_the_first_snapshot_are_refused(tmp_path: Path) -> None:
         rows, start = rows_of(table), next(name.start for name in objects.names if name.kind == "snapshot")
     with pytest.raises(ReplicaBehind, match="starts after this time"):
         restored(objects, tmp_path / "a", at)
-    with pytest.raises(MissingVersion):
+    with pytest.raises(ReplicaBehind, match="starts after this offset"):
         restored(objects, tmp_path / "a", {"t": {0: start - 1}})
     for number, point in enumerate((moment(clock.now), {"t": {0: start}}, None)):
         restored(objects, tmp_path / f"{number}", point)

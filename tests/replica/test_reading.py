@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +15,9 @@ import kvstore
 from kvstore.errors import CorruptData, MissingVersion, ReplicaBehind
 from kvstore.options import StoreOptions
 from kvstore.replica.read.reader import ReplicaReader
-from kvstore.replica.read.recent_commits import SLACK_MS
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.ship.shipper import Shipper
-from kvstore.replica.source import Source
+from kvstore.replica.source import SLACK_MS, Source
 from kvstore.store import Store
 from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, TableId
@@ -42,6 +41,14 @@ class Counting(Objects):
     def __init__(self, held: dict[str, bytes]) -> None:
         super().__init__(held)
         self.asked: list[str] = []
+        self.listed: list[str] = []
+        self.listings = 0
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        self.listings += 1
+        for name, size in super().list(prefix):
+            self.listed.append(name)
+            yield name, size
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         self.asked.append(name)
@@ -171,6 +178,45 @@ def test_nothing_of_old_commits_is_read(tmp_path: Path) -> None:
     found = [part for each in wanted for part in reader.changes(each, ["_log_offset"])]
     assert [row["_log_offset"] for part in found for row in part.to_pylist()] == last
     assert len([name for name in client.asked if name.startswith("tables/")]) == BUCKETS
+
+
+def test_to_load_a_table_takes_as_many_requests_after_many_shipments_and_for_many_tables(tmp_path: Path) -> None:
+    """2.2 s and all keys of all tables, after 120 shipments."""
+    with kvstore.open(tmp_path / "s", edits_per_journal=100) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        replica = replica_of(store, objects := Objects())
+        requests: list[int] = []
+        for number in range(1, 241):
+            table.upsert([{"k": number % 7, "v": number}])
+            replica.ship()
+            if number % 60 == 0:
+                for other in range(8):
+                    store.create_table(f"u{number}.{other}", SCHEMA, "k").upsert({"k": 1, "v": 1})
+                replica.ship()
+                client = Counting(objects.held)
+                found = ReplicaTable.of("", "t", client)
+                assert found.ends() == {bucket: end for bucket, (_, end) in table.offsets().items()}
+                assert {name.split("/")[0:2][-1] for name in client.listed if name.startswith("tables/")} == {"1"}
+                assert len(client.asked) == len(set(client.asked)) + 2, "only the manifest is read again"
+                requests.append(len(client.asked) + client.listings)
+        assert len(objects.held) > 200
+        # The catalog is in fewer than 16 small objects, and some into which others were merged.
+        assert max(requests) <= 16 + 4 + 6
+        assert requests[-1] <= requests[0] + 16
+
+
+def test_a_table_is_loaded_from_an_image_of_the_catalog(tmp_path: Path) -> None:
+    written = Written(tmp_path / "s")
+    objects = written.objects
+    written.store.checkpoint()
+    written.clock.now += 10 * SLACK_MS
+    written.store.create_table("later", SCHEMA, "k")
+    replica_of(written.store, objects).ship()
+    (image,) = [name for name in objects.names if (name.stream, name.kind) == (CATALOG, "snapshot")]
+    client = Counting({name: data for name, data in objects.held.items() if "catalog" not in name})
+    client.held |= {str(name): objects.held[str(name)] for name in objects.names if name.end >= image.start}
+    assert ReplicaTable.of("", "t", client).ends() == ReplicaTable.of("", "t", objects).ends()
+    assert str(image) in client.asked
 
 
 def test_rows_are_read_from_a_snapshot(tmp_path: Path) -> None:

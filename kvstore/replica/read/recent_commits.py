@@ -11,13 +11,11 @@ from collections.abc import Mapping
 
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.consistent_cut import BucketHistory, Committed
-from kvstore.replica.source import Source
+from kvstore.replica.source import SLACK_MS, Source
 from logformat.catalog.edits import BeginCommit, EndCommit
 from logformat.catalog.replicas import Stream
 from logformat.ids import Sequence, WriterId
 
-SLACK_MS = 60_000
-"""How far the clock of a leader may have been set back during one commit."""
 _UNKNOWN_MS = 3_600_000
 """How long a commit may take if the catalog does not have the times of its beginning and end."""
 
@@ -36,7 +34,7 @@ class CommitLog:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._image_ms, self.state, edits = source.catalog()
+        self._image_ms, self.state, edits = source.recent_catalog()
         self._beginnings: dict[str, tuple[int, Commit, int]] = {
             each.commit_id: (table, (each.writer_id, each.sequence), 0)
             for table, writers in self.state.writers.items()

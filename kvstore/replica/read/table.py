@@ -38,6 +38,7 @@ from logformat.catalog.replicas import Shipped
 from logformat.ids import BucketId, Offset
 from logformat.replica.object_file import ObjectName
 
+_TRIES = 5
 Start = Literal["full", "earliest", "latest"] | Mapping[int, int] | dt.datetime
 End = Literal["latest"] | Mapping[int, int] | dt.datetime
 
@@ -92,13 +93,19 @@ class ReplicaTable:
             CorruptData: An object is damaged.
             Unavailable: The replica can't be reached.
         """
-        source = Source(client if client is not None else ObjectStore(url))
-        commits = CommitLog(source)
-        definition = commits.state.table(name)
-        if definition is None:
-            existing = sorted(table.name for table in commits.state.tables.values())
-            raise NoSuchTable("The replica has no such table.", table=name, tables=existing)
-        check_table(definition)
+        client = client if client is not None else ObjectStore(url)
+        for _ in range(_TRIES):
+            source = Source(client, only_catalog=True)
+            commits = CommitLog(source)
+            definition = commits.state.table(name)
+            if definition is None:
+                existing = sorted(table.name for table in commits.state.tables.values())
+                raise NoSuchTable("The replica has no such table.", table=name, tables=existing)
+            check_table(definition)
+            if source.add_table(definition.id):
+                break
+        else:
+            raise ReplicaBehind("The replica changes all the time; try again.")
         shipped = {stream: source.shipped(stream).end for stream in streams_of(definition)}
         for stream, end in shipped.items():
             source.path(stream, end)  # finds holes

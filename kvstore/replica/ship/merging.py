@@ -34,13 +34,16 @@ class Merged:
     removed: int
 
 
-def merge(client: Client, store_id: UUID, status: ReplicaStatus, now_ms: int) -> Merged:
+def merge(client: Client, store_id: UUID, status: ReplicaStatus, now_ms: int, prefix: str = "") -> Merged:
     """Merge the ranges of a replica, and remove ranges that were merged more than ``GRACE_SECONDS`` ago.
+
+    Args:
+        prefix: Only ranges whose names start with this are merged.
 
     Raises:
         Unavailable: The replica can't be reached. It is valid as it is, and the next call continues.
     """
-    sizes = Listing.of(client).sizes
+    sizes = Listing.of(client, prefix).sizes
     created = removed = 0
     of_stream: dict[Stream, list[ObjectName]] = {}
     for name in sizes:
@@ -65,6 +68,9 @@ def runs(
 ) -> Iterator[list[ObjectName]]:
     """Ranges of a stream that are to be merged: consecutive, small, and at least ``OBJECTS_MIN``.
 
+    A range at the beginning that is larger than the others together is left out until they have grown: so a byte is
+    written again only a few times.
+
     Args:
         snapshots: Offsets where the stream may begin later, when what is before is removed: merged ranges end there.
     """
@@ -75,11 +81,16 @@ def runs(
         follows = bool(run) and (name.epoch, name.start) == (run[-1].epoch, run[-1].end)
         is_cut = bool(run) and bisect_right(cuts, run[0].start) < bisect_left(cuts, name.end)
         if not follows or is_cut or bytes_of_run + sizes[name] > RANGE_BYTES:
-            if len(run) >= OBJECTS_MIN:
-                yield run
+            yield from _without_large(run, sizes)
             run, bytes_of_run = [], 0
         run.append(name)
         bytes_of_run += sizes[name]
+    yield from _without_large(run, sizes)
+
+
+def _without_large(run: list[ObjectName], sizes: Mapping[ObjectName, int]) -> Iterator[list[ObjectName]]:
+    while len(run) >= OBJECTS_MIN and sizes[run[0]] > sum(sizes[name] for name in run[1:]):
+        run = run[1:]
     if len(run) >= OBJECTS_MIN:
         yield run
 

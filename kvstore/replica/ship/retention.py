@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 
+import msgspec
+
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import CorruptData
@@ -29,6 +31,10 @@ from logformat.log.snapshot_manifest import decode_manifest
 from logformat.replica import retention as retention_object
 from logformat.replica.object_file import ObjectName
 from logformat.replica.retention import RETENTION_BYTES_MAX
+
+_IMAGES = 2
+"""Images of a catalog of which everything is kept."""
+_NEVER_MS = -(2**63)
 
 
 class Retention:
@@ -135,15 +141,18 @@ class Retention:
             if now != shipped:
                 yield now
         catalog = status.of(CATALOG)
-        if catalog is None or not (begins or keep_ms):
+        if catalog is None:
             return
-        restorable_ms = before_ms if keep_ms else max(begins)
+        restorable_ms = before_ms if keep_ms else max(begins, default=_NEVER_MS)
         images, now = self._runtime.path / paths.IMAGES, catalog
         for newest in image.txids(images)[:1]:
             now = self._with_snapshot(
                 catalog, newest, image.head_of(paths.image_file(images, newest)).created_ms, listed
             )
         now = _from(now, (each for each in now.snapshots if self._time(CATALOG, each, listed) <= restorable_ms))
+        if restorable_ms == _NEVER_MS:  # the newest images are for readers, which need not read all edits
+            first = [each for each in now.snapshots if each == now.start]
+            now = msgspec.structs.replace(now, snapshots=sorted({*first, *now.snapshots[-_IMAGES:]}))
         if now != catalog:
             yield now
 
