@@ -34,10 +34,21 @@ def add(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Its name; by default its URL.", show_default=False)
     ] = None,
+    retention_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            help="How far back it restores any time, also if the tables keep less; by default what the tables keep.",
+            min=0,
+            max=36_500,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Register a replica of the store; `kvstore replicate` ships to it."""
     with opened(path, write=True) as store:
-        store.add_replica(url, name)
+        retention = None if retention_days is None else dt.timedelta(days=retention_days)
+        store.add_replica(url, name, retention=retention)
 
 
 def ls(

@@ -38,6 +38,21 @@ def test_consecutive_small_ranges_are_merged() -> None:
     assert list(runs(small, dict.fromkeys(small, merging.RANGE_BYTES // 20))) == [small[:20], small[20:]]
 
 
+def test_a_merged_range_ends_where_a_stream_may_begin_later() -> None:
+    """Otherwise it could not be removed when the stream begins there."""
+    sizes = dict.fromkeys(small := ranges(*range(40)), 10)
+    assert list(runs(small, sizes, [20])) == [small[:20], small[20:]]
+    wide = ranges(*range(0, 400, 10))
+    assert list(runs(wide, dict.fromkeys(wide, 10), [195])) == [wide[:19], wide[19:]]
+
+
+def test_a_large_range_is_merged_again_when_the_others_have_grown() -> None:
+    small = ranges(0, *range(100, 150))
+    sizes = {name: 10 * (name.end - name.start) for name in small}
+    assert list(runs(small, sizes)) == [small[1:]]
+    assert list(runs(small, sizes | {small[0]: 400})) == [small]
+
+
 def test_the_longest_range_contains_the_merged_ones() -> None:
     small, whole = ranges(*range(10)), ranges(2, 6)[0]
     assert dict(covered([*small, whole])) == dict.fromkeys(small[2:6], whole)

@@ -368,6 +368,8 @@ def test_a_copy_that_was_promoted_has_a_whole_replica(history: History, tmp_path
     history.open()
     history.replica.ship()
     assert history.replica.check()
+    at = history.clock.now - 9 * MINUTE_MS
+    assert history.restored(tmp_path / "earlier", at) == history.state_at(at), "the new leader had to begin again"
     for _ in range(70):  # also while the objects of the former leader are removed
         history.step()
         if len(history.states) % 7 == 0:

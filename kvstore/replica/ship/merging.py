@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -79,7 +79,7 @@ def runs(
     bytes_of_run = 0
     for name in sorted(names, key=lambda name: (name.epoch, name.start)):
         follows = bool(run) and (name.epoch, name.start) == (run[-1].epoch, run[-1].end)
-        is_cut = bool(run) and bisect_right(cuts, run[0].start) < bisect_left(cuts, name.end)
+        is_cut = bool(run) and bisect_left(cuts, run[-1].end) < bisect_left(cuts, name.end)
         if not follows or is_cut or bytes_of_run + sizes[name] > RANGE_BYTES:
             yield from _without_large(run, sizes)
             run, bytes_of_run = [], 0
