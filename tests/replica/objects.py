@@ -13,9 +13,12 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import Unavailable
 from kvstore.files import Files
+from kvstore.meta import image
 from kvstore.replica.client import Client, check_size
 from kvstore.replica.read.restore import Restore, Restored, Target
 from kvstore.replica.replica import Replica
+from logformat import paths
+from logformat.ids import Epoch
 from logformat.replica.object_file import ObjectName, parse_name
 from tests.support.clocks import SetClock
 
@@ -121,6 +124,15 @@ def replica_of(store: kvstore.Store, client: Client, name: str = "r") -> Replica
 
 def restored(client: Client, path: Path, target: Target = None) -> Restored:
     return Restore(client, Files(), SetClock(), lambda _: None).run(path, target)
+
+
+def save_image(store: kvstore.Store, now_ms: int) -> None:
+    """Make an image of the catalog, as the checkpoint worker does, but at a time that the test gives."""
+    runtime = store.runtime
+    state, images = runtime.catalog(), store.path / paths.IMAGES
+    images.mkdir(exist_ok=True)
+    made = image.image_of(state, runtime.store_id, epoch=Epoch(state.txid), now_ms=now_ms)
+    image.save(paths.image_file(images, state.txid), made, Files())
 
 
 def changes_of(table: kvstore.Table) -> list[dict[str, Any]]:

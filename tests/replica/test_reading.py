@@ -26,7 +26,7 @@ from logformat.log.change import ChangeType
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
 from logformat.replica import manifest as replica_manifest
 from logformat.replica.object_file import ObjectName, decode_object, encode_object
-from tests.replica.objects import SCHEMA, Objects, replica_of, restored
+from tests.replica.objects import SCHEMA, Objects, replica_of, restored, save_image
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
 
@@ -209,7 +209,7 @@ def test_to_load_a_table_takes_as_many_requests_after_many_shipments_and_for_man
 def test_a_table_is_loaded_from_an_image_of_the_catalog(tmp_path: Path) -> None:
     written = Written(tmp_path / "s")
     objects = written.objects
-    written.store.checkpoint()
+    save_image(written.store, written.clock.now)
     written.clock.now += 10 * SLACK_MS
     written.store.create_table("later", SCHEMA, "k")
     replica_of(written.store, objects).ship()

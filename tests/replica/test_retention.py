@@ -17,20 +17,19 @@ from kvstore.bucket import maintenance
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import InvalidRequest, ReplicaBehind, Unavailable
 from kvstore.files import Files
-from kvstore.meta import image
 from kvstore.options import StoreOptions
+from kvstore.replica.check import missing
 from kvstore.replica.read.restore import Restore
 from kvstore.replica.replica import MAINTENANCE_SECONDS
 from kvstore.replica.source import Source
 from kvstore.store import Store
-from logformat import paths
-from logformat.catalog.replicas import CATALOG, Stream
-from logformat.ids import BucketId, Epoch, TableId
+from logformat.catalog.replicas import CATALOG, Finding, Stream
+from logformat.ids import BucketId, TableId
 from logformat.replica import manifest as replica_manifest, retention as retention_object
 from logformat.replica.object_file import parse_name
 from logformat.replica.retention import Retention
 from tests.replica.followers import follower
-from tests.replica.objects import SCHEMA, Objects, replica_of, restored
+from tests.replica.objects import SCHEMA, Objects, replica_of, restored, save_image
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
 
@@ -98,12 +97,7 @@ class History:
             self.image()
 
     def image(self) -> None:
-        """An image of the catalog, as the checkpoint worker makes it, but by the clock that is set."""
-        runtime = self.store.runtime
-        state, images = runtime.catalog(), self.path / paths.IMAGES
-        images.mkdir(exist_ok=True)
-        made = image.image_of(state, runtime.store_id, epoch=Epoch(len(self.states)), now_ms=self.clock.now)
-        image.save(paths.image_file(images, state.txid), made, Files())
+        save_image(self.store, self.clock.now)
 
     def go_on(self, minutes: int) -> None:
         for _ in range(2 * minutes):
@@ -237,6 +231,14 @@ def test_tables_without_a_retention_are_kept_whole(history: History, tmp_path: P
         assert back.table("forever").offsets()[0][0] == 0
 
 
+def missing_by_its_own_catalog(objects: Objects) -> list[Finding]:
+    """What the catalog in a replica says was shipped, and the replica does not have."""
+    _, state, edits = Source(objects).catalog()
+    for edit in edits:
+        state = state.after(edit)
+    return list(missing(state.replicas["r"], objects.names)) if "r" in state.replicas else []
+
+
 class Dies(Exception):
     pass
 
@@ -273,12 +275,15 @@ def test_what_a_shipper_leaves_that_dies_is_removed_later(tmp_path: Path) -> Non
         history.clock.now += MINUTE_MS
         history.write()
         history.table._handles[0].retain()
+        if number % 10 == 0:
+            history.store.create_table(f"u{number}", SCHEMA, "k")  # the catalog is shipped, with the reports before
         dying.left = number % 12
         try:
             replica_of(history.store, dying).ship()  # its first call retains
         except Dies:
             died += 1
         assert history.replica.check(), "the replica is whole at any time"
+        assert not missing_by_its_own_catalog(history.objects), "a copy that is promoted now has a replica with holes"
     assert died > 20
     history.go_on(4)
     starts = {each.stream: each.start for each in history.store.runtime.catalog().replicas["r"].shipped}
@@ -355,7 +360,7 @@ def test_a_follower_takes_up_a_replica_whose_objects_were_removed_while_it_read(
 def test_a_copy_that_was_promoted_has_a_whole_replica(history: History, tmp_path: Path) -> None:
     """The former leader removed objects; the copy's catalog knows that they are gone."""
     history.step()
-    copy = follower(history.objects, tmp_path / "c", clock=history.clock)
+    copy = follower(history.objects, tmp_path / "c", clock=history.clock, segment_bytes_max=40_000)
     for _ in range(60):
         history.step()
         if history.random.random() < 0.3:
