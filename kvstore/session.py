@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from kvstore.calls import in_background, uninterrupted
 from kvstore.clock import Clock
-from kvstore.errors import ForkedStore, StoreClosed, UnsupportedOperation
+from kvstore.errors import ForkedStore, StoreClosed, StoreReplaced, UnsupportedOperation
 from kvstore.files import Files
 from kvstore.meta.leadership import Leadership
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
 from kvstore.runtime import Elsewhere, StoreRuntime, shared_runtime
+from kvstore.table.reading import TableReads
 from logformat import paths
+
+_FORMER_LOOKS = 20
+"""After so many checks of the path, a copy that was replaced is closed: that is after five seconds or more."""
 
 
 class Session:
@@ -29,6 +36,7 @@ class Session:
     Attributes:
         runtime: State that this process shares for the directory.
         follows: Whether the store is a copy that follows a replica.
+        tables: Tables of a copy that users of the store have.
 
     Raises:
         UnsupportedOperation: A copy that follows a replica is opened for writing.
@@ -56,6 +64,8 @@ class Session:
         self._registers = (not read_only if registers is None else registers) and not self.follows
         self._is_closing = self._is_closed = False
         self._use = object()
+        self._former: StoreRuntime | None = None
+        self.tables: weakref.WeakKeyDictionary[TableReads, TableCatalog] = weakref.WeakKeyDictionary()
         self._join(path, options, files, clock, leadership, elsewhere)
 
     @uninterrupted
@@ -68,13 +78,16 @@ class Session:
         leadership: Leadership,
         elsewhere: Elsewhere,
     ) -> None:
-        self.runtime = shared_runtime(self._use, path, options, self.read_only, files, clock, leadership, elsewhere)
+        self._open = partial(shared_runtime, self._use, path, options, self.read_only)
+        self._given = clock, leadership, elsewhere
+        self.runtime = self._open(files, *self._given)
 
     def __del__(self) -> None:
         """Close a store without references, which its user can't close any more."""
-        runtime: StoreRuntime | None = getattr(self, "runtime", None)
-        if runtime is not None and runtime.has(self._use) and runtime.pid == os.getpid():
-            in_background(partial(runtime.abandon, self._use))
+        for name in ("_former", "runtime"):
+            runtime: StoreRuntime | None = getattr(self, name, None)
+            if runtime is not None and runtime.has(self._use) and runtime.pid == os.getpid():
+                in_background(partial(runtime.abandon, self._use))
 
     def close(self) -> None:
         """Close the store; a second call does nothing, or completes a close that was interrupted.
@@ -89,6 +102,7 @@ class Session:
     def _close(self) -> None:
         self._is_closing = True
         try:
+            self._release_former()
             self.runtime.release(self._use)
         finally:
             self._is_closed = True
@@ -97,13 +111,50 @@ class Session:
         """Refuse calls on a store that is closed, was opened before a ``fork()``, or whose directory was replaced.
 
         Raises:
-            StoreClosed, ForkedStore, StoreReplaced: It is.
+            StoreClosed, ForkedStore: It is.
+            StoreReplaced: It is. A copy that was replaced by its follower is opened again instead.
         """
         if self.runtime.pid != os.getpid():
             raise ForkedStore("The store was opened before a fork(); open it again in this process.")
         if self._is_closing:
             raise StoreClosed("The store was closed; open it again.", path=self.runtime.path)
-        self.runtime.place.check()
+        try:
+            looks = self.runtime.place.check()
+            if self.follows and self.read_only:  # no call begins in a copy that was replaced
+                self.runtime.place.verify()
+        except StoreReplaced:
+            if not (self.follows and self.read_only):
+                raise
+            self._take_rebuilt()
+        else:
+            if self._former is not None and looks >= _FORMER_LOOKS:
+                self._release_former()
+
+    @uninterrupted
+    def _take_rebuilt(self) -> None:
+        """Open the copy that has replaced this one; any thread may do so, and several at once.
+
+        Raises:
+            StoreReplaced: It is a copy of another store.
+            StoreError: It can't be opened; the next call tries again.
+        """
+        former, opened = self.runtime, self._open(Files(), *self._given)
+        if opened.store_id != former.store_id:
+            opened.release(self._use)
+            former.place.verify()
+        self._release_former()
+        # Reads that have begun continue in it for a while.
+        self.runtime, self._former = opened, former
+        for table, known in list(self.tables.items()):
+            if (definition := opened.catalog().tables.get(known.table)) is not None:
+                table.use(opened.open_table(definition))
+            else:
+                table.use_catalog(replace(known, journal=opened.journal))
+
+    def _release_former(self) -> None:
+        former, self._former = self._former, None
+        if former is not None and former is not self.runtime:
+            former.release(self._use)
 
     def check_writable(self) -> None:
         """Verify that the store may be written.

@@ -206,7 +206,10 @@ class Store:
         """
         self._session.check_open()
         opened = self.runtime.open_table(self.runtime.definition(name))
-        return Table(opened, self._session, self.runtime.options.batch_rows_max)
+        table = Table(opened, self._session, self.runtime.options.batch_rows_max)
+        if self._session.follows:
+            self._session.tables[table] = opened.catalog
+        return table
 
     def __getitem__(self, name: str) -> Table:
         return self.table(name)

@@ -18,6 +18,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meter import GETS_TIMED
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import End, Start, changelog_schema
@@ -61,11 +62,19 @@ class TableReads:
     """
 
     def __init__(self, opened: OpenTable, access: Access) -> None:
+        self._access = access
+        self.use(opened)
+
+    def use(self, opened: OpenTable) -> None:
+        """Read from now on what the process has open of the table, or of the copy of it that has replaced it."""
         self._handles = opened.handles
-        self._catalog = opened.catalog
         self._meter = opened.meter
         self._gets = opened.meter.gets
-        self._access = access
+        self.use_catalog(opened.catalog)
+
+    def use_catalog(self, catalog: TableCatalog) -> None:
+        """Ask another catalog whether the table is there, and for its definition."""
+        self._catalog = catalog
 
     def _current(self) -> TableDefinition:
         """Definition of the table as the catalog has it now.

@@ -147,6 +147,7 @@ class Follower:
         self._manifest: ReplicaManifest | None = None
         self._reported: float | None = None
         self._copy: Copy | None = None
+        self._was_rebuilt = False
         replacement.complete(self.path, files)
         self._url = following_of(self.path).url
         self.url = shown_url(self._url)
@@ -179,6 +180,7 @@ class Follower:
             StoreFull, LogFailed: The disk is full or failed; what was taken stays.
         """
         with self._mutex:
+            self._remove_former()
             return self._pull()
 
     def report(self) -> FollowReport:
@@ -224,6 +226,12 @@ class Follower:
         """Stop following; the copy stays as it is."""
         with self._mutex:
             self._close()
+            self._remove_former()
+
+    def _remove_former(self) -> None:
+        if self._was_rebuilt:
+            replacement.remove_former(self.path, self._files)
+            self._was_rebuilt = False
 
     @uninterrupted
     def _open(self) -> Copy:
@@ -305,6 +313,7 @@ class Follower:
                         rebuilding, copy.following, self._client, self._files, self._clock, self._progress
                     )
                 replacement.replace(self.path, self._files)
+                self._was_rebuilt = True
         if planned is None:  # a process that died had rebuilt the copy: it is as of then
             return replace(self._pull(), rebuilt=True)
         return Pulled(len(planned.edits), sum(planned.ends.values()), rebuilt=True)

@@ -1,7 +1,8 @@
 """Replaces a copy by one that was rebuilt beside it; a process that died in between leaves nothing that can't go on.
 
-A copy ``c`` is rebuilt in ``c.kvstore-rebuilding``. Then ``c`` becomes ``c.kvstore-before``, the rebuilt copy becomes
-``c``, and the former one is removed. No other program uses directories with such names: they are removed.
+A copy ``c`` is rebuilt in ``c.kvstore-rebuilding``. Then ``c`` becomes ``c.kvstore-before``, and the rebuilt copy
+becomes ``c``. The former one is removed when the follower does its next round, or ends. No other program uses
+directories with such names.
 """
 
 from __future__ import annotations
@@ -34,8 +35,17 @@ def replace(path: Path, files: Files) -> None:
     files.rename(path, before)
     files.rename(rebuilding(path), path)
     files.sync_directory(path.parent)
-    files.remove_tree(before)
     files.remove_tree(path.with_name(path.name + _FORMER_REBUILDING))
+
+
+def remove_former(path: Path, files: Files) -> None:
+    """Remove the copy that was replaced. Until then, processes that read it find its files.
+
+    Raises:
+        StoreFull, LogFailed: The disk failed.
+    """
+    with refusals(path):
+        files.remove_tree(path.with_name(path.name + _BEFORE))
 
 
 def complete(path: Path, files: Files) -> None:

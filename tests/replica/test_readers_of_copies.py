@@ -1,0 +1,94 @@
+"""Readers that have a copy open while its follower rebuilds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore.errors import NoSuchTable, StoreReplaced
+from kvstore.options import StoreOptions
+from kvstore.place import LOOK_SECONDS
+from kvstore.store import Store
+from tests.replica.followers import Leader, follower
+from tests.replica.test_killed_followers import rebuilds
+from tests.support.clocks import SetClock
+from tests.support.tables import rows_of
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Leader]:
+    made = Leader(tmp_path / "s", 11)
+    for _ in range(8):
+        made.step()
+        made.ship()
+    yield made
+    made.store.close()
+
+
+def looks(clock: SetClock) -> None:
+    """Let the time pass after which a process looks at the path of its store."""
+    clock.now += int(2000 * LOOK_SECONDS)
+
+
+def test_readers_of_a_copy_see_the_one_that_replaces_it(leader: Leader, tmp_path: Path) -> None:
+    copy, clock = rebuilds(leader, tmp_path / "c"), SetClock()
+    with Store(tmp_path / "c", StoreOptions(), read_only=True, clock=clock) as reader:
+        table, before = reader.table("t"), rows_of(reader.table("t"))
+        begun = table.scan()
+        assert copy.pull().rebuilt
+        expected = rows_of(leader.store.table("t"))
+        assert expected != before
+        assert rows_of(table) == expected
+        assert table.get(expected[0]["k"]) == expected[0]
+        assert reader.list_tables() == leader.store.list_tables()
+        assert table.schema == leader.store.table("t").schema
+        assert rows_of(reader.table("t")) == expected
+        assert begun.read_all().num_rows == len(before), "a scan that had begun ends in the copy in which it began"
+        for _ in range(9):
+            leader.step()
+            leader.ship()
+            copy.pull()
+            looks(clock)
+            assert rows_of(table) == rows_of(leader.store.table("t"))
+            assert reader.list_tables() == leader.store.list_tables()
+        assert reader.check()
+    copy.close()
+
+
+def test_a_table_that_the_rebuilt_copy_lacks_is_gone(leader: Leader, tmp_path: Path) -> None:
+    leader.store.create_table("dropped", leader.store.table("t").schema, "k").upsert(
+        [dict.fromkeys(leader.store.table("t").schema.names) | {"k": 1}]
+    )
+    leader.ship()
+    follower(leader.objects, tmp_path / "c").close()
+    clock = SetClock()
+    with Store(tmp_path / "c", StoreOptions(), read_only=True, clock=clock) as reader:
+        table = reader.table("dropped")
+        leader.store.drop_table("dropped")
+        copy = rebuilds(leader, tmp_path / "c")
+        assert copy.pull().rebuilt
+        looks(clock)
+        assert "dropped" not in reader.list_tables()
+        with pytest.raises(NoSuchTable):
+            reader.table("dropped")
+        with pytest.raises(NoSuchTable):
+            rows_of(table)
+    copy.close()
+
+
+def test_a_copy_of_another_store_is_not_taken(leader: Leader, tmp_path: Path) -> None:
+    follower(leader.objects, tmp_path / "c").close()
+    kvstore.open(tmp_path / "other").close()
+    clock = SetClock()
+    with Store(tmp_path / "c", StoreOptions(), read_only=True, clock=clock) as reader:
+        (tmp_path / "c").rename(tmp_path / "moved")
+        looks(clock)
+        with pytest.raises((StoreReplaced, kvstore.errors.NotAStore)):
+            reader.list_tables()
+        (tmp_path / "other").rename(tmp_path / "c")
+        looks(clock)
+        with pytest.raises(StoreReplaced):
+            reader.list_tables()
