@@ -353,6 +353,7 @@ NOT_LIMITS = {
     "KVWS",
     "KVRO",
     "TOLD",
+    "RETENTION",
     "BAD",
     "MISSING_VERSION",
 }

@@ -25,7 +25,12 @@ from logformat.catalog import edits, following_file, store_file, table_file
 from logformat.ids import OFFSET_MAX, Epoch, SchemaId
 from logformat.log import batch, snapshot_manifest, writer_entry
 from logformat.log.change import ChangeType
-from logformat.replica import follower_status, manifest as replica_manifest, object_file as replica_object
+from logformat.replica import (
+    follower_status,
+    manifest as replica_manifest,
+    object_file as replica_object,
+    retention as replica_retention,
+)
 from logformat.rows import intake, schema as schemas
 from logformat.rows.keys import ROW, KeyCodec
 from logformat.rows.record import RecordCodec
@@ -464,14 +469,21 @@ def test_names_of_objects() -> None:
             assert written == replica_object.leader_name(Epoch(0))
             assert replica_object.leader_epoch(written) == 0
     assert kinds == ["range", "snapshot"]
-    assert {plain(name) for name, *_ in table if "<" not in name} == {paths.STORE_FILE, replica_manifest.NAME}
+    assert {plain(name) for name, *_ in table if "<" not in name} == {
+        *(paths.STORE_FILE, replica_manifest.NAME, replica_retention.NAME)
+    }
     assert f"`{paths.SHIPPING}`" in FORMAT.prose
     documented = re.findall(r"`(\w+)`", re.findall(r"`crc32c` last: (.*?), as in TellReplica", FORMAT.prose)[0])
     assert documented == [field.name for field in msgspec.structs.fields(replica_manifest.ReplicaManifest)]
 
 
 @pytest.mark.parametrize(
-    ("section", "kind"), [("FOLLOWING", following_file.FollowingFile), ("Follower", follower_status.FollowerStatus)]
+    ("section", "kind"),
+    [
+        ("FOLLOWING", following_file.FollowingFile),
+        ("Follower", follower_status.FollowerStatus),
+        ("Retention of a replica", replica_retention.Retention),
+    ],
 )
 def test_fields_of_followers(section: str, kind: type[msgspec.Struct]) -> None:
     fields = [field.name for field in msgspec.structs.fields(kind)]
