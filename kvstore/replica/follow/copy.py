@@ -168,6 +168,7 @@ class Copy:
             StoreFull, LogFailed: The disk is full or failed.
         """
         with refusals(self.path):
+            self._files.remove_tree(self.path / paths.DOWNLOADS)  # a round that failed may have left some
             self._files.remove(self.path / paths.FOLLOWING)
             self._files.sync_directory((self.path / paths.FOLLOWING).parent)
 
