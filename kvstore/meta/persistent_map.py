@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, ItemsView, Iterator, Mapping, ValuesView
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
 
@@ -56,7 +56,20 @@ class PersistentMap(Mapping[K, V]):
         return cast("V", node[key])
 
     def __iter__(self) -> Iterator[K]:
-        return _keys(self._root)
+        return iter(self._as_dict())
+
+    def items(self) -> ItemsView[K, V]:
+        """All entries."""
+        return self._as_dict().items()
+
+    def values(self) -> ValuesView[V]:
+        """All values."""
+        return self._as_dict().values()
+
+    def _as_dict(self) -> dict[K, V]:
+        found: dict[K, V] = {}
+        _collect(self._root, found)
+        return found
 
     def __len__(self) -> int:
         return self._count
@@ -64,10 +77,10 @@ class PersistentMap(Mapping[K, V]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):
             return NotImplemented
-        return self is other or (len(self) == len(other) and dict(self.items()) == dict(other.items()))
+        return self is other or (len(self) == len(other) and self._as_dict() == dict(other))
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return repr(self._as_dict())
 
 
 class IndexedMap(PersistentMap[K, V]):
@@ -127,9 +140,9 @@ def _without(node: Node, bits: int, key: Any) -> Node:
     return (*node[:at], _without(node[at], bits >> _BITS, key), *node[at + 1 :])
 
 
-def _keys(node: Node) -> Iterator[Any]:
+def _collect(node: Node, into: dict[Any, Any]) -> None:
     if isinstance(node, dict):
-        yield from node
+        into.update(node)
     else:
         for each in node:
-            yield from _keys(each)
+            _collect(each, into)
