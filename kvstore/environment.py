@@ -75,7 +75,7 @@ class Environment:
         # LMDB lets one transaction of a process at a time open handles of databases: held by one until it ends.
         self.handles = threading.Lock()
         self._live: list[None] = []
-        self._is_inherited = False
+        self._is_inherited = self._is_retired = False
 
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
         """Handle of a named database within a transaction, which holds :attr:`handles` until it ends.
@@ -157,7 +157,12 @@ class Environment:
                     else:
                         transaction.abort()
                 finally:
-                    self._live.pop()
+                    self._ended()
+
+    def _ended(self) -> None:
+        self._live.pop()
+        if self._is_retired and not (self._users or self._live):
+            self._env.close()
 
     @contextmanager
     def read_databases(self) -> Iterator[Transaction]:
@@ -205,7 +210,7 @@ class Environment:
                 try:
                     transaction.abort()
                 finally:
-                    self._live.pop()
+                    self._ended()
 
     def _check_undisturbed(self, transaction: Transaction, error: Exception | None = None) -> None:
         """Verify that no page of a reader that is not registered was written meanwhile.
@@ -314,6 +319,37 @@ class Environment:
         except lmdb.Error as error:
             raise StoreFull("The index can't grow any more.", path=self.directory, reason=str(error)) from error
 
+    def copy_to(self, descriptor: int) -> None:
+        """Write the last commit, without free pages, to a new file; not durable yet. The map can't grow meanwhile.
+
+        Raises:
+            StoreFull: The disk is full, or refuses otherwise.
+        """
+        with self.read():
+            try:
+                self._env.copyfd(descriptor, compact=True)
+            except lmdb.MemoryError as error:
+                raise self._named(error) from error
+            except (lmdb.DiskError, OSError) as error:
+                raise StoreFull("The index can't be copied.", path=self.directory, reason=str(error)) from error
+
+    def readers(self) -> list[tuple[int, int]]:
+        """Open read transactions of all processes: process id, and number of the commit that is read."""
+        rows = [line.split() for line in self._env.readers().splitlines()]
+        return [
+            (int(row[0]), int(row[2])) for row in rows if len(row) == 3 and row[0].isdecimal() and row[2].isdecimal()
+        ]
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another file is to be read instead."""
+        return self._is_retired
+
+    def retire(self) -> None:
+        """Begin no more read transactions; those that are open go on, also after the last :meth:`close`."""
+        with self._mutex:
+            self._is_retired = True
+
     def release_dead_readers(self) -> int:
         """Release the slots of killed readers, which would make the file grow; returns how many there were."""
         return int(self._env.reader_check())
@@ -330,7 +366,8 @@ class Environment:
                 return
             if _registry.get(self.directory) is self:
                 del _registry[self.directory]
-            self._env.close()
+            if not (self._is_retired and self._live):
+                self._env.close()
 
     @property
     def is_read(self) -> bool:
@@ -367,6 +404,8 @@ class Environment:
             raise ForkedStore("The store was opened before a fork(); open it again in this process.")
 
     def _begin_read(self) -> Transaction:
+        if self._is_retired:
+            raise StoreClosed("Another file has taken the place of this index; open it again.", path=self.directory)
         try:
             return self._env.begin()
         except lmdb.MemoryError as error:

@@ -190,6 +190,26 @@ def last_commit(descriptor: int) -> int | None:
         return None
 
 
+def free_pages(descriptor: int, transaction: int) -> tuple[int, int, dict[int, int]] | None:
+    """Free pages as of a transaction that is open, so that no commit uses the pages that list them.
+
+    Returns:
+        Page size, file size, and how many pages each earlier transaction freed; None if another commit has overwritten
+        this commit's meta page.
+
+    Raises:
+        CorruptData: A page is damaged.
+    """
+    try:
+        file = PageFile(descriptor)
+        meta = file.meta(transaction % 2)
+        if meta.transaction != transaction:
+            return None
+        return file.page_bytes, os.fstat(descriptor).st_size, file.freed(meta)
+    except WrongPage as wrong:
+        raise CorruptData("A page of an LMDB file is damaged; run `kvstore check`.", reason=str(wrong)) from wrong
+
+
 _META_BYTES = 1 << 17  # both meta pages, whatever the page size
 
 
@@ -240,6 +260,12 @@ class PageFile:
         if (page_bytes, unused) != (self.page_bytes, 0):
             raise WrongPage(f"meta page {number} has another page size")
         return _Meta(Tree.of(free), Tree.of(main), last_page, transaction)
+
+    def freed(self, meta: _Meta) -> dict[int, int]:
+        """How many pages each transaction freed that are still free."""
+        self._seen = bytearray(meta.last_page + 1)
+        walked = self._walk(meta.free, _FREE_FLAGS)
+        return {_WORD.unpack(key)[0]: _WORD.unpack_from(value)[0] for key, value, _ in walked}
 
     def _belongs_to_its_commit(self, number: int, meta: _Meta, *, is_last: bool) -> None:
         """Check a meta page's number against the record of the pages that its commit freed, which has the number too.

@@ -38,6 +38,7 @@ from kvstore.session import Session
 from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, added_fields, bucket_key_of, options_of
+from kvstore.table.held_indexes import held_indexes, warning_of
 from kvstore.table.table import Table
 from logformat.catalog.edits import ChangelogImage, DeleteBehavior
 from logformat.ids import TableId
@@ -341,14 +342,18 @@ class Store:
         return self.runtime.checkpoints.checkpoint()
 
     def health(self) -> Health:
-        """The status of the catalog, with warnings about images, and about replicas that lag.
+        """The status of the catalog, and warnings about images, replicas that lag, and scans that make indexes grow.
 
         Raises:
             CorruptImage, UnsupportedVersion: The catalog can't be loaded.
         """
         self._session.check_open()
         found = self.runtime.health()
-        return dataclasses.replace(found, warnings=[*found.warnings, *registry.lag_warnings(self.runtime)])
+        tables = sorted(self.runtime.catalog().tables.values(), key=lambda table: table.name)
+        held = list(held_indexes(self.path, tables, self.runtime.open_table))
+        growing = [warning for each in held if (warning := warning_of(each)) is not None]
+        lagging = registry.lag_warnings(self.runtime)
+        return dataclasses.replace(found, warnings=[*found.warnings, *lagging, *growing], held=held)
 
     @overload
     def metrics(self, format: Literal["dict"] = "dict") -> Metrics: ...

@@ -16,14 +16,18 @@ from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.recovery import is_at_end, usable_index
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.calls import uninterrupted
+from kvstore.environment import open_environment
 from kvstore.errors import CorruptData, StoreClosed, StoreError
 from kvstore.files import refusals
+from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import AtRest, Index, View
 from kvstore.index.open_readers import OpenReaders
+from kvstore.index.space import IndexSpace
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
+from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
 
@@ -59,6 +63,7 @@ class BucketHandle:
         self._index: Index | None = None
         self._at_rest: AtRest | None = None
         self._engine: BucketEngine | None = None
+        self._scans: dict[object, int] = {}
         self._recover_next = self._look_next = 0.0
 
     @property
@@ -207,8 +212,13 @@ class BucketHandle:
     def snapshot(self) -> Iterator[View]:
         """A view of every change acknowledged until now; writing goes on."""
         self.flush()
-        with self._view(Index.scan_view) as view:
-            yield view
+        scan = object()
+        self._scans[scan] = self._clock.now_ms()
+        try:
+            with self._view(Index.scan_view) as view:
+                yield view
+        finally:
+            del self._scans[scan]
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""
@@ -244,6 +254,65 @@ class BucketHandle:
         engine = self._engine
         index = engine.committer.index if engine is not None else self._reader()
         index.verify()
+
+    def space(self) -> IndexSpace | None:
+        """Space of the index; None if it can't be measured now."""
+        return self._reader().space()
+
+    @property
+    def scans_since_ms(self) -> int | None:
+        """When the oldest open scan of this process began; None if there is none."""
+        return min(list(self._scans.values()), default=None)
+
+    @uninterrupted
+    def compact(self) -> CompactedIndex:
+        """Replace the index by a copy without free pages, as the bucket's writer.
+
+        Reads and writes go on while the copy is written. They wait while it takes the index's place, and what was
+        written meanwhile is replayed into it.
+
+        Raises:
+            StoreLocked: Another process writes the bucket. Nothing was changed.
+            StoreFull, LogFailed: The disk refuses.
+        """
+        self._show_presence()
+        while True:
+            self._with_maintenance(Maintenance.copy_index)
+            # No commit over several buckets counts on this engine meanwhile.
+            with refusals(self.place.directory), self._context.commit_lock.held(), self._opening:
+                done = None if self._engine is None else self._swap(self._engine)
+            if done is not None:
+                return done
+
+    def _swap(self, engine: BucketEngine) -> CompactedIndex | None:
+        """Continue with the compacted copy; None if it can't be used, because the log after it has expired."""
+        old, self._engine = engine.committer.index, None
+        done = None
+        old.share()  # for scans
+        try:
+            engine.close()
+            if self._copy_continues():
+                old.retire()
+                done = swap(self.place.directory, self._files)
+            else:
+                discard(self.place.directory, self._files)
+            self._engine = BucketEngine(self._context, self._lock)
+            self._engine.maintenance.begin()
+        except BaseException:
+            self._ownership.stop()
+            raise
+        finally:
+            old.close()
+        return done
+
+    def _copy_continues(self) -> bool:
+        copy = self.place.directory / paths.REBUILT_INDEX
+        index = Index(open_environment(copy, self._files, map_bytes=self._options.map_bytes))
+        try:
+            with index.view() as view:
+                return view.state().applied_offset >= self.log.start()
+        finally:
+            index.close()
 
     def claim(self) -> None:
         """Let no other process write the bucket from now on; a writer here goes on.
@@ -396,8 +465,8 @@ class BucketHandle:
             yield view
 
     def _was_closed(self, index: Index) -> bool:
-        """Whether an index was closed here because others were opened, so that it may be opened again."""
-        return self._engine is None and self._index is not index
+        """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
+        return index.is_retired or (self._engine is None and self._index is not index)
 
     def close_reader(self) -> bool:
         """Close the index until it is read again; False if it is in use now."""
@@ -459,7 +528,8 @@ class BucketHandle:
             self._recover()
             self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
         if self._index is not None and self._index.is_stale():
-            self._index.close()  # it was rebuilt
+            self._index.retire()  # it was rebuilt, or compacted; scans go on
+            self._index.close()
             self._index = None
         if self._index is None:
             self._use(self._opened_index())

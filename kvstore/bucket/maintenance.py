@@ -20,6 +20,7 @@ from kvstore.bucket.snapshot import Snapshot
 from kvstore.calls import check_caller
 from kvstore.errors import StoreError
 from kvstore.files import refusals
+from kvstore.index.compaction import write_copy
 from kvstore.index.index import Index, View
 from kvstore.log import retention
 from kvstore.log.segments import LogFiles
@@ -90,6 +91,19 @@ class Maintenance:
         """
         with self._working:
             return self._take()
+
+    def copy_index(self) -> None:
+        """Write a compacted copy of the index beside it; while it is written, the index does not grow.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses.
+            StoreClosed: The bucket was closed or handed over meanwhile.
+        """
+        with self._working, refusals(self._place.directory):
+            self._files.verify()
+            self._flush()
+            with self._gate.reading():
+                write_copy(self._index, self._place.directory, self._files)
 
     def retain(self) -> None:
         """Check the log once and remove expired segments; takes a snapshot first if a newer one is needed.

@@ -20,6 +20,7 @@ from kvstore.clock import Clock
 from kvstore.environment import open_environment
 from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.files import Files
+from kvstore.index.compaction import OLD
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
 from kvstore.log.log import Log
@@ -54,6 +55,7 @@ def _opened(
     index = usable_index(place, options, files)
     try:
         snapshot.sweep(place.directory, files)
+        files.remove_tree(place.directory / OLD)
         if index is not None:
             index.show_last_commit()  # its state and the replayed changes belong to one moment
         state = _state_of(index) if index is not None else None

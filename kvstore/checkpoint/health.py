@@ -8,6 +8,7 @@ from pathlib import Path
 from kvstore.checkpoint.room import obstacle
 from kvstore.errors import CorruptImage, StoreError
 from kvstore.files import refusals
+from kvstore.index.space import HeldIndex
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from logformat import paths
@@ -41,12 +42,14 @@ class Health:
         images: Valid images, the newest first.
         segments: First edits of the journal's segments, in order.
         warnings: Problems that need attention, one sentence each.
+        held: Large indexes whose free pages a reader holds; see :class:`kvstore.index.space.HeldIndex`.
     """
 
     txid: Txid
     images: list[ImageFacts]
     segments: list[Txid]
     warnings: list[str] = field(default_factory=list)
+    held: list[HeldIndex] = field(default_factory=list)
 
     @property
     def edits_behind_image(self) -> int:

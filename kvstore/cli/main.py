@@ -14,6 +14,7 @@ import kvstore
 from kvstore.cli import replica, rows, tables, writing
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
+from kvstore.cli.compact import compact
 from kvstore.cli.demo.command import demo
 from kvstore.cli.doctor import doctor
 from kvstore.cli.export.command import export
@@ -122,6 +123,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "check /data/store --repair",
         "check /data/store --repair --from s3://bucket/store",
     ),
+    compact: ("compact /data/store", "compact /data/store files"),
     replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
     doctor: ("doctor", "doctor --json"),
     demo: ("demo --repo .",),

@@ -22,6 +22,7 @@ from kvstore.errors import CorruptData
 from kvstore.files import open_file
 from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
+from kvstore.index.space import IndexSpace, space_of
 from kvstore.pages import last_commit, tree_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
@@ -309,6 +310,27 @@ class Index:
     def is_stale(self) -> bool:
         """Whether another index has replaced this one."""
         return self.environment.is_stale()
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether views of another index are to be used instead."""
+        return self.environment.is_retired
+
+    def retire(self) -> None:
+        """Begin no more views; those that are open go on after :meth:`close`."""
+        self.environment.retire()
+
+    def share(self) -> None:
+        """Add one use of the environment; needs one more :meth:`close`."""
+        self.environment.share()
+
+    def copy_to(self, descriptor: int) -> None:
+        """Write the last commit to a new file, without free pages; see :meth:`Environment.copy_to`."""
+        self.environment.copy_to(descriptor)
+
+    def space(self) -> IndexSpace | None:
+        """Its space; see :func:`kvstore.index.space.space_of`."""
+        return space_of(self.environment)
 
     def grow(self) -> None:
         """Double the map; nothing may be uncommitted. See :meth:`Environment.grow`."""

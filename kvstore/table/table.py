@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from kvstore.arguments import integer, integer_within, shown
 from kvstore.calls import answer_of, uninterrupted, wait_for
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NamedWriter
 from kvstore.read.changelog import End, Start
@@ -385,6 +386,25 @@ class Table(EverydayReads):
             taken = handle.take_snapshot()
             found[bucket] = BucketSnapshot(taken.offset, taken.directory)
         return TableSnapshot(found)
+
+    def compact(self) -> dict[int, CompactedIndex]:
+        """Replace the index of each bucket by a copy without free pages, so that the file is as small as its rows.
+
+        An index grows while a scan is open, and does not become smaller by itself. Reads and writes go on meanwhile;
+        they wait for a moment when the copy takes the place of a bucket's index. Open scans, of any process, go on in
+        the old file, which is gone from the disk when they have ended.
+
+        Returns:
+            For each bucket, the size of the file before and after.
+
+        Raises:
+            StoreLocked: Another process writes a bucket; those before it are compacted.
+            StoreFull, LogFailed: The disk refuses, for example because it has no room for the copy. The bucket's index
+                is as it was.
+        """
+        self._access.check_writable()
+        self._current()
+        return {bucket: handle.compact() for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True)}
 
     # Consumers
 

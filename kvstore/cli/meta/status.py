@@ -16,6 +16,7 @@ from kvstore.cli.printing import cell, print_facts, print_json, print_line, prin
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.files import Files, refusal
+from kvstore.index.space import HeldIndex
 from kvstore.meta import image
 from kvstore.meta.image import Image
 from kvstore.meta.journal import Journal
@@ -27,7 +28,7 @@ ImagePath = Annotated[Path, typer.Argument(metavar="PATH", help="An image file."
 
 
 def status(path: Directory, as_json: AsJson = False) -> None:
-    """Show the health of the catalog: its images, its journal, and warnings.
+    """Show the health of the catalog: its images, its journal, scans that make indexes grow, and warnings.
 
     Exit code 1 if there are warnings.
     """
@@ -44,15 +45,25 @@ def status(path: Directory, as_json: AsJson = False) -> None:
     }
     pushed = {name: f"{each.edits_shipped} of {each.edits}" for name, each in replicas.items()}
     if as_json:
-        print_json({**facts, "pushed": pushed, "images": images, "warnings": found.warnings})
+        held = [asdict(each) for each in found.held]
+        print_json({**facts, "pushed": pushed, "images": images, "held": held, "warnings": found.warnings})
     else:
         print_facts({**facts, **{f"pushed to {name}": count for name, count in pushed.items()}})
         print_line("")
         print_table(["image", "bytes", "created"], [list(each.values()) for each in images])
+        if found.held:
+            print_line("")
+            names = ["index", "bytes", "held_bytes", "pid", "commits", "since", "process_since"]
+            print_table(names, [_held_row(each) for each in found.held])
         for warning in found.warnings:
             print_line(f"warning: {warning}")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _held_row(held: HeldIndex) -> list[object]:
+    times = [None if ms is None else time_of(ms) for ms in (held.since_ms, held.process_since_ms)]
+    return [f"{held.table}/{held.bucket}", held.bytes, held.held_bytes, held.pid, held.commits, *times]
 
 
 def checkpoint(path: Directory, as_json: AsJson = False) -> None:

@@ -1,0 +1,33 @@
+"""``kvstore compact``: make the index files of tables as small as their rows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.printing import print_json, print_table
+
+
+def compact(
+    path: Directory,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Only these tables.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace indexes by copies without free pages; other processes may read the store meanwhile.
+
+    A process that writes a table compacts it itself: Table.compact().
+    """
+    with opened(path, write=True) as store:
+        found = [
+            {"table": name, "bucket": bucket, "bytes_before": done.bytes_before, "bytes_after": done.bytes_after}
+            for name in tables or store.list_tables()
+            for bucket, done in store.table(name).compact().items()
+        ]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(["table", "bucket", "bytes_before", "bytes_after"], [list(each.values()) for each in found])

@@ -1,0 +1,353 @@
+"""An index that has grown is reported, and compacted while its table is in use."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.bucket.handle import BucketHandle
+from kvstore.clock import SystemClock
+from kvstore.environment import Environment
+from kvstore.errors import StoreError, StoreFull, StoreLocked
+from kvstore.files import Files
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from kvstore.table import held_indexes
+from logformat import paths
+from tests.cli.commands import fine, run
+from tests.conftest import OpenStore
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
+COUNT = 3_000
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def handle_of(table: kvstore.Table) -> BucketHandle:
+    return table._handles[0]  # type: ignore[index, no-any-return]
+
+
+def write(table: kvstore.Table, value: str, *, each: int = 1) -> None:
+    table.upsert([{"k": k, "v": value * 500} for k in range(0, COUNT, each)])
+
+
+def grow(store: Store, table: kvstore.Table) -> None:
+    """Commit many changes, each to pages of its own."""
+    for number in range(6):
+        write(table, str(number), each=2)
+        store.flush()
+
+
+def size_of(table: kvstore.Table) -> int:
+    return (handle_of(table).place.index / "data.mdb").stat().st_size
+
+
+def test_what_holds_a_grown_index_is_reported(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_indexes, "LOOK_BYTES", 1 << 20)
+    with open_store() as store:
+        table = store.create_table("t", SCHEMA, "k")
+        write(table, "a")
+        store.flush()
+        assert store.health()
+        assert store.health().held == []
+        before = size_of(table)
+        scan = iter(table.scan())
+        next(scan)
+        grow(store, table)
+        health = store.health()
+        (held,) = health.held
+        assert size_of(table) > 2 * before
+        assert held.bytes == size_of(table)
+        assert held.held_bytes > (held.bytes - before) // 2
+        assert (held.table, held.bucket, held.pid) == ("t", 0, os.getpid())
+        assert held.commits >= 6
+        assert held.since_ms is not None
+        assert held.process_since_ms is not None
+        assert held.process_since_ms - 1_000 <= held.since_ms <= SystemClock().now_ms()
+        (warning,) = health.warnings
+        assert f"process {os.getpid()}, since 20" in warning
+        assert "kvstore compact" in warning
+        del scan
+        assert store.health().held == []
+        assert store.health()
+
+
+READER = """
+import sys
+import kvstore
+with kvstore.open(sys.argv[1], read_only=True) as store:
+    scan = iter(store.table("t").scan())
+    count = next(scan).num_rows
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(count + sum(batch.num_rows for batch in scan), store.table("t").get(0)["v"][:1], flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Another process that begins a scan, and ends it at the next line."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(path: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", READER, str(path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        begun.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in begun:
+        process.communicate("\n\n")
+        assert process.returncode == 0
+
+
+def test_the_scan_of_another_process_is_reported_and_goes_on_while_the_index_is_compacted(
+    tmp_path: Path, reader: Callable[[Path], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_indexes, "LOOK_BYTES", 1 << 20)
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        write(table, "a")
+        store.flush()
+        before = size_of(table)
+        other = reader(path)
+        assert other.stdin is not None
+        assert other.stdout is not None
+        grow(store, table)
+        (held,) = store.health().held
+        assert (held.pid, held.since_ms) == (other.pid, None)
+        status = run("meta", "status", path, "--json")
+        assert status.code == 1
+        (shown,) = status.lines[0]["held"]
+        assert shown["pid"] == other.pid
+        assert str(other.pid) in run("meta", "status", path).out
+        done = table.compact()[0]
+        assert done.bytes_after < 1.5 * before < done.bytes_before
+        write(table, "z")
+        store.flush()
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == f"{COUNT} z\n"
+        assert store.health().held == []
+        assert store.check()
+
+
+def test_writes_scans_and_lookups_go_on_while_an_index_is_compacted(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path, segment_bytes_max=1 << 20) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        write(table, "a")
+        stop = threading.Event()
+        failures: list[BaseException] = []
+        models: list[dict[int, str]] = [{} for _ in range(3)]
+
+        def forever(work: Callable[[random.Random], None], seed: int) -> threading.Thread:
+            chance = random.Random(seed)
+
+            def loop() -> None:
+                try:
+                    while not stop.is_set():
+                        work(chance)
+                except BaseException as error:  # the test reports it
+                    failures.append(error)
+                    raise
+
+            thread = threading.Thread(target=loop)
+            thread.start()
+            return thread
+
+        def writes(number: int) -> Callable[[random.Random], None]:
+            def work(chance: random.Random) -> None:
+                keys = [COUNT + 3 * chance.randrange(500) + number for _ in range(20)]
+                value = str(chance.random())
+                table.upsert([{"k": k, "v": value} for k in keys])
+                models[number].update(dict.fromkeys(keys, value))
+                key = keys[0]
+                found = table.get(key)
+                assert found is not None
+                assert found["v"] == value
+
+            return work
+
+        def epochs(chance: random.Random) -> None:
+            number = len(models[2])
+            row = {"k": -1 - number, "v": str(chance.random())}
+            table.apply_epoch(kvstore.Changes.of([("upsert", row)], SCHEMA), "w", number, "r")
+            models[2][row["k"]] = row["v"]
+
+        def reads(chance: random.Random) -> None:
+            found = {row["k"] for batch in table.scan() for row in batch.to_pylist()}
+            assert set(range(COUNT)) <= found
+            assert table.get(chance.randrange(COUNT)) is not None
+            assert table.count() >= COUNT
+
+        threads = [forever(work, seed) for seed, work in enumerate([writes(0), writes(1), epochs, reads, reads])]
+        try:
+            before = 0
+            for _ in range(6):
+                before = max(before, *(done.bytes_before for done in table.compact().values()))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert failures == []
+        model = {k: v for each in models for k, v in each.items()} | dict.fromkeys(range(COUNT), "a" * 500)
+        assert {row["k"]: row["v"] for row in rows_of(table)} == model
+        assert store.check()
+    with kvstore.open(path) as store:
+        assert {row["k"]: row["v"] for row in rows_of(store.table("t"))} == model
+        assert store.check()
+
+
+def test_an_open_scan_goes_on_and_the_file_becomes_small(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        write(table, "a")
+        store.flush()
+        small = size_of(table)
+        scan = iter(table.scan())
+        found = next(scan).to_pylist()
+        grow(store, table)
+        large = size_of(table)
+        done = table.compact()[0]
+        assert (done.bytes_before, done.bytes_after) == (large, size_of(table))
+        assert size_of(table) < 1.5 * small < large
+        table.compact()
+        write(table, "z")
+        found += [row for batch in scan for row in batch.to_pylist()]
+        assert found == [{"k": k, "v": "a" * 500} for k in range(COUNT)]
+        assert rows_of(table) == [{"k": k, "v": "z" * 500} for k in range(COUNT)]
+        maps = Path("/proc/self/maps").read_text()
+        assert f"{path}/tables/1/0/index" in maps
+        assert "(deleted)" not in "".join(line for line in maps.splitlines() if str(path) in line)
+
+
+STEPS = ("rename", "sync_directory", "make_directory", "remove_tree", "write", "sync", "open")
+
+
+@pytest.mark.parametrize("step", range(14))
+def test_a_process_that_dies_in_a_compaction_loses_nothing(tmp_path: Path, step: int) -> None:
+    path, copy = tmp_path / "s", tmp_path / "copy"
+
+    class Dying(Files):
+        left: int | None = None
+
+        def __getattribute__(self, name: str) -> object:
+            if name in STEPS and Dying.left is not None:
+                if not Dying.left:
+                    if not copy.exists():  # as a kill at this moment leaves it
+                        shutil.copytree(path, copy)
+                    raise OSError(5, "Input/output error")
+                Dying.left -= 1
+            return super().__getattribute__(name)
+
+    store = Store(path, StoreOptions(), files=Dying())
+    table = store.create_table("t", SCHEMA, "k")
+    write(table, "a")
+    grow(store, table)
+    rows = rows_of(table)
+    Dying.left = step
+    with suppress(StoreError):
+        table.compact()
+    Dying.left = None
+    with suppress(StoreError):  # a disk that failed may end the use of the bucket
+        store.close()
+    for left in (copy, path):
+        if left.exists():
+            with kvstore.open(left) as again:
+                assert rows_of(again.table("t")) == rows
+                again.table("t").compact()
+                assert rows_of(again.table("t")) == rows
+                assert again.check()
+            assert not (left / "tables/1/0" / (paths.INDEX + paths.TEMPORARY)).exists()
+            assert not (left / "tables/1/0" / paths.REBUILT_INDEX).exists()
+
+
+def test_a_full_disk_leaves_the_index_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StoreFull("No space.")
+
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        write(table, "a")
+        monkeypatch.setattr(Environment, "copy_to", full)
+        with pytest.raises(StoreFull):
+            table.compact()
+        write(table, "b")
+        assert rows_of(table) == [{"k": k, "v": "b" * 500} for k in range(COUNT)]
+        monkeypatch.undo()
+        table.compact()
+        assert store.check()
+
+
+def test_a_copy_whose_log_has_expired_meanwhile_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvstore.open(tmp_path / "s", segment_bytes_max=10_000, log_bytes_max=20_000) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        write(table, "a")
+        real, copies = Environment.copy_to, []
+
+        def counted(environment: Environment, descriptor: int) -> None:
+            real(environment, descriptor)
+            copies.append(descriptor)
+
+        monkeypatch.setattr(Environment, "copy_to", counted)
+        with_maintenance = BucketHandle._with_maintenance
+
+        def then_expire(handle: BucketHandle, work: Callable[..., object]) -> object:
+            done = with_maintenance(handle, work)
+            if len(copies) == 1:
+                for value in "bcd":
+                    write(table, value)
+                    with_maintenance(handle, lambda maintenance: maintenance.retain())
+            return done
+
+        monkeypatch.setattr(BucketHandle, "_with_maintenance", then_expire)
+        table.compact()
+        assert len(copies) == 2
+        assert rows_of(table) == [{"k": k, "v": "d" * 500} for k in range(COUNT)]
+        assert store.check()
+
+
+def test_only_the_writer_of_a_bucket_compacts_it(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        write(table, "a")
+        code = "import kvstore, sys\nkvstore.open(sys.argv[1]).table('t').compact()"
+        other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        assert StoreLocked.__name__ in other.stderr
+    with kvstore.open(path, read_only=True) as store, pytest.raises(kvstore.errors.UnsupportedOperation):
+        store.table("t").compact()
+
+
+def test_the_command_compacts_all_tables(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path) as store:
+        for name in ("t", "u"):
+            write(store.create_table(name, SCHEMA, "k"), "a")
+            grow(store, store.table(name))
+    (done,) = fine("compact", path, "--json").lines
+    assert [(each["table"], each["bucket"]) for each in done] == [("t", 0), ("u", 0)]
+    assert all(each["bytes_after"] < each["bytes_before"] for each in done)
+    assert "bytes_after" in fine("compact", path, "u").out
+    assert run("compact", path, "none").code == 2
+    fine("check", path)
