@@ -157,12 +157,7 @@ class Environment:
                     else:
                         transaction.abort()
                 finally:
-                    self._ended()
-
-    def _ended(self) -> None:
-        self._live.pop()
-        if self._is_retired and not (self._users or self._live):
-            self._env.close()
+                    self._live.pop()
 
     @contextmanager
     def read_databases(self) -> Iterator[Transaction]:
@@ -210,7 +205,7 @@ class Environment:
                 try:
                     transaction.abort()
                 finally:
-                    self._ended()
+                    self._live.pop()
 
     def _check_undisturbed(self, transaction: Transaction, error: Exception | None = None) -> None:
         """Verify that no page of a reader that is not registered was written meanwhile.
@@ -366,7 +361,7 @@ class Environment:
                 return
             if _registry.get(self.directory) is self:
                 del _registry[self.directory]
-            if not (self._is_retired and self._live):
+            if not (self._is_retired and self._live):  # else LMDB closes it after the last of them
                 self._env.close()
 
     @property

@@ -23,6 +23,7 @@ from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import AtRest, Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
+from kvstore.lock import is_locked
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
@@ -34,6 +35,8 @@ from logformat.log.index_state import IndexState
 T = TypeVar("T")
 RECOVER_SECONDS = 0.25
 """How long changes that a dead writer acknowledged may stay invisible to a reader."""
+_SWAP_LOOKS = 300
+"""How often a reader looks for an index that is missing while another process writes the bucket."""
 
 
 class BucketHandle:
@@ -568,10 +571,14 @@ class BucketHandle:
         return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
 
     def _opened_index(self) -> Index:
-        index = usable_index(self.place, self._options, self._files)
-        if index is None:
-            raise CorruptData(
-                "The index of a bucket is missing or damaged; open the store for writing: it is built from the log.",
-                path=self.place.index,
-            )
-        return index
+        for _ in range(_SWAP_LOOKS):
+            index = usable_index(self.place, self._options, self._files)
+            if index is not None:
+                return index
+            if not is_locked(self.place.directory / paths.LOCK_FILE, self._files):
+                break
+            pause()  # the process that writes the bucket may be replacing its index
+        raise CorruptData(
+            "The index of a bucket is missing or damaged; open the store for writing: it is built from the log.",
+            path=self.place.index,
+        )

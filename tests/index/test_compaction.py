@@ -16,12 +16,17 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.committer import Committer
+from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.maintenance import Maintenance
 from kvstore.clock import SystemClock
 from kvstore.environment import Environment
 from kvstore.errors import StoreError, StoreFull, StoreLocked
 from kvstore.files import Files
+from kvstore.lock import ProcessLock
 from kvstore.options import StoreOptions
+from kvstore.request.request import Prepared
 from kvstore.store import Store
 from kvstore.table import held_indexes
 from logformat import paths
@@ -94,7 +99,8 @@ with kvstore.open(sys.argv[1], read_only=True) as store:
     count = next(scan).num_rows
     print("ready", flush=True)
     sys.stdin.readline()
-    print(count + sum(batch.num_rows for batch in scan), store.table("t").get(0)["v"][:1], flush=True)
+    value = store.table("t").get(0)["v"][:1]
+    print(count + sum(batch.num_rows for batch in scan), value, flush=True)
     sys.stdin.readline()
 """
 
@@ -264,7 +270,7 @@ def test_a_process_that_dies_in_a_compaction_loses_nothing(tmp_path: Path, step:
     table = store.create_table("t", SCHEMA, "k")
     write(table, "a")
     grow(store, table)
-    rows = rows_of(table)
+    before = rows_of(table)
     Dying.left = step
     with suppress(StoreError):
         table.compact()
@@ -274,11 +280,13 @@ def test_a_process_that_dies_in_a_compaction_loses_nothing(tmp_path: Path, step:
     for left in (copy, path):
         if left.exists():
             with kvstore.open(left) as again:
-                assert rows_of(again.table("t")) == rows
+                assert rows_of(again.table("t")) == before
+                write(again.table("t"), "z")
+                rows = rows_of(again.table("t"))
+                assert not (left / "tables/1/0" / (paths.INDEX + paths.TEMPORARY)).exists()
                 again.table("t").compact()
                 assert rows_of(again.table("t")) == rows
                 assert again.check()
-            assert not (left / "tables/1/0" / (paths.INDEX + paths.TEMPORARY)).exists()
             assert not (left / "tables/1/0" / paths.REBUILT_INDEX).exists()
 
 
@@ -317,7 +325,8 @@ def test_a_copy_whose_log_has_expired_meanwhile_is_not_used(tmp_path: Path, monk
             if len(copies) == 1:
                 for value in "bcd":
                     write(table, value)
-                    with_maintenance(handle, lambda maintenance: maintenance.retain())
+                    with_maintenance(handle, Maintenance.snapshot)
+                    with_maintenance(handle, Maintenance.retain)
             return done
 
         monkeypatch.setattr(BucketHandle, "_with_maintenance", then_expire)
@@ -351,3 +360,86 @@ def test_the_command_compacts_all_tables(tmp_path: Path) -> None:
     assert "bytes_after" in fine("compact", path, "u").out
     assert run("compact", path, "none").code == 2
     fine("check", path)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_read_that_begins_when_its_index_is_replaced_reads_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        write(store.create_table("t", SCHEMA, "k"), "a")
+    real = BucketHandle._reader
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.table("t")
+        if writes:
+            write(table, "a")
+        for read in (lambda: len(rows_of(table)), table.count, lambda: COUNT * (table.get(5) is not None)):
+            pending = [handle_of(table)]
+
+            def then_compact(handle: BucketHandle, pending: list[BucketHandle] = pending) -> object:
+                found = real(handle)
+                if pending:
+                    pending.pop().compact()
+                    if not writes:
+                        handle.stop_writing()
+                return found
+
+            with monkeypatch.context() as patch:
+                patch.setattr(BucketHandle, "_reader", then_compact)
+                assert read() == COUNT
+
+
+def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        write(table, "a")
+        real, real_swap, swapped = Committer.prepare, BucketHandle._swap, threading.Event()
+        threads: list[threading.Thread] = []
+
+        def swap(handle: BucketHandle, engine: BucketEngine) -> object:
+            done = real_swap(handle, engine)
+            swapped.set()
+            return done
+
+        def prepare(committer: Committer, part: Prepared) -> None:
+            if not threads:  # between the choice of the committer and its use
+                threads.append(threading.Thread(target=table.compact))
+                threads[0].start()
+                swapped.wait(1)  # it waits for the commit to end
+            real(committer, part)
+
+        monkeypatch.setattr(BucketHandle, "_swap", swap)
+        monkeypatch.setattr(Committer, "prepare", prepare)
+        rows = [("upsert", {"k": k, "v": "b"}) for k in range(COUNT)]
+        table.apply_epoch(kvstore.Changes.of(rows, SCHEMA), "w", 0, "r")
+        threads[0].join()
+        assert swapped.is_set()
+        assert {row["v"] for row in rows_of(table)} == {"b"}
+        assert store.check()
+
+
+def test_a_reader_waits_for_an_index_that_another_process_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        write(store.create_table("t", SCHEMA, "k"), "a")
+    with kvstore.open(tmp_path / "s", read_only=True) as store:
+        table = store.table("t")
+        place = handle_of(table).place
+        lock = ProcessLock(place.directory / paths.LOCK_FILE)
+        lock.acquire()
+        moved = place.directory / (paths.INDEX + paths.TEMPORARY)
+        place.index.rename(moved)
+        looks = []
+
+        def then_back() -> None:
+            looks.append(moved.exists())
+            if len(looks) == 3:
+                moved.rename(place.index)
+
+        monkeypatch.setattr("kvstore.bucket.handle.pause", then_back)
+        assert table.count() == COUNT
+        assert looks == [True] * 3
+        lock.release()
