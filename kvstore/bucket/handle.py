@@ -570,12 +570,18 @@ class BucketHandle:
         writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
         return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
 
+    def _is_written_elsewhere(self) -> bool:
+        try:
+            return is_locked(self.place.directory / paths.LOCK_FILE, self._files)
+        except OSError:  # it can't be seen, for example on a read-only disk
+            return False
+
     def _opened_index(self) -> Index:
         for _ in range(_SWAP_LOOKS):
             index = usable_index(self.place, self._options, self._files)
             if index is not None:
                 return index
-            if not is_locked(self.place.directory / paths.LOCK_FILE, self._files):
+            if not self._is_written_elsewhere():
                 break
             pause()  # the process that writes the bucket may be replacing its index
         raise CorruptData(
