@@ -223,19 +223,27 @@ def _dies(store: Store, patch: pytest.MonkeyPatch, edit: Callable[[], object]) -
 
 
 def test_the_catalog_is_right_where_a_file_is_ahead_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "s"
+    path, left = tmp_path / "s", tmp_path / "left"
+
+    def killed(*_: object) -> None:
+        shutil.copytree(path, left)  # as a kill at this moment leaves it
+        raise Killed
+
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         _dies(store, monkeypatch, lambda: store.add_columns("t", [pa.field("w", pa.int64())]))
-        _dies(store, monkeypatch, lambda: store.create_table("u", SCHEMA, "k"))
-        assert file_of(path, 2).exists()
-    assert table_file.decode(file_of(path, 1).read_bytes()).widths == [2, 3]
-    done = recover(path)
+        with monkeypatch.context() as patched:
+            patched.setattr("logformat.catalog.edits.encode", killed)
+            with pytest.raises(Killed):
+                store.create_table("u", SCHEMA, "k")
+    assert file_of(left, 2).exists()
+    assert table_file.decode(file_of(left, 1).read_bytes()).widths == [2, 3]
+    done = recover(left)
     assert (done.gone, done.restored, done.tables) == ([], [], ["t"])
-    with kvstore.open(path) as store:
+    with kvstore.open(left) as store:
         assert store.table("t").schema == SCHEMA
         assert store.check()
-    assert table_file.decode(file_of(path, 1).read_bytes()).widths == [2]
+    assert table_file.decode(file_of(left, 1).read_bytes()).widths == [2]
 
 
 @pytest.mark.parametrize("has_image", [False, True])
