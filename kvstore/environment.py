@@ -1,4 +1,4 @@
-"""The only module that opens LMDB.
+"""The only module that opens LMDB, by ``kvstore/lmdb_files.py``.
 
 * A process opens an environment once and shares it, and never uses it across ``fork()``.
 * LMDB neither syncs its directory nor refuses links; this module does both before anything relies on the files.
@@ -13,18 +13,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import lmdb
 import lmdb._envid
 
-from kvstore import address_space, pages
+from kvstore import address_space, lmdb_files, pages
 from kvstore.errors import (
     CorruptData,
     ForkedStore,
@@ -36,17 +35,11 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files, allocate, open_file, refusal, refusals, refuse_links, refuse_no_directory
+from kvstore.files import Files, open_file, refusals, refuse_links, refuse_no_directory
+from kvstore.lmdb_files import DATA, LMDB_FILES
 
-LMDB_FILES = _DATA, _LOCK = "data.mdb", "lock.mdb"
-"""Files that LMDB creates in a directory."""
-_READERS_MAX = 1022
-_LOCK_BYTES = 1 << 16
-"""Size of LMDB's lock file for this number of readers."""
 _ENVIRONMENTS_OF_FULL_SIZE = 128
-_DATABASES_MAX = 1024
 
-Identity = tuple[int, int]
 Database: TypeAlias = "lmdb._Database"
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 
@@ -61,12 +54,14 @@ class Environment:
         self, directory: Path, map_bytes: int, *, read_only: bool = False, metasync: bool = True, locks: bool = True
     ) -> None:
         self.directory = directory
-        no_access = (directory / _DATA).exists() and not os.access(directory / _DATA, os.W_OK)
+        no_access = (directory / DATA).exists() and not os.access(directory / DATA, os.W_OK)
         self.is_read_only = read_only or no_access or not locks
         self._locks = locks
-        self._env = _open_lmdb(directory, map_bytes, read_only=self.is_read_only, metasync=metasync, locks=locks)
-        self._file = os.fspath(directory / _DATA)  # joined once: it is used very often
-        self.identity = _identity(self._file)
+        self._env = lmdb_files.open_lmdb(
+            directory, map_bytes, read_only=self.is_read_only, metasync=metasync, locks=locks
+        )
+        self._file = os.fspath(directory / DATA)  # joined once: it is used very often
+        self.identity = lmdb_files.identity_of(self._file)
         self._pid = os.getpid()
         self._users = 1
         # The map grows only while there is no read transaction. One begins under the mutex, and is counted by the very
@@ -126,7 +121,7 @@ class Environment:
         Raises:
             CorruptData: The file is damaged.
         """
-        pages.verify(self.directory / _DATA, all_pages=True)
+        pages.verify(self.directory / DATA, all_pages=True)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -173,7 +168,7 @@ class Environment:
     def file(self) -> Iterator[int | None]:
         """A descriptor of the file, for reading its pages; None if another file has replaced it."""
         try:
-            file = open_file(self.directory / _DATA)
+            file = open_file(self.directory / DATA)
         except FileNotFoundError:
             yield None
             return
@@ -351,7 +346,7 @@ class Environment:
 
     def is_stale(self) -> bool:
         """Whether the directory now has another environment, or none."""
-        return self.identity != _identity(self._file)
+        return self.identity != lmdb_files.identity_of(self._file)
 
     def close(self) -> None:
         """Release one use; the last release closes the environment."""
@@ -471,7 +466,7 @@ def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_onl
     directory = given.resolve()
     with _registry_mutex:
         existing = _registry.get(directory)
-        identity = _identity(os.fspath(directory / _DATA))
+        identity = lmdb_files.identity_of(os.fspath(directory / DATA))
         if existing is not None and existing.identity == identity:
             return existing.share()
         for other in _registry.values():
@@ -483,23 +478,23 @@ def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_onl
                 )
         for name in LMDB_FILES:
             refuse_links(directory / name)
-        _refuse_inaccessible(directory)
-        is_new = not (directory / _DATA).exists()
+        lmdb_files.refuse_inaccessible(directory)
+        is_new = not (directory / DATA).exists()
         if is_new and not create:
-            raise FileNotFoundError(directory / _DATA)
+            raise FileNotFoundError(directory / DATA)
         if is_new:
             files.make_directory(given)
         else:
-            all_pages = (directory / _DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
-            pages.verify(directory / _DATA, all_pages=all_pages)
+            all_pages = (directory / DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
+            pages.verify(directory / DATA, all_pages=all_pages)
         with refusals(directory):
-            locks = _allocate_lock(directory)
+            locks = lmdb_files.allocate_lock(directory)
         # All environments share the address space.
         map_bytes >>= len(_registry) // _ENVIRONMENTS_OF_FULL_SIZE
         environment = Environment(directory, map_bytes, read_only=read_only, metasync=metasync, locks=locks)
         if is_new:
             # LMDB writes its first pages and does not wait for them: until its first commit they may be torn.
-            descriptor = files.open(given / _DATA)
+            descriptor = files.open(given / DATA)
             try:
                 files.sync(descriptor)
             finally:
@@ -508,79 +503,6 @@ def _opened(given: Path, files: Files, map_bytes: int, *, create: bool, read_onl
         environment.release_dead_readers()
         _registry[directory] = environment
         return environment
-
-
-def _refuse_inaccessible(directory: Path) -> None:
-    """Refuse missing permissions, for which LMDB would raise its own error.
-
-    Raises:
-        UnsupportedOperation: Permissions are missing.
-    """
-    data = directory / _DATA
-    if data.exists() and not os.access(data, os.R_OK):
-        raise UnsupportedOperation("Reading a store needs read access to data.mdb; grant it.", path=directory)
-
-
-def _allocate_lock(directory: Path) -> bool:
-    """Allocate the blocks of the lock file; returns False if it may not be written, so that readers can't register.
-
-    LMDB creates it sparse and writes it through a map: on a full disk, that would kill the process (SIGBUS).
-
-    Raises:
-        OSError: The disk is full.
-    """
-    path = directory / _LOCK
-    with suppress(FileNotFoundError):
-        if path.stat().st_size >= _LOCK_BYTES:
-            return os.access(path, os.R_OK | os.W_OK)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return False
-        raise
-    try:
-        allocate(descriptor, _LOCK_BYTES)
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _open_lmdb(
-    directory: Path, map_bytes: int, *, read_only: bool, metasync: bool, locks: bool = True
-) -> lmdb.Environment:
-    data = directory / _DATA
-    map_bytes = address_space.size_of_map(map_bytes, data.stat().st_size if data.exists() else 0, directory)
-    try:
-        return lmdb.open(
-            str(directory),
-            map_size=map_bytes,
-            readonly=read_only,
-            metasync=metasync,
-            lock=locks,
-            mode=0o600,
-            max_readers=_READERS_MAX,
-            max_dbs=_DATABASES_MAX,
-            lib_version=0,
-        )
-    except lmdb.MemoryError as error:
-        raise address_space.shortage(directory, error) from error
-    except OSError as error:
-        raise refusal(error, directory) from error
-    except lmdb.DiskError as error:
-        raise StoreFull("No space on the disk; free some and try again.", path=directory) from error
-    except lmdb.Error as error:
-        raise CorruptData(
-            "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
-        ) from error
-
-
-def _identity(file: str) -> Identity | None:
-    try:
-        status = os.stat(file)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _forget_parent() -> None:

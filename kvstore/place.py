@@ -181,7 +181,7 @@ class StoreDirectory:
         if self._failure is None:
             directories = self._held.copy() if within is None else self._on_the_way_to(within)
             for path, held in directories.items():
-                found = _what_happened(path, held)
+                found = what_happened(path, held)
                 with self._mutex:
                     # A directory that was let go meanwhile may be removed, also by other processes.
                     if found is not None and self._held.get(path) is held:
@@ -224,7 +224,7 @@ def _is_another(path: Path, identity: Identity) -> bool:
         return False  # another process may have removed it with its table
 
 
-def _what_happened(path: Path, held: _Held) -> StoreReplaced | None:
+def what_happened(path: Path, held: _Held) -> StoreReplaced | None:
     """The error of a directory's path; None if it still leads to the directory."""
     try:
         if _identity(os.stat(path)) == held.identity:

@@ -31,7 +31,6 @@ from kvstore.checkpoint.messages import Task
 from kvstore.checkpoint.process import Running
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.named_writers import new_writer_id
-from kvstore.environment import LMDB_FILES
 from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
@@ -42,6 +41,7 @@ from kvstore.errors import (
 )
 from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.index.open_readers import OpenReaders
+from kvstore.lmdb_files import LMDB_FILES
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition

@@ -28,6 +28,8 @@ KEYWORDS = frozenset(("shell", "allow_pickle", "trust_remote_code"))
 REASONS = {
     ("kvstore/spark/engine.py", "import pickle"): "what tasks of our own job read comes to the driver as bytes: Spark's"
     " tasks run our code anyhow, and its own protocol pickles partitions",
+    ("kvstore/cli/doctor.py", "import importlib"): "find_spec of names that stand there, and versions of packages",
+    ("kvstore/cli/doctor.py", "platform.system"): "the name of the system; it runs nothing",
     ("kvstore/spark/frames.py", "import importlib"): "find_spec of a name that stands there: is pandas installed",
     ("kvstore/spark/java.py", "import importlib"): "find_spec of a name that stands there: is a Java installed",
 }

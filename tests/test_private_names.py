@@ -14,7 +14,7 @@ from tests.test_package import PACKAGES, ROOT
 OUTSIDE = ("tests", "benchmarks", "examples")
 NAMES_LOCKS = "tests/test_lock_order.py"
 """Holds docs/concurrency.md against the locks of the running code, which are all private."""
-OF_PYTHON = {"_asdict", "_condition", "_replace", "_repr_html_"}
+OF_OTHERS = {"_asdict", "_call", "_condition", "_get_fragments", "_replace", "_repr_html_"}
 """Methods of named tuples, the condition of a future, and what notebooks show."""
 
 
@@ -41,7 +41,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 def private() -> frozenset[str]:
     """Private names of the packages."""
     names = {name for _, tree in trees(PACKAGES) for name in defined(tree)}
-    return frozenset(name for name in names if name.strip("_") and name[0] == "_" != name[1]) - OF_PYTHON
+    return frozenset(name for name in names if name.strip("_") and name[0] == "_" != name[1]) - OF_OTHERS
 
 
 def used(tree: ast.Module) -> Iterator[tuple[int, str]]:

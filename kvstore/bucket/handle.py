@@ -159,7 +159,7 @@ class BucketHandle:
                 if not self._ended(engine):
                     return engine.committer.index.value(key)
         while True:
-            index = self._reader()
+            index = self.reader()
             try:
                 return index.value(key)
             except StoreClosed:
@@ -242,11 +242,11 @@ class BucketHandle:
 
     def take_snapshot(self) -> Snapshot:
         """Take a snapshot of everything acknowledged, as the bucket's writer; see :meth:`Maintenance.snapshot`."""
-        return self._with_maintenance(Maintenance.snapshot)
+        return self.with_maintenance(Maintenance.snapshot)
 
     def retain(self) -> None:
         """Remove expired segments of the log, as the bucket's writer; see :meth:`Maintenance.retain`."""
-        self._with_maintenance(Maintenance.retain)
+        self.with_maintenance(Maintenance.retain)
 
     def verify_pages(self) -> None:
         """Verify the committed pages of the index.
@@ -255,12 +255,12 @@ class BucketHandle:
             CorruptData: One is damaged.
         """
         engine = self._engine
-        index = engine.committer.index if engine is not None else self._reader()
+        index = engine.committer.index if engine is not None else self.reader()
         index.verify()
 
     def space(self) -> IndexSpace | None:
         """Space of the index; None if it can't be measured now."""
-        return self._reader().space()
+        return self.reader().space()
 
     @property
     def scans_since_ms(self) -> int | None:
@@ -280,14 +280,14 @@ class BucketHandle:
         """
         self._show_presence()
         while True:
-            self._with_maintenance(Maintenance.copy_index)
+            self.with_maintenance(Maintenance.copy_index)
             # No commit over several buckets counts on this engine meanwhile.
             with refusals(self.place.directory), self._context.commit_lock.held(), self._opening:
-                done = None if self._engine is None else self._swap(self._engine)
+                done = None if self._engine is None else self.swap_index(self._engine)
             if done is not None:
                 return done
 
-    def _swap(self, engine: BucketEngine) -> CompactedIndex | None:
+    def swap_index(self, engine: BucketEngine) -> CompactedIndex | None:
         """Continue with the compacted copy; None if it can't be used, because the log after it has expired."""
         old, self._engine = engine.committer.index, None
         done = None
@@ -394,7 +394,8 @@ class BucketHandle:
                     self._index = None
 
     @uninterrupted
-    def _with_maintenance(self, work: Callable[[Maintenance], T]) -> T:
+    def with_maintenance(self, work: Callable[[Maintenance], T]) -> T:
+        """Do work as the bucket's writer."""
         while True:
             engine = self._writer()
             try:
@@ -458,7 +459,7 @@ class BucketHandle:
         """A view of the last commit."""
         with ExitStack() as stack:
             while True:
-                index = self._reader()
+                index = self.reader()
                 try:
                     view = stack.enter_context(kind(index))
                     break
@@ -505,7 +506,8 @@ class BucketHandle:
             self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
         return known.state
 
-    def _reader(self) -> Index:
+    def reader(self) -> Index:
+        """The index, to read its last commit."""
         with self._opening:
             index = self._index
             if index is not None and self._engine is None and not (self._is_to_be_looked_at() or index.is_stale()):

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 
-from kvstore.environment import LMDB_FILES, Environment, Identity, Transaction
+from kvstore.environment import Environment, Transaction
 from kvstore.errors import CorruptData
 from kvstore.files import open_file
 from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
 from kvstore.index.space import IndexSpace, space_of
+from kvstore.lmdb_files import LMDB_FILES, Identity
 from kvstore.pages import last_commit, tree_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId

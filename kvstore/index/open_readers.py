@@ -26,7 +26,7 @@ class OpenReaders:
     """
 
     def __init__(self, most: int = READERS_OPEN_MAX) -> None:
-        self._most = most
+        self.most = most
         self._opened: deque[Closable] = deque()  # without a lock: each of its methods is one step
 
     def add(self, bucket: Closable) -> None:
@@ -36,7 +36,7 @@ class OpenReaders:
     def shrink(self) -> None:
         """Close those that were opened first, until few enough are open; those in use are left for a later call."""
         in_use = 0
-        while len(self._opened) > self._most and in_use < _IN_USE_MAX:
+        while len(self._opened) > self.most and in_use < _IN_USE_MAX:
             try:
                 bucket = self._opened.popleft()
             except IndexError:

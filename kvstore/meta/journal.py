@@ -385,7 +385,7 @@ class Journal:
 
     def _add(self, decide: Callable[[CatalogState], Payload] | None) -> CatalogState:
         """Add the edits in memory, and one more; LMDB's mode decides whether they are durable."""
-        with self._adding() as transaction:
+        with self.adding() as transaction:
             state = self._replayed(transaction, self._state)
             for payload in self._waiting:
                 if not state.lost_to and not _is_late(state, payload):
@@ -399,7 +399,7 @@ class Journal:
         return state
 
     def _add_later(self, later: Iterable[Edit]) -> CatalogState:
-        with self._adding() as transaction:
+        with self.adding() as transaction:
             state = self._replayed(transaction, self._state)
             for edit in later:
                 if edit.txid > state.txid:
@@ -415,7 +415,7 @@ class Journal:
                 self._environment.grow()
 
     @contextmanager
-    def _adding(self) -> Iterator[Transaction]:
+    def adding(self) -> Iterator[Transaction]:
         """A write transaction that commits at the end."""
         with self._writing() as transaction:
             try:

@@ -12,10 +12,10 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
 from kvstore.check import BucketReport, check_bucket, compare_rows
 from kvstore.clock import Clock
-from kvstore.environment import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
 from kvstore.files import Files
 from kvstore.index.index import Index
+from kvstore.lmdb_files import LMDB_FILES
 from kvstore.log.segments import LogFiles, read_sparse_index
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions

@@ -111,7 +111,7 @@ class TableDirectories:
         self._remove_orphans()
         edit = creation(state.next_table_id)
         staged = self._tables / f"{edit.table_id}{paths.TEMPORARY}"
-        self._make(staged, state, edit)
+        self.make(staged, state, edit)
         directory, placed = self._tables / str(edit.table_id), list[Path]()
 
         def decide(now: CatalogState) -> CreateTable:
@@ -135,7 +135,12 @@ class TableDirectories:
             return False
         return True
 
-    def _make(self, directory: Path, state: CatalogState, edit: CreateTable) -> None:
+    def make(self, directory: Path, state: CatalogState, edit: CreateTable) -> None:
+        """Make the files of a table in a directory.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses.
+        """
         definition = TableDefinition.of(edit)
         with refusals(self._tables):
             self._files.make_directory(self._tables)
@@ -188,16 +193,16 @@ class TableDirectories:
             lock.release()
 
     def _acquired(self, lock: ProcessLock) -> bool:
-        seen, deadline = self._progress(), self._clock.monotonic() + PROGRESS_SECONDS
+        seen, deadline = self.progress(), self._clock.monotonic() + PROGRESS_SECONDS
         while not lock.try_acquire():
             if self._clock.monotonic() >= deadline:
-                if self._progress() == seen:
+                if self.progress() == seen:
                     lock.refuse("Another process is creating a table, and makes no progress; continue or end it.")
                 return False
             pause()
         return True
 
-    def _progress(self) -> object:
+    def progress(self) -> object:
         """What changes while a process creates tables."""
         staged = sorted(self._tables.glob(f"*{paths.TEMPORARY}"))
         return self._journal.state().next_table_id, [(each.name, len(self._files.names_in(each))) for each in staged]

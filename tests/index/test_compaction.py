@@ -43,7 +43,7 @@ class Killed(BaseException):
 
 
 def handle_of(table: kvstore.Table) -> BucketHandle:
-    return table._handles[0]  # type: ignore[index, no-any-return]
+    return table.bucket(0).handle
 
 
 def write(table: kvstore.Table, value: str, *, each: int = 1) -> None:
@@ -318,7 +318,7 @@ def test_a_copy_whose_log_has_expired_meanwhile_is_not_used(tmp_path: Path, monk
             copies.append(descriptor)
 
         monkeypatch.setattr(Environment, "copy_to", counted)
-        with_maintenance = BucketHandle._with_maintenance
+        with_maintenance = BucketHandle.with_maintenance
 
         def then_expire(handle: BucketHandle, work: Callable[..., object]) -> object:
             done = with_maintenance(handle, work)
@@ -329,7 +329,7 @@ def test_a_copy_whose_log_has_expired_meanwhile_is_not_used(tmp_path: Path, monk
                     with_maintenance(handle, Maintenance.retain)
             return done
 
-        monkeypatch.setattr(BucketHandle, "_with_maintenance", then_expire)
+        monkeypatch.setattr(BucketHandle, "with_maintenance", then_expire)
         table.compact()
         assert len(copies) == 2
         assert rows_of(table) == [{"k": k, "v": "d" * 500} for k in range(COUNT)]
@@ -368,7 +368,7 @@ def test_a_read_that_begins_when_its_index_is_replaced_reads_the_new_one(
 ) -> None:
     with kvstore.open(tmp_path / "s") as store:
         write(store.create_table("t", SCHEMA, "k"), "a")
-    real = BucketHandle._reader
+    real = BucketHandle.reader
     with kvstore.open(tmp_path / "s") as store:
         table = store.table("t")
         if writes:
@@ -385,7 +385,7 @@ def test_a_read_that_begins_when_its_index_is_replaced_reads_the_new_one(
                 return found
 
             with monkeypatch.context() as patch:
-                patch.setattr(BucketHandle, "_reader", then_compact)
+                patch.setattr(BucketHandle, "reader", then_compact)
                 assert read() == COUNT
 
 
@@ -395,7 +395,7 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
         write(table, "a")
-        real, real_swap, swapped = Committer.prepare, BucketHandle._swap, threading.Event()
+        real, real_swap, swapped = Committer.prepare, BucketHandle.swap_index, threading.Event()
         threads: list[threading.Thread] = []
 
         def swap(handle: BucketHandle, engine: BucketEngine) -> object:
@@ -410,7 +410,7 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
                 swapped.wait(1)  # it waits for the commit to end
             real(committer, part)
 
-        monkeypatch.setattr(BucketHandle, "_swap", swap)
+        monkeypatch.setattr(BucketHandle, "swap_index", swap)
         monkeypatch.setattr(Committer, "prepare", prepare)
         rows = [("upsert", {"k": k, "v": "b"}) for k in range(COUNT)]
         table.apply_epoch(kvstore.Changes.of(rows, SCHEMA), "w", 0, "r")

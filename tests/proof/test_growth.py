@@ -101,8 +101,8 @@ def bucket_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves
         for part in range(4):
             table.upsert([{"k": k, "v": f"{number} {part}" * 20} for k in range(part, 400, 4)])
         table.flush()
-        for handle in table._handles:
-            handle.retain()
+        for bucket in range(table.buckets):
+            table.bucket(bucket).handle.retain()
 
     def measured() -> dict[str, int]:
         return {name: bytes_of(place / name) for name in ("index", "log", "snapshots")}

@@ -90,8 +90,8 @@ class History:
         """Time passes, something is written, the log expires, and what is new is shipped."""
         self.clock.now += ms
         self.write()
-        for handle in self.table._handles:
-            handle.retain()
+        for bucket in range(self.table.buckets):
+            self.table.bucket(bucket).handle.retain()
         self.replica.ship()
         if len(self.states) % 20 == 0:
             self.image()
@@ -274,7 +274,7 @@ def test_what_a_shipper_leaves_that_dies_is_removed_later(tmp_path: Path) -> Non
     for number in range(60):
         history.clock.now += MINUTE_MS
         history.write()
-        history.table._handles[0].retain()
+        history.table.bucket(0).handle.retain()
         if number % 10 == 0:
             history.store.create_table(f"u{number}", SCHEMA, "k")  # the catalog is shipped, with the reports before
         dying.left = number % 12

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import environment, place
+from kvstore import lmdb_files, place
 from kvstore.index import open_readers
 from kvstore.index.open_readers import OpenReaders
 from tests.conftest import OpenStore
@@ -56,13 +56,13 @@ def few_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Directories in which LMDB was opened."""
     found: list[str] = []
-    real = environment._open_lmdb
+    real = lmdb_files.open_lmdb
 
     def noted(directory: Path, *args: object, **options: object) -> object:
         found.append(str(directory))
         return real(directory, *args, **options)  # type: ignore[arg-type]  # as they were given
 
-    monkeypatch.setattr(environment, "_open_lmdb", noted)
+    monkeypatch.setattr(lmdb_files, "open_lmdb", noted)
     return found
 
 
@@ -84,8 +84,8 @@ def test_creating_and_using_a_table_costs_the_same_in_a_store_of_many(store: kvs
 def test_the_first_write_looks_at_no_other_directory(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "LOOK_SECONDS", 1_000)
     looked: list[Path] = []
-    real = place._what_happened
-    monkeypatch.setattr(place, "_what_happened", lambda path, held: looked.append(path) or real(path, held))
+    real = place.what_happened
+    monkeypatch.setattr(place, "what_happened", lambda path, held: looked.append(path) or real(path, held))
 
     def write(number: int) -> int:
         looked.clear()
@@ -169,14 +169,15 @@ def test_what_another_process_writes_is_seen_in_buckets_that_are_not_open(store:
 
 
 @pytest.mark.usefixtures("few_readers")
-def test_what_a_killed_process_acknowledged_is_seen_in_buckets_that_are_not_open(store: kvstore.Store) -> None:
+def test_what_a_killed_process_acknowledged_is_seen_in_buckets_that_are_not_open(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.bucket.handle.RECOVER_SECONDS", 0.0)
     table = store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS)
     assert table.count() == 0
     with Program(store.path, WRITER.replace("table.flush()", "")) as other:
         assert other.line() == "written"
         other.kill()
-    for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
-        handle._recover_next = 0.0  # as a quarter of a second later
     assert table.count() == 100
 
 
@@ -215,4 +216,4 @@ def test_threads_read_while_indexes_are_closed_and_opened(store: kvstore.Store) 
 
 
 def test_the_default_is_bounded() -> None:
-    assert OpenReaders()._most == open_readers.READERS_OPEN_MAX == 64
+    assert OpenReaders().most == open_readers.READERS_OPEN_MAX == 64

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import environment
-from kvstore.environment import LMDB_FILES, Environment, open_environment
+from kvstore import lmdb_files
+from kvstore.environment import Environment, open_environment
 from kvstore.errors import CorruptData, Unavailable, UnsupportedOperation
 from kvstore.files import Files
+from kvstore.lmdb_files import LMDB_FILES
 from tests.store.helpers import PREAMBLE, Program
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -92,7 +93,7 @@ def test_a_store_without_write_permission_can_be_read(open_to_all: Path, locks: 
 def store_of_others(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store whose lock files this process may not write."""
     filled(store_path)
-    monkeypatch.setattr(environment, "_allocate_lock", lambda _: False)
+    monkeypatch.setattr(lmdb_files, "allocate_lock", lambda _: False)
     return store_path
 
 
@@ -112,7 +113,7 @@ def test_the_medium_is_not_written(store_of_others: Path) -> None:
 
 
 def test_a_read_whose_pages_another_process_wrote_is_refused(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_allocate_lock", lambda _: False)
+    monkeypatch.setattr(lmdb_files, "allocate_lock", lambda _: False)
     with Program(store_path, WRITER) as other:
         assert other.line() == "ready"
         index = open_environment(store_path / "tables/1/0/index", Files(), map_bytes=1 << 30)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import environment
+from kvstore import lmdb_files
 from kvstore.environment import Transaction
 from kvstore.errors import LogFailed, StoreFull, StoreLocked, TableExists
 from kvstore.files import Files
@@ -83,7 +83,7 @@ def ids(store: kvstore.Store) -> set[str]:
 def test_no_file_is_created_while_the_catalog_is_being_edited(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, adding, open_lmdb = Watched(), Journal._adding, environment._open_lmdb
+    files, adding, open_lmdb = Watched(), Journal.adding, lmdb_files.open_lmdb
     environments: list[str] = []
 
     @contextmanager
@@ -100,8 +100,8 @@ def test_no_file_is_created_while_the_catalog_is_being_edited(
             environments.append(str(directory))
         return open_lmdb(directory, *arguments, **given)
 
-    monkeypatch.setattr(Journal, "_adding", watched)
-    monkeypatch.setattr(environment, "_open_lmdb", noted)
+    monkeypatch.setattr(Journal, "adding", watched)
+    monkeypatch.setattr(lmdb_files, "open_lmdb", noted)
     with Store(store_path, StoreOptions(), files=files) as store:
         for buckets in (1, 9):
             store.create_table(f"t{buckets}", SCHEMA, "k", buckets=buckets)
@@ -123,7 +123,7 @@ def test_the_schema_of_an_added_column_is_made_before_the_edit(
 ) -> None:
     """For 4,096 columns, this would make other processes wait for a fifth of a second."""
     store.create_table("t", SCHEMA, "k")
-    adding, made, normalise, to_json = Journal._adding, list[str](), schemas.normalise, schemas.to_json
+    adding, made, normalise, to_json = Journal.adding, list[str](), schemas.normalise, schemas.to_json
 
     @contextmanager
     def watched(journal: Journal) -> Iterator[Transaction]:
@@ -132,7 +132,7 @@ def test_the_schema_of_an_added_column_is_made_before_the_edit(
             yield transaction
             made.append("end")
 
-    monkeypatch.setattr(Journal, "_adding", watched)
+    monkeypatch.setattr(Journal, "adding", watched)
     monkeypatch.setattr(schemas, "normalise", lambda *given: made.append("normalise") or normalise(*given))
     monkeypatch.setattr(schemas, "to_json", lambda *given: made.append("to_json") or to_json(*given))
     store.add_columns("t", pa.field("w", pa.int64()))
@@ -147,13 +147,13 @@ def test_a_second_table_of_a_name_leaves_nothing(store: kvstore.Store, monkeypat
         store.create_table("t", SCHEMA, "k", buckets=3)
     assert sorted(store.path.rglob("*")) == before
 
-    make = TableDirectories._make
+    make = TableDirectories.make
 
     def meanwhile(self: TableDirectories, *arguments: Any) -> None:
         make(self, *arguments)
         other_process(store, 2, "u")
 
-    monkeypatch.setattr(TableDirectories, "_make", meanwhile)
+    monkeypatch.setattr(TableDirectories, "make", meanwhile)
     with pytest.raises(TableExists, match="table=u"):
         store.create_table("u", SCHEMA, "k")
     assert tables_in(store.path) == {"1", "2"}
@@ -183,14 +183,14 @@ def test_a_process_that_does_not_know_the_lock_may_create_tables_too(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create_table("t", SCHEMA, "k")
-    make, turns = TableDirectories._make, count()
+    make, turns = TableDirectories.make, count()
 
     def meanwhile(self: TableDirectories, *arguments: Any) -> None:
         make(self, *arguments)
         if not next(turns):
             other_process(store, 2, "u")
 
-    monkeypatch.setattr(TableDirectories, "_make", meanwhile)
+    monkeypatch.setattr(TableDirectories, "make", meanwhile)
     store.create_table("w", SCHEMA, "k")
     assert {table.name: id for id, table in store.runtime.catalog().tables.items()} == {"t": 1, "u": 2, "w": 3}
     for name in "tuw":
@@ -201,7 +201,7 @@ def test_two_processes_create_tables_at_once(store: kvstore.Store) -> None:
     """The files that the other process is making are not taken for an orphan."""
     with Program(store.path, CREATOR) as other:
         assert other.line() == "making"
-        looks, acquired = count(), TableDirectories._progress
+        looks, acquired = count(), TableDirectories.progress
 
         def let_it_go_on(self: TableDirectories) -> object:
             if not next(looks):
@@ -209,7 +209,7 @@ def test_two_processes_create_tables_at_once(store: kvstore.Store) -> None:
             return acquired(self)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TableDirectories, "_progress", let_it_go_on)
+            patch.setattr(TableDirectories, "progress", let_it_go_on)
             store.create_table("ours", SCHEMA, "k", buckets=2)
         assert other.line() == "made"
     assert store.list_tables() == ["ours", "theirs"]

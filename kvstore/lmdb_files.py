@@ -1,0 +1,108 @@
+"""The files of an LMDB environment: what is done before LMDB opens them, and how it opens them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import lmdb
+
+from kvstore import address_space
+from kvstore.errors import CorruptData, StoreFull, UnsupportedOperation
+from kvstore.files import allocate, refusal
+
+LMDB_FILES = DATA, LOCK = "data.mdb", "lock.mdb"
+"""Files that LMDB creates in a directory."""
+_READERS_MAX = 1022
+_LOCK_BYTES = 1 << 16
+"""Size of LMDB's lock file for this number of readers."""
+_DATABASES_MAX = 1024
+
+Identity = tuple[int, int]
+"""Numbers of a file's device and inode."""
+
+
+def refuse_inaccessible(directory: Path) -> None:
+    """Refuse missing permissions, for which LMDB would raise its own error.
+
+    Raises:
+        UnsupportedOperation: Permissions are missing.
+    """
+    data = directory / DATA
+    if data.exists() and not os.access(data, os.R_OK):
+        raise UnsupportedOperation("Reading a store needs read access to data.mdb; grant it.", path=directory)
+
+
+def allocate_lock(directory: Path) -> bool:
+    """Allocate the blocks of the lock file; returns False if it may not be written, so that readers can't register.
+
+    LMDB creates it sparse and writes it through a map: on a full disk, that would kill the process (SIGBUS).
+
+    Raises:
+        OSError: The disk is full.
+    """
+    path = directory / LOCK
+    with suppress(FileNotFoundError):
+        if path.stat().st_size >= _LOCK_BYTES:
+            return os.access(path, os.R_OK | os.W_OK)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return False
+        raise
+    try:
+        allocate(descriptor, _LOCK_BYTES)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def open_lmdb(
+    directory: Path, map_bytes: int, *, read_only: bool, metasync: bool, locks: bool = True
+) -> lmdb.Environment:
+    """Open an environment by LMDB.
+
+    Args:
+        locks: Whether its readers register.
+
+    Raises:
+        OutOfAddressSpace: The process has no room for a map of the file.
+        StoreFull, LogFailed: The disk refuses.
+        CorruptData: LMDB can't read it.
+    """
+    data = directory / DATA
+    map_bytes = address_space.size_of_map(map_bytes, data.stat().st_size if data.exists() else 0, directory)
+    try:
+        return lmdb.open(
+            str(directory),
+            map_size=map_bytes,
+            readonly=read_only,
+            metasync=metasync,
+            lock=locks,
+            mode=0o600,
+            max_readers=_READERS_MAX,
+            max_dbs=_DATABASES_MAX,
+            lib_version=0,
+        )
+    except lmdb.MemoryError as error:
+        raise address_space.shortage(directory, error) from error
+    except OSError as error:
+        raise refusal(error, directory) from error
+    except lmdb.DiskError as error:
+        raise StoreFull("No space on the disk; free some and try again.", path=directory) from error
+    except lmdb.Error as error:
+        raise CorruptData(
+            "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
+        ) from error
+
+
+def identity_of(file: str) -> Identity | None:
+    """Which file has a path now; None if there is none."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
