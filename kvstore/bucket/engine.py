@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 
+import lmdb
+
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.maintenance import Maintenance
@@ -15,6 +17,7 @@ from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
+from kvstore.errors import StoreFull
 from kvstore.files import Files, refusals
 from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
@@ -82,6 +85,10 @@ def create_bucket(
         with refusals(place.directory):
             log_recovery.create(place.log, place.identity, files)
             open_for_writing(place, definition, options, files, clock).close()
+    except lmdb.Error as error:
+        raise StoreFull(
+            "The index of a new bucket can't be written; free some space.", path=place.index, reason=str(error)
+        ) from error
     finally:
         lock.release()
         # Until the catalog has the table another process may remove what is here, and give the same id to another.
