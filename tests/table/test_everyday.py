@@ -55,6 +55,21 @@ def test_rows_are_set_and_deleted_by_key(table: kvstore.Table) -> None:
     assert table.offsets() == ends
 
 
+def test_a_column_that_an_update_names_must_be_given(table: kvstore.Table) -> None:
+    """Otherwise it would become null although it was named by mistake; a whole row may leave it out."""
+    table[1, "x"] = {"v": 1}
+    rows = pa.record_batch({"a": [1], "b": ["x"]})
+    for data in ({"a": 1, "b": "x"}, [{"a": 1, "b": "x"}] * 20, rows, iter([{"a": 1, "b": "x"}])):
+        with pytest.raises(SchemaMismatch, match="missing"):
+            table.upsert(data, columns=["a", "b", "v"])
+    bucket = table.bucket(table.buckets_of([(1, "x")])[0])
+    with pytest.raises(SchemaMismatch, match="missing"):
+        bucket.apply(kvstore.Changes.upserts(rows), columns=["a", "b", "v"])
+    assert table[1, "x"]["v"] == 1
+    bucket.apply(kvstore.Changes.upserts(rows))
+    assert table[1, "x"]["v"] is None
+
+
 def test_a_row_that_is_set_may_be_an_object(store: kvstore.Store) -> None:
     row = dataclasses.make_dataclass("Row", [("k", int), ("v", str)])
     table = store.create_table("t", row, "k")
