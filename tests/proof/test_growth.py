@@ -5,8 +5,12 @@ Files of LMDB never shrink, so their size is the most they ever needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime as dt
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -14,13 +18,18 @@ import pytest
 
 from kvstore.bucket import maintenance
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.clock import SystemClock
 from kvstore.log import retention
 from kvstore.meta.journal import Journal
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from kvstore.table import held_indexes
 from logformat import paths
 from tests.checkpoint.catalogs import Here
 from tests.conftest import OpenStore
 from tests.crash.conftest import Tell
 from tests.proof.budget import Run, budget
+from tests.support.clocks import SetClock
 from tests.support.proof import Proves
 
 FIGURE = "rounds of growth"
@@ -28,6 +37,8 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())
 EDITS_PER_JOURNAL = 40
 LOG_BYTES = 1 << 16
 SEGMENT_BYTES = 1 << 13
+KEPT = dt.timedelta(minutes=3)
+STEP_MS = 60_000
 FIRST_PART = 0.25
 """After this share of the rounds everything has been done several times."""
 
@@ -115,6 +126,66 @@ def bucket_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves
     proves(FIGURE, rounds)
 
 
+def scanned_index_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves: Proves) -> None:
+    """In each round a scan holds the free pages of an index while it is written; health reports it until it ends."""
+    rounds = budget("growth", run)
+    store = open_store(map_bytes=1 << 28)
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert([{"k": k, "v": "x" * 300} for k in range(2000)])
+
+    def work(number: int) -> None:
+        scan = iter(table.scan())
+        next(scan)
+        for part in range(4):
+            table.upsert([{"k": k, "v": f"{number} {part}" * 60} for k in range(part, 2000, 4)])
+            store.flush()
+        (held,) = store.health().held
+        assert (held.table, held.pid) == ("t", os.getpid())
+        assert held.held_bytes
+        assert held.since_ms is not None
+        del scan
+        assert not store.health().held
+
+    with patch.object(held_indexes, "LOOK_BYTES", 1):
+        found = stays(rounds, work, lambda: {"scanned index": bytes_of(path / "tables" / "1" / "0" / "index")})
+    tell(f"scans: {found}")
+    table.compact()
+    proves(FIGURE, rounds)
+
+
+def replica_stays(open_clocked: Callable[..., Store], work: Path, run: Run, tell: Tell, proves: Proves) -> None:
+    """Changes of a table expire, and are shipped before that; the replica has at most twice what the store has."""
+    rounds = budget("growth", run)
+    clock = SetClock(SystemClock().now_ms())  # not before the times of the replica's files
+    store = open_clocked(clock)
+    store.runtime.checkpoints.start = Here
+    with patch.object(Maintenance, "begin"):
+        table = store.create_table("t", SCHEMA, "k", compression=None, retention=KEPT)
+        table.upsert([{"k": 0, "v": ""}])  # the bucket is written from here on
+    replica = store.add_replica(f"file://{work / 'replica'}")
+    replica.ship()
+    random = Random(rounds)
+
+    def step(number: int) -> None:
+        clock.now += STEP_MS
+        table.upsert([{"k": random.randrange(200), "v": random.randbytes(200).hex()} for _ in range(60)])
+        for handle in table._handles:
+            handle.retain()
+        replica.ship()
+        if number % 4 == 3:
+            store.checkpoint()
+
+    def measured() -> dict[str, int]:
+        return {"replica": bytes_of(work / "replica"), "store": bytes_of(work / "store")}
+
+    with patch.object(maintenance, "REST_FACTOR", 0):
+        found = stays(rounds, step, measured)
+    tell(f"replica: {found}")
+    assert found["replica"][1] <= 2 * found["store"][1]
+    assert not replica.check().findings
+    proves(FIGURE, rounds)
+
+
 def test_a_catalog_stays_bounded(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
     catalog_stays(open_store, store_path, "quick", tell, proves)
 
@@ -133,6 +204,7 @@ def test_a_bucket_stays_bounded_for_long(open_store: OpenStore, store_path: Path
     bucket_stays(open_store, store_path, "nightly", tell, proves)
 
 
+@pytest.mark.long
 def test_a_journal_that_is_never_dropped_is_found(
     open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves
 ) -> None:
@@ -141,7 +213,41 @@ def test_a_journal_that_is_never_dropped_is_found(
         catalog_stays(open_store, store_path, "quick", tell, proves)
 
 
+@pytest.mark.long
 def test_a_log_that_never_expires_is_found(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
     """Planted: retention removes nothing."""
     with patch.object(retention, "remove_before"), pytest.raises(AssertionError, match="log grows"):
         bucket_stays(open_store, store_path, "quick", tell, proves)
+
+
+def test_a_scanned_index_stays_bounded(open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves) -> None:
+    scanned_index_stays(open_store, store_path, "quick", tell, proves)
+
+
+@pytest.mark.nightly
+def test_a_scanned_index_stays_bounded_for_long(
+    open_store: OpenStore, store_path: Path, tell: Tell, proves: Proves
+) -> None:
+    scanned_index_stays(open_store, store_path, "nightly", tell, proves)
+
+
+@pytest.fixture
+def open_clocked(store_path: Path) -> Iterator[Callable[..., Store]]:
+    """Opens the test's store with a clock."""
+    with ExitStack() as stack:
+        yield lambda clock: stack.enter_context(
+            Store(store_path, StoreOptions(segment_bytes_max=40_000, edits_per_journal=40), clock=clock)
+        )
+
+
+def test_a_replica_stays_bounded(
+    open_clocked: Callable[..., Store], tmp_path: Path, tell: Tell, proves: Proves
+) -> None:
+    replica_stays(open_clocked, tmp_path, "quick", tell, proves)
+
+
+@pytest.mark.nightly
+def test_a_replica_stays_bounded_for_long(
+    open_clocked: Callable[..., Store], tmp_path: Path, tell: Tell, proves: Proves
+) -> None:
+    replica_stays(open_clocked, tmp_path, "nightly", tell, proves)

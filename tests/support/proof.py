@@ -73,7 +73,7 @@ FIGURES = (
     Figure("path histories", 20, 100),
     Figure("interrupts", 1_960, 49_000),
     Figure("kills and stops in a soak", 10, 300),
-    Figure("rounds of growth", 80, 1_200),
+    Figure("rounds of growth", 160, 2_400),
     Figure("planted bugs", 16, 16),
 )
 NAMES = {figure.name for figure in FIGURES}
