@@ -16,6 +16,7 @@ from kvstore.cli.findings import print_findings
 from kvstore.cli.printing import print_json, print_line, print_table
 from kvstore.cli.progress import Bar
 from kvstore.errors import InvalidRequest, StoreError
+from logformat import paths
 
 
 def check(
@@ -59,10 +60,15 @@ def check(
 
 
 def _repair(path: Path, replica: str | None, *, accept_loss: bool, as_json: bool) -> None:
-    with Bar(path.name, "parts") as bar:
+    buckets = sum(1 for _ in (path / paths.TABLES).glob("*/[0-9]*"))
+    with Bar(path.name, "parts", 1 + buckets) as bar:  # the catalog is a part, too
+        begun = 0
 
         def begin(name: str) -> None:
+            nonlocal begun
+            bar.to(begun)
             bar.say(name)
+            begun += 1
 
         report = kvstore.repair(path, replica, accept_loss=accept_loss, progress=begin)
     if as_json:

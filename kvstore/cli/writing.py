@@ -15,6 +15,7 @@ from kvstore.cli.filters import Where, parsed
 from kvstore.cli.given_rows import STANDARD_INPUT, Delimiter, FormatGiven, rows_given
 from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import plain, print_json, print_line
+from kvstore.cli.progress import Bar
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.ingest.formats import Format
 from logformat.log.change import ChangeType
@@ -50,9 +51,11 @@ def upsert(
         targets = names_of(columns)
         schema = _given(table, targets)
         try:
-            for rows in portions(source.batches(schema)):
-                table.upsert(rows, targets)
-                done += rows.num_rows
+            with Bar(name, "bytes", source.state()[0]) as bar:
+                for rows in portions(source.batches(schema, bar.to)):
+                    table.upsert(rows, targets)
+                    done += rows.num_rows
+                    bar.say(f"{done:,} rows")
         except StoreError as error:
             error.where["rows_written"] = done
             raise

@@ -95,6 +95,14 @@ def test_a_table_without_rows_has_its_columns(store: Path, tmp_path: Path, forma
             assert ipc.open_file(file).read_all().schema.names == ["k"]
 
 
+def test_a_null_that_would_be_an_empty_line_is_refused(store: Path, tmp_path: Path) -> None:
+    done = run("export", store, "t", "--columns", "c0", "--to", tmp_path / "f.csv")
+    assert done.code == 2
+    assert "can't have a null" in done.err
+    assert os.listdir(tmp_path) == []
+    assert len(fine("export", store, "t", "--columns", "c0", "--format", "jsonl").lines) == 2
+
+
 def test_changes_are_exported(store: Path, tmp_path: Path) -> None:
     fine("export", store, "n", "--changelog", "--to", tmp_path / "f.parquet")
     with kvstore.open(store, read_only=True) as opened:

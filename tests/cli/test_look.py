@@ -49,6 +49,9 @@ def arguments_of(command: str, store: Path, tmp_path: Path) -> list[object]:
             return ["check", store]
         case "repair":
             return ["check", store, "--repair"]
+        case "upsert":
+            (tmp_path / "f.csv").write_text("k,n\nkey 1,1\n")
+            return ["upsert", store, "files", tmp_path / "f.csv"]
         case "restore":
             return ["replica", "restore", store.with_name("replica"), tmp_path / "restored"]
         case _:
@@ -59,7 +62,8 @@ def arguments_of(command: str, store: Path, tmp_path: Path) -> list[object]:
     ("command", "words"),
     [
         ("check", ("store", "100%")),
-        ("repair", ("store", "files/1")),
+        ("repair", ("store", "files/1", "67%")),
+        ("upsert", ("files", "1 rows")),
         ("restore", ("restored",)),
         ("export", ("files", "100%")),
     ],

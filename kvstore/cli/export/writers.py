@@ -62,6 +62,11 @@ class _Csv:
         self._writer = csv.CSVWriter(file, self._schema, write_options=csv.WriteOptions(include_header=False))
 
     def write(self, rows: pa.RecordBatch) -> None:
+        if rows.num_columns == 1 and rows.column(0).null_count:
+            raise InvalidRequest(
+                "CSV of one column can't have a null, which would be an empty line; choose another --format.",
+                column=rows.schema.names[0],
+            )
         columns = [
             column if column.type == kind else pa.array(map(_cell, to_json(column)), kind)
             for column, kind in zip(rows.columns, self._schema.types, strict=True)
