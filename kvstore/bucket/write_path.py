@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.bucket import cdc
-from kvstore.bucket.auto_increment import Ids, next_count_after, numbered
 from kvstore.bucket.batching import beginning, joined
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
@@ -36,6 +35,7 @@ from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
+from kvstore.request.auto_increment import Ids, next_count_after, numbered
 from kvstore.request.request import Request, group
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of

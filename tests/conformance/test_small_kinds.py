@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket.auto_increment import SEGMENT_IDS, Ids, next_count_after, numbered
 from kvstore.errors import InvalidRequest
+from kvstore.request.auto_increment import SEGMENT_IDS, Ids, next_count_after, numbered
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
 from logformat.rows.bucketing import buckets_of
