@@ -260,7 +260,13 @@ class BucketHandle:
 
     def space(self) -> IndexSpace | None:
         """Space of the index; None if it can't be measured now."""
-        return self.reader().space()
+        while True:
+            index = self.reader()
+            try:
+                return index.space()
+            except StoreClosed:
+                if not self._was_closed(index):
+                    raise
 
     @property
     def scans_since_ms(self) -> int | None:
