@@ -373,7 +373,12 @@ def test_a_read_that_begins_when_its_index_is_replaced_reads_the_new_one(
         table = store.table("t")
         if writes:
             write(table, "a")
-        for read in (lambda: len(rows_of(table)), table.count, lambda: COUNT * (table.get(5) is not None)):
+        for read in (
+            lambda: len(rows_of(table)),
+            table.count,
+            lambda: COUNT * (table.get(5) is not None),
+            lambda: COUNT * (handle_of(table).space() is not None),
+        ):
             pending = [handle_of(table)]
 
             def then_compact(handle: BucketHandle, pending: list[BucketHandle] = pending) -> object:
