@@ -125,7 +125,7 @@ def time_at(time_ms: int) -> dt.datetime:
 
 @pytest.fixture(autouse=True)
 def _retention_on_request() -> Iterator[None]:
-    with patch.object(Maintenance, "begin"), patch.object(maintenance, "_REST", 0):
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         yield
 
 
