@@ -169,7 +169,7 @@ def replica_stays(open_clocked: Callable[..., Store], work: Path, run: Run, tell
     def step(number: int) -> None:
         clock.now += STEP_MS
         table.upsert([{"k": random.randrange(200), "v": random.randbytes(200).hex()} for _ in range(60)])
-        for handle in table._handles:
+        for handle in [table.bucket(each).handle for each in range(table.buckets)]:
             handle.retain()
         replica.ship()
         if number % 4 == 3:
