@@ -199,7 +199,7 @@ def test_holes_and_damage(spark: SparkSession, tmp_path: Path) -> None:
     changes = load(spark, own.url, "t$changelog")
     data = lost.read_bytes()
     lost.unlink()
-    with pytest.raises(Exception, match=f"CorruptData.*gone.*{lost.name}"):
+    with pytest.raises(Exception, match=f"ReplicaBehind.*gone.*{lost.name}"):
         changes.collect()
     with pytest.raises(AnalysisException, match=r"MissingVersion.*a hole in bucket 0"):
         load(spark, own.url, "t")
