@@ -56,7 +56,6 @@ def rows_given(file: str, format: Format | None, delimiter: str | None = None) -
         print(f"kvstore: type rows as {format}; Ctrl-D ends them", file=sys.stderr)
     with NamedTemporaryFile(prefix="kvstore-") as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
-        copy.flush()
         copy.seek(0)
         digest = file_digest(copy, "sha256").digest()
         yield source_of(Path(copy.name), format, delimiter, name="standard input"), digest

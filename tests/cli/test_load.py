@@ -406,6 +406,15 @@ def test_json_is_lines_or_an_array(store: Path, tmp_path: Path, text: str, guess
     fine("create", store, "u", "--like", file, "--key", "k")
 
 
+def test_columns_are_inferred_from_whole_elements_of_an_array(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    file.write_text('[{"k":1,\n"s":"a"},\n{"k":2,\n"s":"b"}]')
+    with mock.patch.object(formats, "INFERRED_BYTES", 5):
+        fine("create", store, "t", "--like", file, "--key", "k")
+    with kvstore.open(store, read_only=True) as opened:
+        assert opened.table("t").schema.names == ["k", "s"]
+
+
 def test_an_array_that_is_too_large_is_refused(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "f.json"
     file.write_text('[{"k":1}]')

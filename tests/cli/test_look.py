@@ -68,7 +68,10 @@ def arguments_of(command: str, store: Path, tmp_path: Path) -> list[object]:
         ("export", ("files", "100%")),
     ],
 )
-def test_a_bar_is_on_a_terminal_only(store: Path, tmp_path: Path, command: str, words: tuple[str, ...]) -> None:
+def test_a_bar_is_on_a_terminal_only(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
     elsewhere = fine(*arguments_of(command, store, tmp_path))
     assert "\x1b" not in elsewhere.out + elsewhere.err
     assert "100%" not in elsewhere.err
@@ -99,6 +102,22 @@ def test_the_progress_of_a_check_adds_up(store: Path) -> None:
     assert len({total for _, total in seen}) == 1
     assert seen[-1][0] == seen[-1][1] > 0
     assert len(seen) > 4
+
+
+def test_the_progress_of_a_check_stays_within_the_whole_while_others_write(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.create_table("t", pa.schema({"k": pa.int64()}), primary_key="k", buckets=2)
+        table.upsert([{"k": k} for k in range(10)])
+        seen: list[tuple[int, int]] = []
+
+        def writing(done: int, total: int) -> None:
+            if not seen:
+                table.upsert([{"k": k} for k in range(10_000)])
+            seen.append((done, total))
+
+        assert store.check(writing)
+    assert all(done <= total for done, total in seen)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
 @pytest.mark.parametrize(

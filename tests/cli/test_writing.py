@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -139,6 +141,21 @@ def test_rows_are_deleted_by_a_condition(store: Path) -> None:
     assert fine("delete", store, "two", "--where", "n = 2 and a < 20", "--json").lines == [{"deleted": 6}]
     assert [a for a, *_ in rows(store, "two")] == [a for a in range(30) if a % 3 != 2 or a >= 20]
     assert fine("delete", store, "two", "--where", "n is null").out == "two: 0 rows deleted\n"
+
+
+def test_writes_of_others_are_not_counted(store: Path) -> None:
+    fine("upsert", store, "t", given='{"k":"a"}\n{"k":"b"}')
+    delete = kvstore.Table.delete
+
+    def meanwhile(table: kvstore.Table, keys: object) -> kvstore.WriteResult:
+        first = delete(table, ["a"]).first_offset
+        table.upsert({"k": "other"})
+        last = delete(table, ["b"])
+        (result,) = last.by_bucket.values()
+        return kvstore.WriteResult({bucket: replace(result, first_offset=first) for bucket in last.by_bucket})
+
+    with mock.patch.object(kvstore.Table, "delete", meanwhile):
+        assert fine("delete", store, "t", "a", "b", "--json").lines == [{"deleted": 2}]
 
 
 def test_a_table_that_ignores_deletes_says_that_none_was_deleted(store: Path) -> None:

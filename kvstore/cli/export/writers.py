@@ -78,8 +78,8 @@ class _Csv:
 
 
 def _type_of_cells(kind: pa.DataType) -> pa.DataType:
-    is_own = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_float32(kind)
-    return kind if is_own or pa.types.is_float64(kind) else pa.string()
+    is_own = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    return kind if is_own else pa.string()
 
 
 def _cell(value: object) -> str | None:
