@@ -27,6 +27,7 @@ from kvstore.errors import NotAStore, SchemaMismatch, StoreClosed, StoreReplaced
 from kvstore.store import open_reader
 from logformat.rows.bucketing import buckets_of
 from logformat.rows.keys import ROW, KeyCodec
+from tests.proof.second.plants import planted
 from tests.support.processes import Pipe
 
 STORE, COPY, REPLICA, FAILURES = "store", "copy", "replica", "failures"
@@ -303,14 +304,15 @@ ACTORS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
 }
 
 
-def act(pipe: Pipe, work: Path, name: str, environment: dict[str, str]) -> None:
-    """The main function of each process."""
+def act(pipe: Pipe, work: Path, name: str, environment: dict[str, str], bug: str | None) -> None:
+    """The main function of each process; with a bug, for a test of the soak."""
     os.environ.update(environment)
     with open(work / f"{name}.stacks", "a") as stacks:
         faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
         function, arguments = ACTORS[name]
         try:
-            function(Stage(pipe, work, name), **arguments)
+            with planted(bug):
+                function(Stage(pipe, work, name), **arguments)
         except BaseException:
             text = f"--- {name}\n{traceback.format_exc()}"
             with open(work / FAILURES, "a") as failures:

@@ -31,8 +31,8 @@ END_SECONDS = 300.0
 class Soak:
     """The processes; a context manager that ends them."""
 
-    def __init__(self, work: Path, environment: dict[str, str], random: Random) -> None:
-        self._work, self._environment, self._random = work, environment, random
+    def __init__(self, work: Path, environment: dict[str, str], random: Random, bug: str | None) -> None:
+        self._work, self._environment, self._random, self._bug = work, environment, random, bug
         self._children: dict[str, Child] = {}
         self._stopped: dict[str, float] = {}
         self.done: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class Soak:
 
     def _start(self, name: str) -> None:
         (self._work / f"{name}.beat").touch()
-        self._children[name] = Child(act, self._work, name, self._environment)
+        self._children[name] = Child(act, self._work, name, self._environment, self._bug)
 
     def disturb(self) -> None:
         """Kill a process, which is started again, or stop it for some time."""
@@ -98,7 +98,9 @@ class Soak:
             assert is_endless(name) or self._children[name].join(END_SECONDS) == 0, f"{name}: {failures(self._work)}"
 
 
-def soak(work: Path, seconds: int, tell: Tell, proves: Proves) -> None:
+def soak(
+    work: Path, seconds: int, tell: Tell, proves: Proves, *, each: float = SECONDS_EACH, bug: str | None = None
+) -> None:
     seed = int.from_bytes(os.urandom(4))
     random = Random(seed)
     with s3.serving() as endpoint:
@@ -111,10 +113,10 @@ def soak(work: Path, seconds: int, tell: Tell, proves: Proves) -> None:
             with kvstore.open(work / STORE, **SETTINGS) as store:
                 store.add_replica(f"file://{work / REPLICA}", "directory").ship()
                 store.add_replica("s3://soak/store", "s3").ship()
-            with Soak(work, environment, random) as soak:
+            with Soak(work, environment, random, bug) as soak:
                 end = time.monotonic() + seconds
-                while time.monotonic() < end or soak.done.total() < seconds / SECONDS_EACH:
-                    next_time = time.monotonic() + random.uniform(0, 2 * SECONDS_EACH)
+                while time.monotonic() < end or soak.done.total() < seconds / each:
+                    next_time = time.monotonic() + random.uniform(0, 2 * each)
                     while time.monotonic() < next_time:
                         time.sleep(0.05)
                         soak.watch()
@@ -128,6 +130,15 @@ def soak(work: Path, seconds: int, tell: Tell, proves: Proves) -> None:
 @pytest.mark.long
 def test_short_soak(tmp_path: Path, tell: Tell, proves: Proves) -> None:
     soak(tmp_path, budget("soak seconds", "long"), tell, proves)
+
+
+@pytest.mark.long
+@pytest.mark.nightly
+def test_a_planted_bug_is_found(tmp_path: Path, tell: Tell, proves: Proves) -> None:
+    """A batch that is sent again, to another process, is not known."""
+    with pytest.raises(AssertionError, match=r"is not known|OutOfOrderSequence|rows of"):
+        soak(tmp_path, budget("soak seconds", "long"), tell, proves, each=1.0, bug="a_writer_is_forgotten")
+    proves("planted bugs", 1)
 
 
 @pytest.mark.nightly
