@@ -9,6 +9,7 @@ from itertools import count
 from math import frexp
 
 from kvstore.clock import Clock
+from logformat.ids import TableId
 
 _STEPS = 8
 """Ranges of durations between one and twice it: a quantile is right to a sixteenth."""
@@ -99,14 +100,14 @@ class Meter:
     def __init__(self, clock: Clock) -> None:
         self.sync = Timer(clock)
         self._clock = clock
-        self._tables: dict[str, TableMeter] = {}
+        self._tables: dict[TableId, TableMeter] = {}
 
-    def table(self, name: str) -> TableMeter:
-        """Work on a table; one meter for each name."""
-        return self._tables.setdefault(name, TableMeter(self._clock))
+    def table(self, id: TableId) -> TableMeter:
+        """Work on a table; one meter for each."""
+        return self._tables.setdefault(id, TableMeter(self._clock))
 
     @property
-    def tables(self) -> dict[str, TableMeter]:
+    def tables(self) -> dict[TableId, TableMeter]:
         """Tables that were opened."""
         return dict(self._tables)
 

@@ -39,7 +39,8 @@ def metrics(runtime: StoreRuntime, format: Format) -> Metrics | str:
 
 
 def _found(runtime: StoreRuntime) -> Metrics:
-    tables = runtime.meter.tables
+    meters, catalog = runtime.meter.tables, runtime.catalog()
+    tables = {catalog.tables[id].name: meter for id, meter in meters.items() if id in catalog.tables}
     written = {name: meter.written for name, meter in tables.items()}
     return {
         "kvstore_batches_total": {name: batches for name, (batches, _, _) in written.items()},

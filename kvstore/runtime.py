@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import TypeAlias
 from uuid import UUID, uuid4
 
-import pyarrow as pa
-
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.calls import uninterrupted
@@ -35,7 +33,6 @@ from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
     NotAStore,
-    SchemaMismatch,
     StoreClosed,
     StoreError,
 )
@@ -49,17 +46,16 @@ from kvstore.meta.table_files import TableFiles
 from kvstore.meter import Meter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
+from kvstore.table.alteration import Alterations
 from kvstore.table.creation import TableDirectories
 from kvstore.table.open_table import HandOver, OpenTable, open_table
 from logformat import paths
 from logformat.catalog import store_file
-from logformat.catalog.edits import AddSchema, CreateTable, DropConsumer, DropTable, DropWriter, TableOptions
+from logformat.catalog.edits import CreateTable, DropConsumer, DropTable, DropWriter, TableOptions
 from logformat.catalog.replicas import CATALOG
 from logformat.catalog.store_file import STORE_BYTES_MAX, StoreFile
-from logformat.ids import BucketId, SchemaId, TableId, Txid, WriterId
-from logformat.rows import schema as schemas
+from logformat.ids import BucketId, TableId, Txid, WriterId
 
-SCHEMAS_MAX = 2**15 - 1
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -136,6 +132,7 @@ class StoreRuntime:
         )
         self._journal.listen(self.checkpoints)
         self._table_files = TableFiles(path, self._identity.store_id, files)
+        self.alterations = Alterations(self._journal, self._table_files)
         self._directories = TableDirectories(
             *(path, self._identity.store_id, self._journal, self._table_files, options, files, clock)
         )
@@ -247,7 +244,7 @@ class StoreRuntime:
                     self._table_files.complete(self._journal, definition.id)
                 self._tables[definition.id] = open_table(
                     *(self.path, self._identity.store_id, definition, self._journal),
-                    *(self.options, self._files, self._clock, self.meter.table(definition.name)),
+                    *(self.options, self._files, self._clock, self.meter.table(definition.id)),
                     read_only=lambda: not self.writes,
                     readers=self._readers,
                 )
@@ -279,30 +276,6 @@ class StoreRuntime:
             )
 
         self._directories.create(name, creation)
-
-    def add_columns(self, name: str, fields: list[pa.Field]) -> None:
-        """Add columns; see :meth:`kvstore.Store.add_columns`."""
-        definition = self.definition(name)
-
-        def edit_of(now: TableDefinition) -> AddSchema:
-            known = set(now.schema.names)
-            if doubled := [field.name for field in fields if field.name in known]:
-                raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
-            whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
-            if len(now.schemas) == SCHEMAS_MAX:
-                raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
-            return AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
-
-        # Before other processes have to wait: thousands of columns take a while.
-        prepared = edit_of(definition)
-
-        def decide(state: CatalogState) -> AddSchema:
-            now = state.tables.get(definition.id)
-            if now is None:
-                raise NoSuchTable("The table was dropped.", table=name)
-            return self._table_files.before(state, prepared if now.schema_id == definition.schema_id else edit_of(now))
-
-        self._journal.append(decide)
 
     @uninterrupted
     def drop_table(self, name: str) -> None:

@@ -197,7 +197,21 @@ class Store:
             InvalidRequest: A name, type or option is not possible. Nothing was written.
         """
         self._session.check_writable()
-        self.runtime.add_columns(name, added_fields(fields))
+        self.runtime.alterations.add_columns(self.runtime.definition(name), added_fields(fields))
+
+    def rename_table(self, name: str, new_name: str) -> None:
+        """Give a table another name; its rows, changes, writers, consumers and jobs stay, and readers go on.
+
+        Args:
+            new_name: As in :meth:`create_table`.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            TableExists: There is a table of the new name. Nothing was written.
+            InvalidRequest: It is not a name for a table. Nothing was written.
+        """
+        self._session.check_writable()
+        self.runtime.alterations.rename(self.runtime.definition(name), table_name(new_name))
 
     def table(self, name: str) -> Table:
         """A table of the store.

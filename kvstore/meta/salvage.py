@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from kvstore.lmdb_files import LMDB_FILES
 from kvstore.meta import image
 from kvstore.meta.browse import browse
 from kvstore.meta.state import CatalogState
-from kvstore.meta.table_files import FoundTables, TableFiles, has_changes, lost_edits
+from kvstore.meta.table_files import AboutDefinition, FoundTables, TableFiles, has_changes, lost_edits
 from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import DropTable, Edit, Payload
@@ -95,12 +95,15 @@ def salvage(store: Path, store_id: UUID, files: Files, elsewhere: Elsewhere | No
         found.last = max([found.last, *kept])
     tables = TableFiles(store, store_id, files).found()
     found.damaged += tables.damaged
+    base, changed = found.state.txid, dict[TableId, Txid]()
     dropped = {edit.payload.table_id for edit in kept.values() if isinstance(edit.payload, DropTable)}
     for txid, edit in sorted(kept.items()):
         found.leader_epoch = max(found.leader_epoch, edit.epoch)
         if txid > found.state.txid and edit.epoch >= found.state.leader_epoch:
             _miss(found, Txid(txid - 1))
             found.state = replace(found.state, txid=Txid(txid - 1)).after(edit)
+            if isinstance(edit.payload, AboutDefinition):
+                changed[edit.payload.table_id] = txid
     if any(id >= found.state.next_table_id and has_changes(store / paths.TABLES / str(id)) for id in tables.tables):
         found.knows_last = False  # the journal is an older copy
     if not found.knows_last:
@@ -111,13 +114,15 @@ def salvage(store: Path, store_id: UUID, files: Files, elsewhere: Elsewhere | No
     if not found.knows_last:
         found.gone.append(f"edits after {found.last}, if there were any")
     if found.gone:
-        _restore_tables(found, tables, dropped)
+        _restore_tables(found, tables, dropped, lambda table: changed.get(table, base))
     return found
 
 
-def _restore_tables(found: Salvaged, tables: FoundTables, dropped: Container[TableId]) -> None:
+def _restore_tables(
+    found: Salvaged, tables: FoundTables, dropped: Container[TableId], as_of: Callable[[TableId], Txid]
+) -> None:
     """Get back what the edits that are missing said of tables that have a file beside their data."""
-    payloads, problems = lost_edits(found.state, tables, dropped)
+    payloads, problems = lost_edits(found.state, tables, dropped, as_of)
     found.damaged += problems
     for payload in payloads:
         edit = Edit(txid=Txid(found.state.txid + 1), epoch=found.state.leader_epoch, time_ms=0, payload=payload)

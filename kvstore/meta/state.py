@@ -38,6 +38,7 @@ from logformat.catalog.edits import (
     LoseLead,
     OpenWriter,
     Payload,
+    RenameTable,
     ReportReplica,
     SetConsumer,
     TableOptions,
@@ -208,6 +209,11 @@ class CatalogState:
                 before = self.tables[changed]
                 after = replace(before, schemas={**before.schemas, schema_id: schemas.from_json(columns)})
                 return replace(state, tables=self.tables.put(changed, after))
+            case RenameTable(table_id=changed, name=name):
+                if changed not in self.tables:
+                    return state
+                renamed = replace(self.tables[changed], name=name)
+                return replace(state, tables=self.tables.put(changed, renamed))
             case BeginEpoch(leader=leader):
                 return replace(
                     state,

@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 from kvstore.errors import CorruptData, LogFailed, Unavailable, UnsupportedOperation, UnsupportedVersion, WriterRejected
@@ -20,13 +20,14 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from logformat import paths
 from logformat.catalog import table_file
-from logformat.catalog.edits import AddSchema, CreateTable, DropTable
+from logformat.catalog.edits import AddSchema, CreateTable, DropTable, Edit, RenameTable
 from logformat.catalog.table_file import TABLE_BYTES_MAX, TableFile
-from logformat.ids import Epoch, TableId, Txid
+from logformat.ids import BucketId, Epoch, TableId, Txid
 from logformat.log.segment import HEAD_BYTES
 from logformat.rows import schema as schemas
 
-DefinitionEdit = TypeVar("DefinitionEdit", CreateTable, AddSchema, DropTable)
+AboutDefinition: TypeAlias = CreateTable | AddSchema | RenameTable | DropTable
+DefinitionEdit = TypeVar("DefinitionEdit", bound=AboutDefinition)
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +69,11 @@ class TableFiles:
         """
         id = edit.table_id
         with refusals(self._store):
-            if isinstance(edit, CreateTable):
-                self._write(TableDefinition.of(edit), state, Txid(state.txid + 1))
-            elif isinstance(edit, AddSchema):
+            if isinstance(edit, AddSchema):
                 self._write(state.tables[id], state, Txid(state.txid + 1), edit)
+            elif not isinstance(edit, DropTable):
+                following = Edit(txid=Txid(state.txid + 1), epoch=state.leader_epoch, time_ms=0, payload=edit)
+                self._write(state.after(following).tables[id], state, following.txid)
             elif self._files.exists(file := paths.table_file(self._store, id)):
                 self._files.rename(file, paths.dropped_file(self._store, id))
                 self._files.sync_directory(file.parent)
@@ -182,6 +184,8 @@ class TableFiles:
         self, definition: TableDefinition, state: CatalogState, txid: Txid, added: AddSchema | None = None
     ) -> None:
         file = paths.table_file(self._store, definition.id)
+        # What this process knows of the table's directory, it knows of its buckets.
+        self._files.verify(paths.bucket_directory(self._store, definition.id, BucketId(0)))
         self._files.publish(file, table_file.encode(self._file_of(definition, state.leader_epoch, txid, added)))
         if self._files.exists(dropped := paths.dropped_file(self._store, definition.id)):
             self._files.remove(dropped)  # the drop was never committed
@@ -208,31 +212,43 @@ class TableFiles:
 
 
 def lost_edits(
-    state: CatalogState, found: FoundTables, dropped: Container[TableId]
-) -> tuple[list[CreateTable | AddSchema | DropTable], list[str]]:
+    state: CatalogState, found: FoundTables, dropped: Container[TableId], as_of: Callable[[TableId], Txid]
+) -> tuple[list[AboutDefinition], list[str]]:
     """Edits that bring a catalog that lacks some back to the definitions of its tables.
 
     Args:
         state: All that is known of the catalog otherwise.
         dropped: Tables that were dropped by edits that are known.
+        as_of: The last known edit of a table's definition.
 
     Returns:
         The edits, and one sentence for each definition that can't be used.
     """
-    edits: list[CreateTable | AddSchema | DropTable] = []
-    edits += [DropTable(table_id=id) for id in sorted(found.dropped & state.tables.keys())]
+    dropping = [DropTable(table_id=id) for id in sorted(found.dropped & state.tables.keys())]
+    renaming: list[AboutDefinition] = []
+    making: list[AboutDefinition] = []
     problems = []
-    names = {table.name: id for id, table in state.tables.items() if id in found.present - found.dropped}
-    for id, table in sorted(found.tables.items(), key=lambda each: each[1].txid, reverse=True):
+    newer = {id for id, table in found.tables.items() if id not in state.tables or table.txid > as_of(id)}
+    names = {table.name: id for id, table in state.tables.items() if id in found.present - found.dropped - newer}
+    # A table that is new was created by the edit of its file; a rename that never came may have left the same txid.
+    for id, table in sorted(
+        found.tables.items(), key=lambda each: (each[1].txid, each[0] not in state.tables), reverse=True
+    ):
         if id in dropped:
             continue
-        if names.setdefault(table.name, id) != id:
-            problems.append(f"table {id}: the catalog has another table of its name, {table.name}")
-            continue
         known = state.tables.get(id)
-        has = 0 if known is None else known.schema_id
-        edits += table.edits()[has:]
-    return edits, problems
+        wanted = table.name if known is None or id in newer else known.name
+        if names.setdefault(wanted, id) != id:
+            problems.append(f"table {id}: the catalog has another table of its name, {wanted}")
+            if known is None:
+                continue
+            # The name of a table stays what it was, or gets one that no other table can have.
+            wanted = next(name for name in (known.name, f"{known.name}.{id}") if names.setdefault(name, id) == id)
+        if known is not None and wanted != known.name:
+            renaming.append(RenameTable(table_id=id, name=wanted))
+        making += table.edits()[0 if known is None else known.schema_id :]
+    # First all names, so that at no time two tables that have one are changed.
+    return [*dropping, *renaming, *making], problems
 
 
 def has_changes(table: Path) -> bool:

@@ -118,6 +118,7 @@ class EverydayReads(TableReads):
     def __repr__(self) -> str:
         name = self._catalog.name
         try:
+            name = self.name
             key, rows = self.primary_key, None if self.options.changelog_image == "wal" else self.count()
         except StoreError as error:
             return f"<kvstore.Table {name}: {error.message}>"

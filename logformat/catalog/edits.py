@@ -302,6 +302,14 @@ class DropJob(Payload, frozen=True, kw_only=True):
     job_id: JobId
 
 
+class RenameTable(Payload, frozen=True, kw_only=True):
+    """Gives a table another name, which no other table has."""
+
+    op: ClassVar[int] = 29
+    table_id: TableId
+    name: str
+
+
 AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
 """Edits of an existing job."""
 
@@ -312,6 +320,7 @@ PAYLOADS: dict[int, type[Payload]] = {
         *(SetConsumer, DropConsumer, BeginEpoch),
         *(AddReplica, DropReplica, ReportReplica, FindReplica, LoseLead, TellReplica),
         *(CreateJob, BeginTask, ReadTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
+        RenameTable,
     )
 }
 

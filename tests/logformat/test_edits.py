@@ -35,6 +35,7 @@ from logformat.catalog.edits import (
     PauseJob,
     Payload,
     ReadTask,
+    RenameTable,
     ReportReplica,
     ResumeJob,
     SetConsumer,
@@ -251,6 +252,7 @@ OLD_EDITS: list[tuple[int, bytes, Payload]] = [
         AlterJob(table_id=7, job_id=9, version=1, offset=None, options=JobOptions()),
     ),
     (28, b'{"table_id":7,"job_id":9}', DropJob(table_id=7, job_id=9)),
+    (29, b'{"table_id":7,"name":"b"}', RenameTable(table_id=7, name="b")),
 ]
 """Op code, JSON as kvstore wrote it once, and what it stands for."""
 

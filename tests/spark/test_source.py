@@ -112,6 +112,18 @@ def test_another_table_of_the_same_name_is_not_read(spark: SparkSession, store: 
     assert [row["s"] for row in load(spark, store, name).collect()] == ["new"]
 
 
+def test_tasks_and_plans_go_on_with_a_table_that_was_renamed(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "s": "a", "v": None})
+    source = KvStoreSource({"path": str(tmp_path / "store"), "table": "t"})
+    reader = source.reader(source.schema())
+    with kvstore.open(tmp_path / "store") as store:
+        store.rename_table("t", "u")
+        store.create_table("t", SCHEMA, primary_key="k")
+    (partition,) = reader.partitions()
+    assert [batch.num_rows for batch in reader.read(partition)] == [1]
+
+
 def test_neither_tasks_nor_plans_read_what_was_replaced(tmp_path: Path) -> None:
     def create() -> None:
         with kvstore.open(tmp_path / "store") as store:

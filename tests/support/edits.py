@@ -30,6 +30,7 @@ from logformat.catalog.edits import (
     PauseJob,
     Payload,
     ReadTask,
+    RenameTable,
     ReportReplica,
     ResumeJob,
     SetConsumer,
@@ -44,7 +45,7 @@ from logformat.rows import schema as schemas
 _NAMES = ("a", "b", "ü")
 RANDOM_KINDS = (
     *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, OpenWriter, DropWriter, BeginCommit, BeginCommit),
-    *(EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
+    *(RenameTable, EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
     *(AddReplica, DropReplica, ReportReplica, TellReplica, TellReplica, FindReplica),
     *(CreateJob, BeginTask, BeginTask, ReadTask, EndTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
 )
@@ -87,6 +88,8 @@ def payload(random: Random, state: CatalogState) -> Payload:
         table = state.tables.get(id)
         now = SchemaId(1) if table is None else table.schema_id
         return AddSchema(table_id=id, schema_id=SchemaId(now + 1), columns=columns(now + 2))
+    if kind is RenameTable:
+        return RenameTable(table_id=id, name=f"t{id} {random.randrange(9)}")
     if kind is OpenWriter:
         epochs = random.random() < 0.5
         return OpenWriter(

@@ -19,7 +19,7 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meta.table_files import TableFiles
+from kvstore.meta.table_files import AboutDefinition, TableFiles
 from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
 from kvstore.place import StoreDirectory
@@ -29,7 +29,7 @@ from kvstore.replica.follow.round import CopyProgress, Round
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog import following_file, store_file
-from logformat.catalog.edits import AddSchema, CreateTable, DropTable
+from logformat.catalog.edits import DropTable
 from logformat.catalog.following_file import FollowingFile
 from logformat.catalog.replicas import Stream
 from logformat.ids import TableId
@@ -147,7 +147,7 @@ class Copy:
         for payload in payloads:
             if isinstance(payload, DropTable):
                 files.before(before, payload)
-        if any(isinstance(payload, CreateTable | AddSchema) for payload in payloads):
+        if any(isinstance(payload, AboutDefinition) for payload in payloads):
             with refusals(self.path):
                 files.write_all(planned.state)
 

@@ -16,6 +16,7 @@ from kvstore.errors import NoSuchTable, NotAStore
 from kvstore.spark.options import Kind, Options
 from kvstore.store import Store, open_reader
 from kvstore.table.table import Table
+from logformat.ids import TableId
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class TablePlace:
 
     def table_of(self, store: Store) -> Table:
         """The same table of an open store."""
-        table = store.table(self.name) if self.name in store.list_tables() else None
+        definition = store.runtime.catalog().tables.get(TableId(self.table_id))
+        table = None if definition is None else store.table(definition.name)
         if table is None or table.identity != (UUID(self.store_id), self.table_id):
             raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
         return table
