@@ -277,6 +277,13 @@ class StoreRuntime:
 
         self._directories.create(name, creation)
 
+    def alter_table(self, definition: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
+        """Change options of a table; see :meth:`kvstore.Store.alter_table`."""
+        self.alterations.alter(definition, altered)
+        opened = self._tables.get(definition.id)
+        for handle in opened.handles if opened is not None else ():
+            handle.take_definition()
+
     @uninterrupted
     def drop_table(self, name: str) -> None:
         """Remove a table; see :meth:`kvstore.Store.drop_table`."""

@@ -7,8 +7,9 @@ import datetime as dt
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Literal, Self, overload
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ from kvstore.runtime import StoreRuntime
 from kvstore.session import Session
 from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
-from kvstore.table.definition import BUCKETS_MAX, added_fields, bucket_key_of, options_of
+from kvstore.table.definition import BUCKETS_MAX, added_fields, altered_options, bucket_key_of, options_of
 from kvstore.table.held_indexes import held_indexes, warning_of
 from kvstore.table.table import Table
 from logformat.catalog.edits import ChangelogImage, DeleteBehavior
@@ -212,6 +213,38 @@ class Store:
         """
         self._session.check_writable()
         self.runtime.alterations.rename(self.runtime.definition(name), table_name(new_name))
+
+    def alter_table(
+        self,
+        name: str,
+        *,
+        retention: dt.timedelta | EllipsisType | None = ...,
+        compression: Compression | EllipsisType = ...,
+        delete_behavior: DeleteBehavior | EllipsisType | None = ...,
+    ) -> None:
+        """Change options of a table; what is left out stays. Rows and changes that are there stay as they are.
+
+        A process that writes the table goes by the new options from its next write on; this one does so at once.
+
+        Args:
+            retention, compression, delete_behavior: As in :meth:`create_table`. With ``retention=None`` nothing expires
+                by age any more. A reader that began while nothing could expire holds no lease: what it has yet to read
+                may expire.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            InvalidRequest: An option is not possible. Nothing was written.
+        """
+        self._session.check_writable()
+        definition = self.runtime.definition(name)
+        altered = partial(
+            altered_options,
+            key=definition.primary_key,
+            retention=retention,
+            compression=compression,
+            delete_behavior=delete_behavior,
+        )
+        self.runtime.alter_table(definition, altered)
 
     def table(self, name: str) -> Table:
         """A table of the store.

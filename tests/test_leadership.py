@@ -45,6 +45,7 @@ WRITES: dict[str, Callable[[kvstore.Store], Any]] = {
     "create_table": lambda store: store.create_table("u", SCHEMA, "k"),
     "add_columns": lambda store: store.add_columns("t", [pa.field("w", pa.int64())]),
     "rename_table": lambda store: store.rename_table("t", "u"),
+    "alter_table": lambda store: store.alter_table("t", compression=None),
     "drop_table": lambda store: store.drop_table("t"),
     "drop_writer": lambda store: store.drop_writer("old"),
     "new_writer_id": lambda store: store.new_writer_id(),

@@ -84,11 +84,16 @@ class Committer:
         path: Used by this thread only, but for reads under ``lock``.
         lock: The bucket's lock.
         gate: Held while the index grows: no transaction of this process may be open meanwhile.
-        rolled: Set when the log continues in a new segment.
+        changed: Called when the log continues in a new segment, or the table has another definition.
     """
 
     def __init__(
-        self, path: WritePath, context: BucketContext, lock: threading.Lock, gate: ReadGate, rolled: threading.Event
+        self,
+        path: WritePath,
+        context: BucketContext,
+        lock: threading.Lock,
+        gate: ReadGate,
+        changed: Callable[[], None],
     ) -> None:
         self._path = path
         self._log = LogFiles(context.place.log, context.place.identity, context.files)
@@ -99,7 +104,7 @@ class Committer:
         self._clock = context.clock
         self._meter = context.meter
         self._index_gate = gate
-        self._rolled = rolled
+        self._changed = changed
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._ended: StoreError | None = None
@@ -334,13 +339,14 @@ class Committer:
         definition = self._catalog.definition()
         if definition is not self._path.definition:
             self._path.use(definition)
+            self._changed()
         self._path.named = self._catalog.writers()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
                 self._append([self._path.apply(self._context.staged_request(commit), decided=True)], durable=True)
         if self._path.log.is_full:
             self._path.roll()
-            self._rolled.set()
+            self._changed()
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         is_first = not self._path.index.writing

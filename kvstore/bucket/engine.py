@@ -47,15 +47,23 @@ class BucketEngine:
         place = context.place
         with refusals(place.directory):
             path = open_for_writing(place, context.catalog.definition(), context.options, context.files, context.clock)
-        gate, rolled = ReadGate(), threading.Event()
-        self.committer = Committer(path, context, lock, gate, rolled)
-        self.maintenance = Maintenance(context, path.index, self.committer.flush, gate, rolled)
+        gate = ReadGate()
+        self.committer = Committer(path, context, lock, gate, lambda: self.maintenance.begin())
+        self.maintenance = Maintenance(context, path.index, self.committer.flush, gate)
         if context.catalog.writers().commits:
             try:
                 self.committer.settle()
             except BaseException:
                 self.close()
                 raise
+
+    def begin(self) -> None:
+        """Begin maintenance; before any other thread may write. After an error the engine is closed."""
+        try:
+            self.maintenance.begin()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End its threads; everything acknowledged is committed first.

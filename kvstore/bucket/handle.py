@@ -248,6 +248,13 @@ class BucketHandle:
         """Remove expired segments of the log, as the bucket's writer; see :meth:`Maintenance.retain`."""
         self.with_maintenance(Maintenance.retain)
 
+    def take_definition(self) -> None:
+        """If this process writes the bucket: go by the table's present definition, also before the next write."""
+        engine = self._engine
+        if engine is not None:
+            with suppress(StoreError):  # the next write reports it
+                engine.committer.settle()
+
     def verify_pages(self) -> None:
         """Verify the committed pages of the index.
 
@@ -429,11 +436,12 @@ class BucketHandle:
                     commits = waits and self._context.commit_lock.held_elsewhere()
                 if self._engine is None and self._ownership.try_take():
                     try:
-                        self._engine = BucketEngine(self._context, self._lock)
+                        engine = BucketEngine(self._context, self._lock)
+                        engine.begin()
                     except BaseException:
                         self._ownership.stop()
                         raise
-                    self._engine.maintenance.begin()
+                    self._engine = engine
                     if self._index is not None:
                         self._index.close()
                         self._index = None

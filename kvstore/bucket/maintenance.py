@@ -44,7 +44,6 @@ class Maintenance:
         index: Its index.
         flush: Returns once everything acknowledged is committed.
         gate: Keeps reads of the index apart from its growth.
-        rolled: Set when the log continues in a new segment: the log is checked then.
 
     Attributes:
         failure: Error of the last check of the log; None if it succeeded.
@@ -56,7 +55,6 @@ class Maintenance:
         index: Index,
         flush: Callable[[], None],
         gate: ReadGate,
-        rolled: threading.Event,
     ) -> None:
         self._place = context.place
         self._context = context
@@ -66,18 +64,18 @@ class Maintenance:
         self._files = context.files
         self._clock = context.clock
         self._gate = gate
-        self._rolled = rolled
-        self._retention_ms = context.catalog.definition().options.retention_ms
-        self._can_expire = retention.can_expire(self._retention_ms, context.options.log_bytes_max)
+        self._look = threading.Event()
         self._working = threading.Lock()
         self._rested = 0.0
         self._thread: threading.Thread | None = None
         self.failure: StoreError | None = None
 
     def begin(self) -> None:
-        """Start the thread that checks the log, if it can expire."""
-        if self._can_expire and self._thread is None:
-            self._rolled.set()
+        """Have the log checked soon, by a thread, if it can expire by the table's present definition."""
+        if self._gate.is_closed or not retention.can_expire(self._retention_ms(), self._options.log_bytes_max):
+            return
+        self._look.set()
+        if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kvstore-maintenance", daemon=True)
             self._thread.start()
 
@@ -111,7 +109,7 @@ class Maintenance:
         Raises:
             StoreError: Something refused; nothing that is needed is gone.
         """
-        if not self._can_expire:
+        if not retention.can_expire(self._retention_ms(), self._options.log_bytes_max):
             return
         self._files.verify()  # the snapshots that replace removed segments are this store's
         with self._working, refusals(self._place.log):
@@ -136,7 +134,7 @@ class Maintenance:
     def close(self) -> None:
         """End the running work, and begin no more."""
         self._gate.close()
-        self._rolled.set()
+        self._look.set()
         if self._thread is not None:
             self._thread.join()
         with self._working:
@@ -144,8 +142,8 @@ class Maintenance:
 
     def _run(self) -> None:
         while not self._gate.is_closed:
-            self._rolled.wait(LOOK_SECONDS)
-            self._rolled.clear()
+            self._look.wait(LOOK_SECONDS)
+            self._look.clear()
             try:
                 if not self._gate.is_closed:
                     self.retain()
@@ -153,9 +151,12 @@ class Maintenance:
             except StoreError as error:
                 self.failure = error
 
+    def _retention_ms(self) -> int | None:
+        return self._context.catalog.definition().options.retention_ms
+
     def _expired(self, log: LogFiles) -> Offset:
-        now = self._clock.now_ms()
-        older_than = None if self._retention_ms is None else now - self._retention_ms
+        now, retention_ms = self._clock.now_ms(), self._retention_ms()
+        older_than = None if retention_ms is None else now - retention_ms
         bytes_max = self._options.log_bytes_max
         return retention.expired_before(log, older_than_ms=older_than, bytes_max=bytes_max, now_ms=now)
 

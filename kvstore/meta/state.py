@@ -24,6 +24,7 @@ from logformat.catalog.edits import (
     AddReplica,
     AddSchema,
     AllocateWriter,
+    AlterTable,
     BeginCommit,
     BeginEpoch,
     CreateJob,
@@ -214,6 +215,11 @@ class CatalogState:
                     return state
                 renamed = replace(self.tables[changed], name=name)
                 return replace(state, tables=self.tables.put(changed, renamed))
+            case AlterTable(table_id=changed, options=options):
+                if changed not in self.tables:
+                    return state
+                altered = replace(self.tables[changed], options=options)
+                return replace(state, tables=self.tables.put(changed, altered))
             case BeginEpoch(leader=leader):
                 return replace(
                     state,

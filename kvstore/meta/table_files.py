@@ -20,13 +20,13 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from logformat import paths
 from logformat.catalog import table_file
-from logformat.catalog.edits import AddSchema, CreateTable, DropTable, Edit, RenameTable
+from logformat.catalog.edits import AddSchema, AlterTable, CreateTable, DropTable, Edit, RenameTable
 from logformat.catalog.table_file import TABLE_BYTES_MAX, TableFile
 from logformat.ids import BucketId, Epoch, TableId, Txid
 from logformat.log.segment import HEAD_BYTES
 from logformat.rows import schema as schemas
 
-AboutDefinition: TypeAlias = CreateTable | AddSchema | RenameTable | DropTable
+AboutDefinition: TypeAlias = CreateTable | AddSchema | RenameTable | AlterTable | DropTable
 DefinitionEdit = TypeVar("DefinitionEdit", bound=AboutDefinition)
 
 _log = logging.getLogger(__name__)
@@ -246,6 +246,8 @@ def lost_edits(
             wanted = next(name for name in (known.name, f"{known.name}.{id}") if names.setdefault(name, id) == id)
         if known is not None and wanted != known.name:
             renaming.append(RenameTable(table_id=id, name=wanted))
+        if known is not None and id in newer and table.options != known.options:
+            making.append(AlterTable(table_id=id, options=table.options))
         making += table.edits()[0 if known is None else known.schema_id :]
     # First all names, so that at no time two tables that have one are changed.
     return [*dropping, *renaming, *making], problems

@@ -14,7 +14,7 @@ from kvstore.errors import InvalidRequest, LogFailed, NoSuchTable, SchemaMismatc
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import DefinitionEdit, TableFiles
-from logformat.catalog.edits import AddSchema, RenameTable
+from logformat.catalog.edits import AddSchema, AlterTable, RenameTable, TableOptions
 from logformat.ids import SchemaId
 from logformat.rows import schema as schemas
 
@@ -57,6 +57,10 @@ class Alterations:
             return RenameTable(table_id=now.id, name=name)
 
         self._append(table, decide)
+
+    def alter(self, table: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
+        """Change the options of a table; see :meth:`kvstore.Store.alter_table`."""
+        self._append(table, lambda _, now: AlterTable(table_id=now.id, options=altered(now.options)))
 
     def _append(
         self, table: TableDefinition, decide: Callable[[CatalogState, TableDefinition], DefinitionEdit]

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import msgspec
 import pyarrow as pa
 
 from kvstore.arguments import column_names, shown
@@ -15,10 +16,11 @@ from logformat.rows import schema as schemas
 from merge_engines.aggregate import Aggregate
 from merge_engines.engine import MergeEngine
 from merge_engines.last_row import LastRow
-from merge_engines.spec import engine_given, spec_of
+from merge_engines.spec import engine_given, engine_of, spec_of
 
 BUCKETS_MAX = 1024
 _MILLISECOND = dt.timedelta(milliseconds=1)
+_COMPRESSIONS = (None, "lz4", "zstd")
 _ID_TYPES = (pa.int32(), pa.int64())
 _NULLABLE_KINDS = "An added column is null in the rows that are there; it must be nullable."
 
@@ -47,7 +49,7 @@ def options_of(
     engine = engine_given(merge_engine)
     retention_ms = _milliseconds(retention)
     _one_of("changelog_image", changelog_image, get_args(ChangelogImage))
-    _one_of("compression", compression, (None, "lz4", "zstd"))
+    _one_of("compression", compression, _COMPRESSIONS)
     _one_of("delete_behavior", delete_behavior, (None, *get_args(DeleteBehavior)))
     if not isinstance(skip_identical_updates, bool):
         raise InvalidRequest("skip_identical_updates is True or False.", given=shown(skip_identical_updates))
@@ -78,6 +80,30 @@ def options_of(
         skip_identical_updates=skip_identical_updates,
         retention_ms=retention_ms,
     )
+
+
+def altered_options(
+    options: TableOptions, key: Sequence[str] | None, *, retention: Any, compression: Any, delete_behavior: Any
+) -> TableOptions:
+    """The options of a table after some of them are changed; ``...`` leaves one as it is.
+
+    Raises:
+        InvalidRequest: An option is not possible.
+    """
+    changed: dict[str, Any] = {}
+    if retention is not ...:
+        changed["retention_ms"] = _milliseconds(retention)
+    if compression is not ...:
+        _one_of("compression", compression, _COMPRESSIONS)
+        changed["compression"] = compression
+    if delete_behavior is not ...:
+        if key is None:
+            raise UnsupportedOperation("A log table has no key, and so no delete behaviour; leave it out.")
+        _one_of("delete_behavior", delete_behavior, (None, *get_args(DeleteBehavior)))
+        changed["delete_behavior"] = _delete_behavior(delete_behavior, engine_of(options.merge_engine))
+    if not changed:
+        raise InvalidRequest("Nothing is to be changed; give retention, compression or delete_behavior.")
+    return msgspec.structs.replace(options, **changed)
 
 
 def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> list[str] | None:

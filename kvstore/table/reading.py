@@ -123,7 +123,7 @@ class TableReads:
 
     @property
     def options(self) -> TableOptions:
-        """Options of the table, as given to :meth:`kvstore.Store.create_table`."""
+        """Options of the table, as they were given to :meth:`kvstore.Store.create_table`, or changed since."""
         return self._current().options
 
     # Rows

@@ -41,7 +41,7 @@ class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of a table; set when it is created."""
+    """Options of a table."""
 
     merge_engine: str | dict[str, Any] = "last_row"
     changelog_image: ChangelogImage = "full"
@@ -310,6 +310,14 @@ class RenameTable(Payload, frozen=True, kw_only=True):
     name: str
 
 
+class AlterTable(Payload, frozen=True, kw_only=True):
+    """Replaces the options of a table; those that say what stored rows and changes mean stay the same."""
+
+    op: ClassVar[int] = 30
+    table_id: TableId
+    options: TableOptions
+
+
 AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
 """Edits of an existing job."""
 
@@ -320,7 +328,7 @@ PAYLOADS: dict[int, type[Payload]] = {
         *(SetConsumer, DropConsumer, BeginEpoch),
         *(AddReplica, DropReplica, ReportReplica, FindReplica, LoseLead, TellReplica),
         *(CreateJob, BeginTask, ReadTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
-        RenameTable,
+        *(RenameTable, AlterTable),
     )
 }
 

@@ -184,6 +184,7 @@ SCENES: dict[str, Scene] = {
     "close after reading": Scene(lambda world: (_read(world), world.open.close)[1]),
     "create_table": Scene(_plain(lambda world: world.open.create_table("new", SCHEMA, primary_key="k", buckets=2))),
     "add_columns": Scene(_plain(lambda world: world.open.add_columns(MANY, [pa.field("more", pa.int64())]))),
+    "alter_table": Scene(_after_writes(lambda world: world.open.alter_table(MANY, compression="zstd"))),
     "rename_table": Scene(_plain(lambda world: world.open.rename_table(MANY, "renamed"))),
     "drop_table": Scene(_after_writes(lambda world: world.open.drop_table(MANY))),
     "the first upsert": Scene(_write_first),

@@ -15,6 +15,7 @@ from logformat.catalog.edits import (
     AddSchema,
     AllocateWriter,
     AlterJob,
+    AlterTable,
     BeginCommit,
     BeginEpoch,
     BeginTask,
@@ -253,6 +254,11 @@ OLD_EDITS: list[tuple[int, bytes, Payload]] = [
     ),
     (28, b'{"table_id":7,"job_id":9}', DropJob(table_id=7, job_id=9)),
     (29, b'{"table_id":7,"name":"b"}', RenameTable(table_id=7, name="b")),
+    (
+        30,
+        b'{"table_id":7,"options":{"merge_engine":"first_row","compression":null,"retention_ms":5}}',
+        AlterTable(table_id=7, options=TableOptions(merge_engine="first_row", compression=None, retention_ms=5)),
+    ),
 ]
 """Op code, JSON as kvstore wrote it once, and what it stands for."""
 

@@ -56,6 +56,7 @@ class World:
             "upsert": lambda: table.upsert([{"k": 101, "v": 2}]),
             "create_table": lambda: store.create_table("new", SCHEMA, "k"),
             "add_columns": lambda: store.add_columns("t", [SCHEMA.field("v").with_name("w")]),
+            "alter_table": lambda: store.alter_table("t", compression=None),
             "rename_table": lambda: store.rename_table("t", "u"),
             "new_writer_id": store.new_writer_id,
             "flush": store.flush,

@@ -13,6 +13,7 @@ from logformat.catalog.edits import (
     AddSchema,
     AllocateWriter,
     AlterJob,
+    AlterTable,
     BeginCommit,
     BeginTask,
     CreateJob,
@@ -45,7 +46,7 @@ from logformat.rows import schema as schemas
 _NAMES = ("a", "b", "ü")
 RANDOM_KINDS = (
     *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, OpenWriter, DropWriter, BeginCommit, BeginCommit),
-    *(RenameTable, EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
+    *(RenameTable, AlterTable, EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
     *(AddReplica, DropReplica, ReportReplica, TellReplica, TellReplica, FindReplica),
     *(CreateJob, BeginTask, BeginTask, ReadTask, EndTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
 )
@@ -90,6 +91,8 @@ def payload(random: Random, state: CatalogState) -> Payload:
         return AddSchema(table_id=id, schema_id=SchemaId(now + 1), columns=columns(now + 2))
     if kind is RenameTable:
         return RenameTable(table_id=id, name=f"t{id} {random.randrange(9)}")
+    if kind is AlterTable:
+        return AlterTable(table_id=id, options=TableOptions(retention_ms=random.choice((None, 7, 8))))
     if kind is OpenWriter:
         epochs = random.random() < 0.5
         return OpenWriter(

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
-from kvstore.errors import InvalidRequest, NoSuchTable, StoreFull, TableExists
+from kvstore.errors import (
+    DeletionDisabled,
+    InvalidRequest,
+    NoSuchTable,
+    StoreFull,
+    TableExists,
+    UnsupportedOperation,
+)
 from kvstore.files import Files
+from kvstore.options import StoreOptions
+from kvstore.store import Store
 from logformat import paths
 from logformat.catalog import table_file
+from logformat.catalog.edits import TableOptions
 from logformat.ids import TableId
+from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+HOUR = dt.timedelta(hours=1)
 ROWS = [{"k": 1, "v": 1}, {"k": 2, "v": None}]
 
 
 def recover(path: Path) -> recovery.Recovery:
     return recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=True)
+
+
+def _log_bytes(store: Store) -> int:
+    return sum(each.stat().st_size for each in store.path.glob("tables/*/*/log/*.log"))
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        time.sleep(0.01)
 
 
 def file_of(path: Path, id: int = 1) -> table_file.TableFile:
@@ -135,6 +161,108 @@ class TestRenameTable:
             assert restored.list_tables() == ["b"]
             assert rows_of(restored["b"]) == rows
             assert restored.check()
+
+
+class TestAlterTable:
+    def test_options_that_are_left_out_stay(self, tmp_path: Path) -> None:
+        with kvstore.open(tmp_path / "s") as store:
+            table = store.create_table("t", SCHEMA, "k", skip_identical_updates=True, retention=HOUR)
+            store.alter_table("t", compression="zstd")
+            store.alter_table("t", delete_behavior="disable")
+            expected = TableOptions(
+                compression="zstd", delete_behavior="disable", skip_identical_updates=True, retention_ms=3_600_000
+            )
+            assert table.options == expected
+            assert file_of(store.path).options == expected
+            store.alter_table("t", retention=None, compression=None, delete_behavior=None)
+            assert table.options == TableOptions(compression=None, skip_identical_updates=True)
+        with kvstore.open(tmp_path / "s", read_only=True) as store:
+            assert store["t"].options == TableOptions(compression=None, skip_identical_updates=True)
+            assert store.check()
+
+    def test_an_open_table_goes_by_them(self, tmp_path: Path) -> None:
+        with kvstore.open(tmp_path / "s") as store:
+            table = store.create_table("t", SCHEMA, "k")
+            table.upsert(ROWS)
+            store.alter_table("t", delete_behavior="disable")
+            with pytest.raises(DeletionDisabled):
+                table.delete([1])
+            store.alter_table("t", delete_behavior="ignore")
+            table.delete([1])
+            assert rows_of(table) == ROWS
+            store.alter_table("t", delete_behavior="allow")
+            table.delete([1])
+            assert rows_of(table) == ROWS[1:]
+            sizes = []
+            for compression in (None, "zstd"):
+                store.alter_table("t", compression=compression)
+                before = _log_bytes(store)
+                table.upsert([{"k": n, "v": 0} for n in range(10, 5_000)])
+                sizes.append(_log_bytes(store) - before)
+            assert sizes[1] < sizes[0] / 2
+            assert store.check()
+
+    @pytest.mark.parametrize("idle", [False, True], ids=["with the next write", "at once in this process"])
+    def test_changes_expire_by_a_new_retention(self, tmp_path: Path, *, idle: bool) -> None:
+        clock = SetClock()
+        with Store(tmp_path / "s", StoreOptions(segment_bytes_max=1000), clock=clock) as store:
+            table = store.create_table("t", SCHEMA, "k")
+            for number in range(20):
+                table.upsert([{"k": k, "v": number} for k in range(9)])
+            clock.now += 2 * 3_600_000
+            assert table.offsets()[0][0] == 0
+            if idle:
+                store.alter_table("t", retention=HOUR)
+            else:
+                definition = store.runtime.definition("t")
+                store.runtime.alterations.alter(definition, lambda now: replace(now, retention_ms=3_600_000))
+                table.upsert([{"k": 1, "v": 0}])
+            _wait_until(lambda: table.offsets()[0][0] > 0)
+            store.alter_table("t", retention=None)
+            start = table.offsets()[0][0]
+            for number in range(20):
+                table.upsert([{"k": k, "v": number} for k in range(9)])
+            clock.now += 2 * 3_600_000
+            table.bucket(0).handle.retain()
+            assert table.offsets()[0][0] == start
+            assert store.check()
+
+    def test_what_is_refused(self, tmp_path: Path) -> None:
+        with kvstore.open(tmp_path / "s") as store:
+            options = store.create_table("t", SCHEMA, "k", merge_engine="first_row").options
+            log_options = store.create_table("log", SCHEMA).options
+            wrong: list[dict[str, Any]] = [
+                {},
+                {"compression": "gzip"},
+                {"retention": 5},
+                {"retention": dt.timedelta(0)},
+                {"delete_behavior": "never"},
+                {"delete_behavior": "allow"},
+            ]
+            for each in wrong:
+                with pytest.raises(InvalidRequest):
+                    store.alter_table("t", **each)
+            with pytest.raises(UnsupportedOperation, match="no key"):
+                store.alter_table("log", delete_behavior="ignore")
+            with pytest.raises(NoSuchTable):
+                store.alter_table("x", compression=None)
+            assert (store["t"].options, store["log"].options) == (options, log_options)
+            store.alter_table("log", retention=HOUR)
+            assert store["log"].options.retention_ms == 3_600_000
+
+    def test_lost_edits_come_back(self, tmp_path: Path) -> None:
+        path = tmp_path / "s"
+        with kvstore.open(path) as store:
+            for name in "ab":
+                store.create_table(name, SCHEMA, "k", retention=HOUR).upsert(ROWS)
+            store.checkpoint()
+            store.alter_table("a", compression=None, retention=None)
+        shutil.rmtree(path / paths.JOURNAL)
+        assert recover(path).restored == ["a"]
+        with kvstore.open(path) as store:
+            assert store["a"].options == TableOptions(compression=None)
+            assert store["b"].options == TableOptions(retention_ms=3_600_000)
+            assert store.check()
 
 
 class TestLostEdits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 from kvstore.bucket.context import BucketContext
@@ -46,7 +45,7 @@ class CopiedBucket:
         except BaseException:
             self._lock.release()
             raise
-        self._maintenance = Maintenance(context, self._path.index, lambda: None, ReadGate(), threading.Event())
+        self._maintenance = Maintenance(context, self._path.index, lambda: None, ReadGate())
         self._looked = context.clock.monotonic()
 
     @property
