@@ -172,6 +172,12 @@ def _random_step(
             row[new] = None
     elif chance.random() < 0.2:
         store.checkpoint()
+    elif chance.random() < 0.3 and (free := sorted({*"abcd"} - {*model})):
+        store.rename_table(name, free[0])
+        model[free[0]], columns[free[0]] = model.pop(name), columns.pop(name)
+        name = free[0]
+    elif chance.random() < 0.3:
+        store.alter_table(name, compression=chance.choice((None, "lz4", "zstd")))
     row = dict.fromkeys(columns[name], step * 10) | {"k": chance.randint(0, 3)}
     store.table(name).upsert([row])
     model[name][row["k"]] = row
