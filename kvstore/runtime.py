@@ -282,7 +282,9 @@ class StoreRuntime:
         self.alterations.alter(definition, altered)
         opened = self._tables.get(definition.id)
         for handle in opened.handles if opened is not None else ():
-            handle.take_definition()
+            if handle.writes:
+                with suppress(StoreError):  # the next write reports it
+                    handle.settle()  # now, and not with the next write, it goes by the new options
 
     @uninterrupted
     def drop_table(self, name: str) -> None:

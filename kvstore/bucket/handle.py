@@ -248,13 +248,6 @@ class BucketHandle:
         """Remove expired segments of the log, as the bucket's writer; see :meth:`Maintenance.retain`."""
         self.with_maintenance(Maintenance.retain)
 
-    def take_definition(self) -> None:
-        """If this process writes the bucket: go by the table's present definition, also before the next write."""
-        engine = self._engine
-        if engine is not None:
-            with suppress(StoreError):  # the next write reports it
-                engine.committer.settle()
-
     def verify_pages(self) -> None:
         """Verify the committed pages of the index.
 

@@ -26,12 +26,13 @@ from kvstore.errors import (
     UnsupportedOperation,
 )
 from kvstore.files import Files
+from kvstore.meta.salvage import Elsewhere, salvage
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat import paths
 from logformat.catalog import table_file
-from logformat.catalog.edits import TableOptions
-from logformat.ids import TableId
+from logformat.catalog.edits import TableOptions, decode
+from logformat.ids import TableId, Txid
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 
@@ -46,6 +47,14 @@ def recover(path: Path) -> recovery.Recovery:
 
 def _log_bytes(store: Store) -> int:
     return sum(each.stat().st_size for each in store.path.glob("tables/*/*/log/*.log"))
+
+
+def _fill_segments(table: kvstore.Table, count: int) -> None:
+    """Write until so many more segments have begun; the last one has a single batch, so that none begins soon."""
+    log = table.bucket(0).handle.log
+    there = len(log.bases())
+    while len(log.bases()) < there + count:
+        table.upsert([{"k": 1, "v": 1}])
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
@@ -207,8 +216,7 @@ class TestAlterTable:
         clock = SetClock()
         with Store(tmp_path / "s", StoreOptions(segment_bytes_max=1000), clock=clock) as store:
             table = store.create_table("t", SCHEMA, "k")
-            for number in range(20):
-                table.upsert([{"k": k, "v": number} for k in range(9)])
+            _fill_segments(table, 3)
             clock.now += 2 * 3_600_000
             assert table.offsets()[0][0] == 0
             if idle:
@@ -220,8 +228,7 @@ class TestAlterTable:
             _wait_until(lambda: table.offsets()[0][0] > 0)
             store.alter_table("t", retention=None)
             start = table.offsets()[0][0]
-            for number in range(20):
-                table.upsert([{"k": k, "v": number} for k in range(9)])
+            _fill_segments(table, 3)
             clock.now += 2 * 3_600_000
             table.bucket(0).handle.retain()
             assert table.offsets()[0][0] == start
@@ -298,6 +305,23 @@ class TestLostEdits:
         paths.table_file(path, TableId(1)).write_bytes(old)
         shutil.rmtree(path / paths.JOURNAL)
         assert recover(path).tables == ["c"]
+
+    def test_a_known_edit_after_the_missing_ones_counts_more_than_an_older_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "s"
+        with kvstore.open(path) as store:
+            store.create_table("a", SCHEMA, "k").upsert(ROWS)
+            state = store.runtime.catalog()
+            store.rename_table("a", "b")
+            old = paths.table_file(path, TableId(1)).read_bytes()
+            store.new_writer_id()
+            store.rename_table("b", "c")
+            stored = store.runtime.journal.edits_after(Txid(3))
+        assert stored is not None
+        paths.table_file(path, TableId(1)).write_bytes(old)
+        shutil.rmtree(path / paths.JOURNAL)
+        elsewhere = Elsewhere(state, [decode(each) for each in stored])
+        found = salvage(path, store_id_of(path), Files(), elsewhere)
+        assert [table.name for table in found.state.tables.values()] == ["c"]
 
     def test_two_files_of_one_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The process that renamed a table died before the edit; then another table got the name."""
