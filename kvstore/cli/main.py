@@ -80,7 +80,10 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "create /data/store files --column path:string --column size:int64 --key path",
         "create /data/store events --like events.parquet --append-only",
     ),
-    tables.alter: ("alter /data/store files --add owner:string --add 'changed:timestamp[us, tz=UTC]'",),
+    tables.alter: (
+        "alter /data/store files --add owner:string --add 'changed:timestamp[us, tz=UTC]'",
+        "alter /data/store files --retention-days 30 --compression zstd --rename paths",
+    ),
     tables.tables: ("tables /data/store",),
     tables.describe: ("describe /data/store files",),
     rows.get: ("get /data/store files README.md", "get /data/store numbers -- -5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,12 +59,43 @@ def alter(
             "--add", metavar="NAME:TYPE", help="A new column; null in the rows that are there.", show_default=False
         ),
     ] = None,
+    retention_days: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS", help="How long changes are kept; 0: for ever.", min=0, max=36_500, show_default=False
+        ),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of new changes: lz4, zstd or none.", show_default=False),
+    ] = None,
+    delete_behavior: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="What deletes do: allow, ignore or disable.", show_default=False),
+    ] = None,
+    rename: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another name for the table.", show_default=False)
+    ] = None,
 ) -> None:
-    """Add columns to a table; they come after those that it has."""
-    if not add:
-        raise InvalidRequest("Say what to change: --add NAME:TYPE.")
+    """Add columns to a table, change its options, give it another name; in this order."""
+    options: dict[str, Any] = {}
+    if retention_days is not None:
+        options["retention"] = dt.timedelta(days=retention_days) if retention_days else None
+    if compression is not None:
+        options["compression"] = None if compression == "none" else compression
+    if delete_behavior is not None:
+        options["delete_behavior"] = delete_behavior
+    if not add and not options and rename is None:
+        raise InvalidRequest(
+            "Say what to change: --add NAME:TYPE, --retention-days, --compression, --delete-behavior or --rename."
+        )
     with opened(path, write=True) as store:
-        store.add_columns(name, [_field(each) for each in add])
+        if add:
+            store.add_columns(name, [_field(each) for each in add])
+        if options:
+            store.alter_table(name, **options)
+        if rename is not None:
+            store.rename_table(name, rename)
 
 
 def create_table(

@@ -91,10 +91,26 @@ def test_columns_are_added(store: Path) -> None:
     assert fine("scan", store, "files", "--json").lines == [{"k": "a", "n": None, "a b": None}]
 
 
+def test_options_and_the_name_are_changed(store: Path) -> None:
+    fine("alter", store, "files", "--retention-days", 1.5, "--compression", "none", "--rename", "paths")
+    fine("alter", store, "paths", "--delete-behavior", "ignore")
+    with kvstore.open(store) as opened:
+        assert opened.list_tables() == ["fields", "paths"]
+        options = opened["paths"].options
+        assert (options.retention_ms, options.compression) == (129_600_000, None)
+        assert options.delete_behavior == "ignore"
+    fine("alter", store, "paths", "--retention-days", 0)
+    with kvstore.open(store) as opened:
+        assert opened["paths"].options.retention_ms is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (("files",), "--add"),
+        (("files", "--rename", "fields"), "There is a table of that name"),
+        (("files", "--compression", "gzip"), "lz4"),
+        (("files", "--delete-behavior", "never"), "ignore"),
         (("files", "--add", "n:int"), "Did you mean `int64`?"),
         (("files", "--add", "n"), "NAME:TYPE"),
         (("files", "--add", "n:int64", "--add", "k:int64"), "k"),
