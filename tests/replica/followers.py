@@ -112,6 +112,10 @@ class Leader:
     def add_column(self, table: kvstore.Table) -> None:
         if len(table.schema) < 5:
             self.store.add_columns("t", [pa.field(f"c{self.number}", pa.string())])
+        self.store.alter_table("t", compression="zstd" if self.number % 2 else None)
+        others = [name for name in self.store.list_tables() if name != "t"]
+        if others and f"r{self.number}" not in others:
+            self.store.rename_table(others[0], f"r{self.number}")
 
     def move_consumer(self, _: kvstore.Table) -> None:
         self.store.consumer("reader").commit("t", dict.fromkeys(range(3), 0))
