@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvstore.calls import uninterrupted
-from kvstore.errors import StoreLocked, UnsupportedOperation
+from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
 from kvstore.lock import ProcessLock
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
@@ -28,6 +29,7 @@ MANIFEST_SECONDS = 60
 """Time between two manifests of a replica to which nothing is shipped: each costs a request."""
 MAINTENANCE_SECONDS = 60
 """Time between two merges of small objects, and between two calls of the retention."""
+_log = logging.getLogger(__name__)
 _PASSES = 2
 """A bad object that a restarted stream no longer needs is found, and removed, in the second pass."""
 
@@ -116,8 +118,15 @@ class Replica:
                 now_ms = self._runtime.clock.now_ms()
                 merge(client, self._runtime.store_id, self._status(), now_ms, f"{CATALOG_PREFIX}/")
             if self._maintained is None or now - self._maintained >= MAINTENANCE_SECONDS:
-                Retention(self._runtime, client, shipper, self._snapshot_times).apply(self._status())
-                merge(client, self._runtime.store_id, self._status(), self._runtime.clock.now_ms())
+                retention = Retention(self._runtime, client, shipper, self._snapshot_times)
+                keep_ms = retention.kept_ms()
+                try:
+                    retention.apply(self._status(), keep_ms)
+                    merge(client, self._runtime.store_id, self._status(), self._runtime.clock.now_ms())
+                except CorruptData as error:  # what is new is shipped all the same
+                    _log.warning(
+                        "replica %s keeps what it does not need until it is repaired: %s", shown_url(self.name), error
+                    )
                 self._maintained = now
         if done.objects or reports:
             self._reported = now

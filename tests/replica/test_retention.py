@@ -405,3 +405,20 @@ def test_nothing_is_removed_if_the_retention_of_the_replica_is_damaged(history: 
     with pytest.raises(kvstore.errors.CorruptData, match="RETENTION"):
         history.go_on(30)
     assert before <= set(history.objects.names)
+
+
+def test_a_damaged_snapshot_of_the_catalog_stops_no_shipping(
+    history: History, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history.go_on(40)
+    (name, *_) = [name for name in history.objects.names if name.stream == CATALOG and name.kind == "snapshot"]
+    history.objects.held[str(name)] = bytes(len(history.objects.held[str(name)]))
+    history.replica = replica_of(history.store, history.objects)  # as in a process that has read nothing of it yet
+    history.go_on(5)
+    assert "until it is repaired" in caplog.text
+    assert history.replica.report().behind == {"t": 0}
+    assert [finding.stream for finding in history.replica.check().findings] == [CATALOG]
+    history.replica.repair()
+    history.go_on(5)
+    assert history.replica.check().findings == []
+    assert history.restored(tmp_path / "back", None) == history.rows

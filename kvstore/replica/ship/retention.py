@@ -53,11 +53,12 @@ class Retention:
         self._shipper = shipper
         self._times = times
 
-    def apply(self, status: ReplicaStatus) -> int:
+    def apply(self, status: ReplicaStatus, keep_ms: int) -> int:
         """Remove what the manifest no longer names, then move the beginnings of the streams.
 
         Args:
             status: What was shipped.
+            keep_ms: See :meth:`kept_ms`.
 
         Returns:
             The number of removed objects.
@@ -67,7 +68,6 @@ class Retention:
             Unavailable: The replica can't be reached. It is valid as it is, and the next call continues.
             CorruptData: An object is damaged; nothing that is needed was removed.
         """
-        keep_ms = self._kept_ms()
         listed = Listing.of(self._client).sizes
         unnamed = [*self._unnamed(status, listed), *self._dropped(status, listed)]
         if unnamed:
@@ -80,8 +80,13 @@ class Retention:
             self._shipper.report(moved)
         return len(unnamed)
 
-    def _kept_ms(self) -> int:
-        """How long the replica keeps what the tables no longer keep."""
+    def kept_ms(self) -> int:
+        """How long the replica keeps what the tables no longer keep.
+
+        Raises:
+            CorruptData: The object that says it is damaged; `Store.add_replica` writes another one.
+            Unavailable: The replica can't be reached.
+        """
         try:
             data = self._client.get(retention_object.NAME, bytes_max=RETENTION_BYTES_MAX)
         except FileNotFoundError:
