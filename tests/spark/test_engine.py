@@ -39,7 +39,7 @@ def test_what_is_wrong_with_a_file_is_reported_unchanged(spark: SparkSession, tm
     (tmp_path / "in" / "b.csv").write_text("k,w\n1,2\n")
     create(tmp_path / "s", tmp_path / "in")
     with kvstore.open(tmp_path / "s") as store:
-        with pytest.raises(TaskFailed, match="column is missing") as failed:
+        with pytest.raises(TaskFailed, match="no such column") as failed:
             store.job("j").run(engine=SparkEngine(spark))
-        assert failed.value.where["missing"] == ["v"]
+        assert failed.value.where["unknown"] == ["w"]
         assert store.job("j").show().state == "paused"
