@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from logformat.urls import HARMLESS_PARAMETERS, shown_url
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)(.*)", re.DOTALL)
+"""A URL, also after pathlib has removed one of its slashes, as for paths of commands."""
 
 
 def integer(name: str, given: Any) -> int:
@@ -96,7 +101,7 @@ def path_of(given: str | os.PathLike[str]) -> Path:
     """The path at which a store is to be opened.
 
     Raises:
-        InvalidRequest: It is not a path.
+        InvalidRequest: It is not a path, such as the URL of an object store.
     """
     try:
         path = Path(given).expanduser()
@@ -105,4 +110,21 @@ def path_of(given: str | os.PathLike[str]) -> Path:
         raise InvalidRequest("This is no path to a store.", path=shown(given), reason=str(error)) from error
     if b"\0" in encoded or not os.fspath(given):
         raise InvalidRequest("A path is not empty and has no null character; give another.", path=shown(given))
+    _check_no_url(os.fspath(given))
     return path
+
+
+def _check_no_url(given: str) -> None:
+    url = _URL.fullmatch(given)
+    if url is None or (not url[2] and os.path.isdir(f"{url[1]}:")):
+        return
+    scheme, _, rest = url.groups()
+    if scheme.lower() == "file":
+        directory = "/" + unquote(rest.removeprefix("localhost" if url[2] else "").lstrip("/"))
+        raise InvalidRequest("Give the path of the directory, not its URL.", path=given, directory=directory)
+    raise InvalidRequest(
+        "A store is a directory on a local disk, not in an object store. A replica of it can be in one: "
+        "`store.add_replica(url)` ships to s3://, gs:// and az:// URLs; `kvstore.restore(url, directory)` makes a "
+        "store from a replica, and `kvstore.follow(url, directory)` keeps a copy current.",
+        path=shown_url(f"{scheme}://{rest}"),
+    )

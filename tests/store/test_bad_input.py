@@ -401,6 +401,40 @@ class TestOpening:
             kvstore.open(path)
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.parametrize("read_only", [False, True])
+    @pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "az://c/x", "memory://x", "https://host/x"])
+    def test_the_url_of_an_object_store(
+        self, url: str, read_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for given in (url, Path(url)):  # a path has one slash less
+            with pytest.raises(InvalidRequest, match="a directory on a local disk") as raised:
+                kvstore.open(given, read_only=read_only)
+            for said in ("store.add_replica(url)", "kvstore.restore(url, directory)", f"path={url}"):
+                assert said in str(raised.value)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_url_is_shown_without_credentials(self) -> None:
+        for given in ("s3://key:secret@bucket/x", Path("s3://key:secret@bucket/x")):
+            with pytest.raises(InvalidRequest) as raised:
+                kvstore.open(given)
+            assert "secret" not in str(raised.value)
+
+    @pytest.mark.parametrize("start", ["file://", "file:", "FILE://localhost"])
+    def test_the_url_of_a_directory(self, start: str, tmp_path: Path) -> None:
+        with pytest.raises(InvalidRequest, match=f"Give the path .* directory={tmp_path}/a store$"):
+            kvstore.open(f"{start}{tmp_path}/a%20store")
+
+    def test_the_url_of_a_directory_given_as_a_path(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidRequest, match=f"Give the path .* directory={tmp_path}$"):
+            kvstore.open(Path(tmp_path.as_uri()))
+
+    def test_a_directory_whose_name_ends_with_a_colon(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("data:").mkdir()
+        kvstore.open("data:/store").close()
+        assert Path("data:/store/STORE").exists()
+
     @pytest.mark.parametrize("name", RANGES)
     def test_settings_that_are_no_number_or_out_of_range(self, name: str, store_path: Path) -> None:
         low, high = RANGES[name]
