@@ -161,7 +161,7 @@ class BucketHandle:
         while True:
             index = self.reader()
             try:
-                return index.value(key)
+                return index.committed_value(key)  # an engine may have come, whose changes need the bucket's lock
             except StoreClosed:
                 if not self._was_closed(index):
                     raise

@@ -240,6 +240,10 @@ class Index:
         with self.environment.reading():
             return self._transaction.get(key)
 
+    def committed_value(self, key: bytes) -> bytes | None:
+        """Value of a key in the last commit; the caller needs no lock."""
+        return self.environment.get(key)
+
     def begin(self) -> None:
         """Begin the write transaction if none is open; from then on there is something to commit."""
         self._writable()
