@@ -2,7 +2,8 @@
 
 * Copying a dict for each edit of the catalog would take time in proportion to its entries: n edits, n² steps.
 * Entries lie in small dicts, the leaves of a tree by the hash of the key; a change copies the leaf and the path to it.
-* The order of entries means nothing.
+* The order of entries means nothing. It is the same in every process that made the same changes, though: text has
+  another hash in each process, so its checksum is used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, ItemsView, Iterator, Mapping, ValuesView
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, cast
+from zlib import crc32
 
 _BITS = 5
 _WIDTH = 1 << _BITS
@@ -38,11 +40,11 @@ class PersistentMap(Mapping[K, V]):
 
     def put(self, key: K, value: V) -> Self:
         """The mapping with this entry."""
-        return self._changed(_with(self._root, 0, hash(key), key, value), self._count + (key not in self))
+        return self._changed(_with(self._root, 0, _hash(key), key, value), self._count + (key not in self))
 
     def without(self, key: K) -> Self:
         """The mapping without this key, which need not be there."""
-        return self._changed(_without(self._root, hash(key), key), self._count - 1) if key in self else self
+        return self._changed(_without(self._root, _hash(key), key), self._count - 1) if key in self else self
 
     def _changed(self, root: Node, count: int) -> Self:
         made = object.__new__(type(self))
@@ -50,9 +52,11 @@ class PersistentMap(Mapping[K, V]):
         return made
 
     def __getitem__(self, key: K) -> V:
-        node, bits = self._root, hash(key)
-        while isinstance(node, tuple):
-            node, bits = node[bits % _WIDTH], bits >> _BITS
+        node = self._root
+        if isinstance(node, tuple):
+            bits = _hash(key)
+            while isinstance(node, tuple):
+                node, bits = node[bits % _WIDTH], bits >> _BITS
         return cast("V", node[key])
 
     def __iter__(self) -> Iterator[K]:
@@ -117,12 +121,16 @@ class IndexedMap(PersistentMap[K, V]):
         return cast("Hashable", attrgetter(self.attribute)(value))
 
 
+def _hash(key: Any) -> int:
+    return crc32(key.encode("utf-8", "surrogatepass")) if isinstance(key, str) else hash(key)
+
+
 def _node(entries: dict[Any, Any], shift: int) -> Node:
     if len(entries) <= _LEAF_MAX or shift > _SHIFT_MAX:
         return entries
     parts: list[dict[Any, Any]] = [{} for _ in range(_WIDTH)]
     for key, value in entries.items():
-        parts[(hash(key) >> shift) % _WIDTH][key] = value
+        parts[(_hash(key) >> shift) % _WIDTH][key] = value
     return tuple(_node(part, shift + _BITS) for part in parts)
 
 

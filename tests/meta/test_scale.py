@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -130,6 +133,24 @@ def test_a_map_has_what_a_dict_has_and_never_changes(steps: list[tuple[int, int 
     assert found != {**expected, 100: 0}
     assert found.get(100) is None
     assert repr(PersistentMap({1: 2})) == "{1: 2}"
+
+
+def test_maps_have_one_order_in_all_processes() -> None:
+    program = (
+        "from kvstore.meta.persistent_map import PersistentMap\n"
+        "found = PersistentMap()\n"
+        "for number in range(100):\n"
+        "    found = found.put(f'name {number}', number)\n"
+        "print(*found.without('name 7').values(), *PersistentMap(dict(found)).values())\n"
+    )
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(orders) == 1
+    assert len(orders.pop().split()) == 199
 
 
 class SameHash(int):
