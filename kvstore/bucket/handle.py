@@ -490,7 +490,7 @@ class BucketHandle:
                 return False
             if index is not None:
                 self._at_rest = None
-                with suppress(CorruptData):
+                with suppress(StoreError):  # the caller reads another bucket: it is not that one's error
                     self._at_rest = index.at_rest()
                 if not index.close_if_unread():
                     return False

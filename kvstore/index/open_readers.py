@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Protocol
 
 READERS_OPEN_MAX = 64
@@ -27,20 +27,20 @@ class OpenReaders:
 
     def __init__(self, most: int = READERS_OPEN_MAX) -> None:
         self.most = most
-        self._opened: deque[Closable] = deque()  # without a lock: each of its methods is one step
+        self._opened: OrderedDict[Closable, None] = OrderedDict()  # without a lock: each of its methods is one step
 
     def add(self, bucket: Closable) -> None:
         """Register a bucket whose index was opened; call :meth:`shrink` without any lock of a bucket afterwards."""
-        self._opened.append(bucket)
+        self._opened[bucket] = None
 
     def shrink(self) -> None:
         """Close those that were opened first, until few enough are open; those in use are left for a later call."""
         in_use = 0
         while len(self._opened) > self.most and in_use < _IN_USE_MAX:
             try:
-                bucket = self._opened.popleft()
-            except IndexError:
+                bucket, _ = self._opened.popitem(last=False)
+            except KeyError:
                 return  # another thread has closed them
             if not bucket.close_reader():
-                self._opened.append(bucket)
+                self.add(bucket)
                 in_use += 1

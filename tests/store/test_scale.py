@@ -13,7 +13,9 @@ import pytest
 
 import kvstore
 from kvstore import lmdb_files, place
+from kvstore.errors import Unavailable
 from kvstore.index import open_readers
+from kvstore.index.index import Index
 from kvstore.index.open_readers import OpenReaders
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
@@ -213,6 +215,42 @@ def test_threads_read_while_indexes_are_closed_and_opened(store: kvstore.Store) 
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(0, 200, 50)))
+
+
+class Bucket:
+    """A bucket whose index is open, or that another one has closed."""
+
+    closed = 0
+
+    def close_reader(self) -> bool:
+        self.closed += 1
+        return True
+
+
+def test_an_index_that_is_opened_again_and_again_counts_once() -> None:
+    readers, often, once = OpenReaders(most=3), Bucket(), Bucket()
+    readers.add(once)
+    for _ in range(100):
+        readers.add(often)
+        readers.shrink()
+    assert (often.closed, once.closed) == (0, 0)
+    for _ in range(2):
+        readers.add(Bucket())
+    readers.shrink()
+    assert (often.closed, once.closed) == (0, 1)
+
+
+@pytest.mark.usefixtures("few_readers")
+def test_a_read_does_not_fail_because_another_index_can_not_be_looked_at(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS)
+
+    def refuse(_: Index) -> None:
+        raise Unavailable("Too many scans are open; finish some and try again.")
+
+    monkeypatch.setattr(Index, "at_rest", refuse)
+    assert table.count() == 0
 
 
 def test_the_default_is_bounded() -> None:
