@@ -294,13 +294,13 @@ class BucketHandle:
                 return done
 
     def swap_index(self, engine: BucketEngine) -> CompactedIndex | None:
-        """Continue with the compacted copy; None if it can't be used, because the log after it has expired."""
+        """Continue with the compacted copy; None if there is none, or if the log after it has expired."""
         old, self._engine = engine.committer.index, None
         done = None
         old.share()  # for scans
         try:
             engine.close()
-            if self._copy_continues():
+            if engine.maintenance.has_copy and self._copy_continues():  # another thread may have used it
                 old.retire()
                 done = swap(self.place.directory, self._files)
             else:

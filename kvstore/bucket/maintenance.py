@@ -47,6 +47,7 @@ class Maintenance:
 
     Attributes:
         failure: Error of the last check of the log; None if it succeeded.
+        has_copy: Whether :meth:`copy_index` has completed a copy, which nobody has replaced since.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Maintenance:
         self._rested = 0.0
         self._thread: threading.Thread | None = None
         self.failure: StoreError | None = None
+        self.has_copy = False
 
     def begin(self) -> None:
         """Have the log checked soon, by a thread, if it can expire by the table's present definition."""
@@ -101,7 +103,9 @@ class Maintenance:
             self._files.verify()
             self._flush()
             with self._gate.reading():
+                self.has_copy = False
                 write_copy(self._index, self._place.directory, self._files)
+                self.has_copy = True
 
     def retain(self) -> None:
         """Check the log once and remove expired segments; takes a snapshot first if a newer one is needed.

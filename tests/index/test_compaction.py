@@ -448,3 +448,20 @@ def test_a_reader_waits_for_an_index_that_another_process_replaces(
         assert table.count() == COUNT
         assert looks == [True] * 3
         lock.release()
+
+
+def test_a_thread_compacts_what_another_one_has_just_compacted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    write(table, "a")
+    copy_index = Maintenance.copy_index
+
+    def overtaken(self: Maintenance) -> None:
+        monkeypatch.setattr(Maintenance, "copy_index", copy_index)
+        copy_index(self)
+        table.compact()  # another thread's, which uses the copy, and closes what made it
+
+    monkeypatch.setattr(Maintenance, "copy_index", overtaken)
+    assert table.compact()[0].bytes_after == size_of(table)
+    table.upsert([{"k": 1, "v": "b"}])
+    assert table.count() == COUNT
+    assert table.get(1) == {"k": 1, "v": "b"}
