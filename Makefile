@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
-.PHONY: setup demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark lint lock clean
+.PHONY: setup demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
 
 setup: .venv/ready .venv/java
 
@@ -41,7 +41,7 @@ demo: setup
 test: setup lint
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
 
-test-long: setup lint .venv/connect
+test-long: setup lint .venv/connect .venv/docs
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 
@@ -100,6 +100,14 @@ bench-spark: setup
 	$(BIN)/python -m benchmarks.spark --rows $(SPARK_ROWS)
 	$(BIN)/python -m benchmarks.spark_writes --rows $(SPARK_ROWS)
 
+.venv/docs: .venv/ready requirements-docs.lock
+	@$(STEP) "packages of the docs" $(BIN)/pip install --quiet --require-hashes -r requirements-docs.lock
+	@touch $@
+
+# The pages as HTML: .docs/index.html. Every warning is an error.
+docs: .venv/docs
+	@$(STEP) "docs" $(BIN)/sphinx-build -q -W --keep-going -d .docs/.doctrees docs .docs
+
 lint: .venv/ready
 	@$(STEP) "format" $(BIN)/ruff format --check .
 	@$(STEP) "lint" $(BIN)/ruff check .
@@ -112,7 +120,8 @@ lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra bench -c requirements.lock pyproject.toml -o requirements-bench.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra connect -c requirements.lock pyproject.toml -o requirements-connect.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra proof -c requirements.lock pyproject.toml -o requirements-proof.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra docs -c requirements.lock pyproject.toml -o requirements-docs.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
 
 clean:
-	rm -rf .venv .logs
+	rm -rf .venv .logs .docs
