@@ -71,3 +71,30 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     done = subprocess.run(built, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "index.html").exists()
+
+
+SOUGHT = (
+    *("load a csv", "pandas", "polars", "duckdb", "add, rename, drop a column", "drop a table", "many keys", "prefix"),
+    *("merge engines", "retention", "durability", "logging", "backup", "platforms", "replicas", "spark"),
+)
+
+
+@pytest.mark.parametrize("topic", SOUGHT)
+def test_what_is_sought_is_named_on_the_front_page(topic: str) -> None:
+    """So one click leads to its page, and one more to what that links to."""
+    links = re.findall(r"\[([^\]]+)\]\(([^)]+)\)", FRONT.read_text())
+    [target, *_] = [target for text, target in links if topic in text.lower()]
+    words = {"merge engines": "first_row", "platforms": "linux", "add, rename, drop a column": "rename"}
+    assert words.get(topic, topic) in (DOCS / target.partition("#")[0]).read_text().lower()
+
+
+def test_links_lead_to_pages_and_headings_of_the_site() -> None:
+    for page in pages():
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            path, _, heading = target.partition("#")
+            to = (page.parent / path).resolve() if path else page
+            if target.startswith("http") or to.suffix != ".md":
+                continue
+            assert to in pages(), (page, target)
+            headings = re.findall(r"^#+ (.+)$", to.read_text(), re.MULTILINE)
+            assert heading in ["", *(re.sub(r"\W+", "-", each.lower()) for each in headings)], (page, target)
