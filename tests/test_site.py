@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import errors
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FRONT = DOCS / "index.md"
@@ -98,3 +100,29 @@ def test_links_lead_to_pages_and_headings_of_the_site() -> None:
             assert to in pages(), (page, target)
             headings = re.findall(r"^#+ (.+)$", to.read_text(), re.MULTILINE)
             assert heading in ["", *(re.sub(r"\W+", "-", each.lower()) for each in headings)], (page, target)
+
+
+BASES = ("InvalidRequest", "WriterRejected", "Unavailable", "CorruptData")
+
+
+def test_every_error_has_its_cause_and_cure_below_its_base() -> None:
+    page = (DOCS / "errors.md").read_text()
+    named: dict[str, str] = {}
+    for part in page.split("\n## ")[1:]:
+        for name in re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE):
+            assert name not in named
+            named[name] = re.split(r"\W+", part.strip("`"), maxsplit=1)[0]
+    expected = {}
+    for name in errors.__all__:
+        over = [each.__name__ for each in getattr(errors, name).__mro__]
+        expected[name] = next((base for base in BASES if base in over), "Others")
+    assert named == expected
+
+
+def test_errors_say_what_to_do() -> None:
+    rows = re.findall(r"^\| `\w+` \|(.*)\|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(errors.__all__)
+    for row in rows:
+        cause, cure = (cell.strip() for cell in row.split(" | "))
+        assert cause
+        assert cure or cause.startswith("Base of"), row
