@@ -40,7 +40,7 @@ def test_a_step_that_fails_shows_why_and_names_its_log(tmp_path: Path) -> None:
     assert re.search(r"types +\d+ s, failed with status 3\nwrong\n.*: \.logs/types\.log\n", done.stderr)
 
 
-@pytest.mark.parametrize("target", ["setup", "lint", "demo"])
+@pytest.mark.parametrize("target", ["setup", "lint", "demo", "docs"])
 def test_all_that_prints_is_a_step(target: str) -> None:
     done = subprocess.run(
         ["make", "-n", "-B", target], cwd=ROOT, env=alone(), capture_output=True, text=True, check=True

@@ -45,8 +45,8 @@ def run_page(page: Path) -> None:
     """Run all blocks; the stores that they opened are closed, and have to pass their check."""
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    loggers = {logging.getLogger(name): logging.getLogger(name).level for name in (None, "kvstore", "writer")}
+    handlers = list(logging.root.handlers)
     try:
         for language, line, content in blocks(page):
             if language == "text":
@@ -67,8 +67,9 @@ def run_page(page: Path) -> None:
         for each in names.values():
             if isinstance(each, kvstore.Store):
                 each.close()
-        root.setLevel(level)
-        root.handlers[:] = handlers
+        for logger, level in loggers.items():
+            logger.setLevel(level)
+        logging.root.handlers[:] = handlers
     for marker in Path().rglob("STORE"):
         if (marker.parent / "meta").is_dir():
             with kvstore.open(marker.parent) as store:
