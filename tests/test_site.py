@@ -11,8 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from kvstore import errors
+from kvstore.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -91,13 +94,14 @@ def test_what_is_sought_is_named_on_the_front_page(topic: str) -> None:
 
 
 def test_links_lead_to_pages_and_headings_of_the_site() -> None:
-    for page in pages():
+    there = {*pages()}
+    for page in there:
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
             path, _, heading = target.partition("#")
             to = (page.parent / path).resolve() if path else page
             if target.startswith("http") or to.suffix != ".md":
                 continue
-            assert to in pages(), (page, target)
+            assert to in there, (page, target)
             headings = re.findall(r"^#+ (.+)$", to.read_text(), re.MULTILINE)
             assert heading in ["", *(re.sub(r"\W+", "-", each.lower()) for each in headings)], (page, target)
 
@@ -126,3 +130,22 @@ def test_errors_say_what_to_do() -> None:
         cause, cure = (cell.strip() for cell in row.split(" | "))
         assert cause
         assert cure or cause.startswith("Base of"), row
+
+
+def commands_named(text: str) -> Iterator[str]:
+    """What begins with `kvstore` in backticks, or after `$`."""
+    yield from (" ".join(each.split()) for each in re.findall(r"`(kvstore [a-z-][^`]*)`", text))
+    yield from re.findall(r"^\$ (kvstore [^\n#]*)", text.replace("\\\n", ""), re.MULTILINE)
+
+
+def test_commands_and_options_that_pages_name_are_there() -> None:
+    named = [(page, command) for page in pages() for command in commands_named(page.read_text())]
+    assert len(named) > 100
+    for page, line in named:
+        command = typer.main.get_command(app)
+        words = line.split()[1:]
+        while isinstance(command, TyperGroup) and words and re.fullmatch(r"[a-z]+", words[0]):
+            assert words[0] in command.commands, (page, line)
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert {word for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)} <= options, (page, line)
