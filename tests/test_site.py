@@ -141,9 +141,9 @@ def commands_named(text: str) -> Iterator[str]:
 def test_commands_and_options_that_pages_name_are_there() -> None:
     named = [(page, command) for page in pages() for command in commands_named(page.read_text())]
     assert len(named) > 100
+    root = typer.main.get_command(app)
     for page, line in named:
-        command = typer.main.get_command(app)
-        words = line.split()[1:]
+        command, words = root, line.split()[1:]
         while isinstance(command, TyperGroup) and words and re.fullmatch(r"[a-z]+", words[0]):
             assert words[0] in command.commands, (page, line)
             command = command.commands[words.pop(0)]
