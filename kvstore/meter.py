@@ -13,6 +13,8 @@ from logformat.ids import TableId
 
 _STEPS = 8
 """Ranges of durations between one and twice it: a quantile is right to a sixteenth."""
+SECONDS_MIN = 1e-9
+"""Quantiles take what takes less, or no time on the clock, for this."""
 GETS_TIMED = 8
 """One of so many gets is counted and timed: more would slow down each of them."""
 
@@ -49,7 +51,7 @@ class Timer:
     def since(self, began: float) -> None:
         """Work that began then has ended."""
         taken = self._clock.monotonic() - began
-        fraction, exponent = frexp(taken)
+        fraction, exponent = frexp(max(taken, SECONDS_MIN))
         range = exponent * _STEPS + int((2 * fraction - 1) * _STEPS)
         with self._lock:
             self._ranges[range] += 1

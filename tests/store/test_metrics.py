@@ -108,3 +108,11 @@ def test_quantiles_are_right_to_a_sixteenth(seconds: list[float]) -> None:
     for share, quantile in ((0.5, found.p50), (0.99, found.p99)):
         exact = np.quantile(seconds, share, method="inverted_cdf")
         assert quantile == pytest.approx(exact, rel=1 / 15)
+
+
+def test_what_takes_no_time_on_the_clock_takes_no_time() -> None:
+    timer = Timer(Passing())
+    timer.since(timer.now())
+    found = timer.read()
+    assert (found.count, found.sum) == (1, 0.0)
+    assert found.p50 < 1e-8
