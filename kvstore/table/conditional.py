@@ -210,7 +210,9 @@ class _OfUsers:
 
 
 def _only(rows: pa.RecordBatch, where: pc.Expression) -> pa.RecordBatch:
-    (found,) = rows_where([rows], where)
+    # Few rows are decoded in place, at any address; pyarrow prints a warning of that to stderr. This copies them.
+    aligned = pa.concat_batches([rows, rows.slice(0, 0)])
+    (found,) = rows_where([aligned], where)
     return found
 
 

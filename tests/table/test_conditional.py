@@ -340,3 +340,13 @@ def test_a_history_is_that_of_a_dict(
             assert {each["k"]: each["n"] for each in table} == model
         assert len(table) == len(model)
         assert store.check().ok
+
+
+def test_nothing_is_printed(store: kvstore.Store, capfd: pytest.CaptureFixture[str]) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), False), ("n", pa.int64()), ("s", pa.string())])
+    table = store.create_table("printed", schema, primary_key="k")
+    table.upsert([{"k": k, "n": 0, "s": "a"} for k in range(200)])
+    for key in range(10):
+        table.update_where(pc.field("k") == key, {"n": pc.field("n") + 1})
+        table.delete(where=pc.field("k") == key + 100)
+    assert capfd.readouterr() == ("", "")
