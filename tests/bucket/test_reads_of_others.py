@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
 from kvstore.index.index import Index
+from kvstore.log.log import Log
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 
@@ -22,9 +22,9 @@ def test_a_get_shows_no_row_that_is_not_in_the_log_yet(store_path: Path, monkeyp
     with kvstore.open(store_path) as store:
         store.create_table("t", SCHEMA, primary_key="k").upsert([{"k": 1, "v": "first"}])
     applied, go_on = Event(), Event()
-    append, reader = Committer._append, BucketHandle.reader
+    append, reader = Log.append, BucketHandle.reader
 
-    def append_later(self: Committer, *given: Any, **named: Any) -> None:
+    def append_later(self: Log, *given: Any, **named: Any) -> None:
         applied.set()
         go_on.wait()
         append(self, *given, **named)
@@ -39,7 +39,7 @@ def test_a_get_shows_no_row_that_is_not_in_the_log_yet(store_path: Path, monkeyp
             return reader(self)
 
         assert table.get(1) == {"k": 1, "v": "first"}
-        monkeypatch.setattr(Committer, "_append", append_later)
+        monkeypatch.setattr(Log, "append", append_later)
         monkeypatch.setattr(BucketHandle, "reader", reader_overtaken)
         try:
             found = table.get(1)

@@ -251,7 +251,8 @@ class TestCatalogOfAReplica:
             replica = store.add_replica(str(world.replica), "r")
             for number in range(20):
                 store.create_table(f"t{number}", SCHEMA, "k")
-                replica.ship()
+                if number % 2:
+                    replica.ship()  # so seldom that nothing is merged
             store.checkpoint()
             store.checkpoint()
             min((world.replica / "catalog").glob("*.range")).unlink()
