@@ -217,7 +217,7 @@ class TestWaiting:
         for follower in followers:
             follower.wait_for(1)
         time.sleep(0.05)
-        seen = [(environment.open_reads, len(os.listdir("/proc/self/fd"))) for _ in range(100)]
+        seen = [(environment.is_read, len(os.listdir("/proc/self/fd"))) for _ in range(100)]
         assert max(reading for reading, _ in seen) == 0
         assert max(open_files for _, open_files in seen) <= files + 1  # the listing's own
 
