@@ -254,18 +254,19 @@ class BucketHandle:
         Raises:
             CorruptData: One is damaged.
         """
-        engine = self._engine
-        index = engine.committer.index if engine is not None else self.reader()
-        index.verify()
+        self._of_reader(Index.verify)
 
     def space(self) -> IndexSpace | None:
         """Space of the index; None if it can't be measured now."""
+        return self._of_reader(Index.space)
+
+    def _of_reader(self, look: Callable[[Index], T]) -> T:
         while True:
             index = self.reader()
             try:
-                return index.space()
-            except StoreClosed:
-                if not self._was_closed(index):
+                return look(index)
+            except (StoreClosed, FileNotFoundError):  # its file is being replaced, here or by the bucket's writer
+                if not (self._was_closed(index) or (self._engine is None and index.is_stale())):
                     raise
 
     @property

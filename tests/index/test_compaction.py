@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -465,3 +466,31 @@ def test_a_thread_compacts_what_another_one_has_just_compacted(store: Store, mon
     table.upsert([{"k": 1, "v": "b"}])
     assert table.count() == COUNT
     assert table.get(1) == {"k": 1, "v": "b"}
+
+
+def test_a_check_waits_for_an_index_that_is_being_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    write(table, "a")
+    began, moved, tried = threading.Event(), threading.Event(), threading.Event()
+    rename, verify = Files.rename, Environment.verify
+
+    def renamed(self: Files, old: Path, new: Path) -> None:
+        rename(self, old, new)
+        moved.set()
+        tried.wait()
+
+    def verified(self: Environment) -> None:
+        began.set()
+        moved.wait()
+        try:
+            verify(self)
+        finally:
+            tried.set()
+
+    monkeypatch.setattr(Environment, "verify", verified)
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(handle_of(table).verify_pages)
+        began.wait()
+        monkeypatch.setattr(Files, "rename", renamed)
+        table.compact()
+        assert checked.result() is None
