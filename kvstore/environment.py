@@ -152,7 +152,14 @@ class Environment:
                     else:
                         transaction.abort()
                 finally:
-                    self._live.pop()
+                    self._end_read()
+
+    def _end_read(self) -> None:
+        self._live.pop()
+        if self._is_retired:  # the last read of a file that was replaced gives its pages back
+            with self._mutex:
+                if not (self._live or self._users or self._is_inherited):
+                    self._env.close()
 
     @contextmanager
     def read_databases(self) -> Iterator[Transaction]:
@@ -200,7 +207,7 @@ class Environment:
                 try:
                     transaction.abort()
                 finally:
-                    self._live.pop()
+                    self._end_read()
 
     def _check_undisturbed(self, transaction: Transaction, error: Exception | None = None) -> None:
         """Verify that no page of a reader that is not registered was written meanwhile.
@@ -356,7 +363,7 @@ class Environment:
                 return
             if _registry.get(self.directory) is self:
                 del _registry[self.directory]
-            if not (self._is_retired and self._live):  # else LMDB closes it after the last of them
+            if not (self._is_retired and self._live):  # else the last of them closes it
                 self._env.close()
 
     @property
