@@ -22,7 +22,7 @@ from tests.crash.trace import Plan
 from tests.crash.workload import MARKS, Script, script
 from tests.support.proof import Proves
 
-QUICK_POINTS = 6
+QUICK_POINTS = 4
 TRIES = 3
 """A run makes some calls more or less, as its commits fall, and may end before it is killed."""
 END = Call("exit", "exit")

@@ -101,7 +101,8 @@ def test_a_follower_notices_a_rebuilt_index(store_path: Path) -> None:
     clock.held = clock.monotonic()
     following = Following(table.changelog(follow=True, end=2))
     following.wait_for(1)
-    # For a moment there is no index, and the follower does not look: it has looked once, and no time passes.
+    table.bucket(0).handle.committed()
+    # For a moment there is no index, and the follower does not look: the process has looked once, and no time passes.
     shutil.rmtree(store_path / "tables/1/0/index")
     run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
     time.sleep(0.05)
