@@ -112,7 +112,7 @@ def soak(
             create(work / STORE)
             with kvstore.open(work / STORE, **SETTINGS) as store:
                 store.add_replica(f"file://{work / REPLICA}", "directory").ship()
-                store.add_replica("s3://soak/store", "s3").ship()
+                store.add_replica(f"s3://soak/{work.name}", "s3").ship()
             with Soak(work, environment, random, bug) as soak:
                 end = time.monotonic() + seconds
                 while time.monotonic() < end or soak.done.total() < seconds / each:
