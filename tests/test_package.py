@@ -113,7 +113,7 @@ def environment(metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> 
     return directory
 
 
-@pytest.mark.parametrize("kind", ["wheel", "source distribution"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("source distribution", marks=pytest.mark.long)])
 def test_an_empty_environment_runs_what_was_installed(
     wheel: ZipFile, environment: Path, tmp_path: Path, kind: str
 ) -> None:

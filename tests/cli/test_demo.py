@@ -143,7 +143,8 @@ def in_a_process_of_its_own(*arguments: str | Path) -> tuple[int, str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("run", [in_this_process, pytest.param(in_a_process_of_its_own, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("run", [in_this_process, in_a_process_of_its_own])
 def test_the_demo_compares_equal(tmp_path: Path, spark: SparkSession, run: Callable[..., tuple[int, str]]) -> None:
     status, output = run("demo", "--repo", eventful_repository(tmp_path / "repo"), "--store", tmp_path / "store")
     assert status == 0, output

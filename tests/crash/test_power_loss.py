@@ -49,7 +49,7 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
     report.prove(proves)
 
 
-@pytest.mark.parametrize("durability", ["interval", "none"])
+@pytest.mark.parametrize("durability", [pytest.param("interval", marks=pytest.mark.long), "none"])
 def test_relaxed_durability_leaves_a_prefix(
     durability: Durability, work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
 ) -> None:

@@ -13,12 +13,8 @@ FOR_SPARK = [page for page in pages.PAGES if pages.needs_spark(page)]
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "page",
-    # A tutorial takes some ten seconds of CPU time.
-    [pytest.param(page, marks=pytest.mark.long if page.parent.name == "tutorials" else ()) for page in FOR_SPARK],
-    ids=map(pages.name_of, FOR_SPARK),
-)
+@pytest.mark.long  # each takes some ten seconds of CPU time
+@pytest.mark.parametrize("page", FOR_SPARK, ids=map(pages.name_of, FOR_SPARK))
 def test_a_page_does_what_it_shows(
     page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
