@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -58,8 +57,7 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert module in whole or public <= named, public - named
 
 
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("sphinx") is None, reason="needs the extra `docs`")
+@pytest.mark.long  # `make test-long` installs the extra `docs` that it needs
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     built = [
         sys.executable,
