@@ -143,6 +143,8 @@ READS = (
     LIMITED
     + """
 path, mebibytes = sys.argv[1], int(sys.argv[2])
+with kvstore.open(path, read_only=True) as store:  # threads and allocators have what they keep
+    assert store.table("t").count() == 10
 limit(mebibytes)
 with kvstore.open(path, read_only=True) as store:
     table = store.table("t")
