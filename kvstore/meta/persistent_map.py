@@ -88,7 +88,10 @@ class PersistentMap(Mapping[K, V]):
 
 
 class IndexedMap(PersistentMap[K, V]):
-    """A mapping that also finds the key of a value by one of its attributes, which no two values share."""
+    """A mapping that also finds the key of a value by one of its attributes.
+
+    No two values share it, but after a repair that had to leave edits out: then one of them is found.
+    """
 
     __slots__ = ("_found",)
     attribute: ClassVar[str]
@@ -114,7 +117,7 @@ class IndexedMap(PersistentMap[K, V]):
             return self
         attribute = self._attribute_of(self[key])
         made = super().without(key)
-        made._found = self._found.without(attribute) if self._found[attribute] == key else self._found
+        made._found = self._found.without(attribute) if self.found(attribute) == key else self._found
         return made
 
     def _attribute_of(self, value: V) -> Hashable:

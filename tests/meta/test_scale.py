@@ -181,3 +181,12 @@ def test_a_key_is_found_by_its_value(steps: list[tuple[str, int | None]]) -> Non
         assert {each: found.found(each) for each in range(10)} == {
             each: next((key for key, value in expected.items() if value == each), None) for each in range(10)
         }
+
+
+def test_values_that_share_an_attribute_after_a_repair_can_still_be_changed() -> None:
+    shared = ByValue().put("a", 1).put("b", 1)
+    only_a = shared.without("b")
+    assert dict(only_a) == {"a": 1}
+    assert dict(only_a.put("a", 2)) == {"a": 2}
+    assert only_a.put("a", 2).found(2) == "a"
+    assert dict(only_a.without("a")) == {}
