@@ -138,10 +138,11 @@ def _fields_of(declared: Any) -> list[pa.Field]:
 
 
 def _field(name: str, kind: Any) -> pa.Field:
-    of, without = typing.get_origin(kind), tuple(each for each in typing.get_args(kind) if each is not types.NoneType)
-    if of in (typing.Union, types.UnionType) and len(without) == 1:
-        return pa.field(name, _type(name, without[0]), True)
-    return pa.field(name, _type(name, kind), False)
+    kind, *about = typing.get_args(kind) if typing.get_origin(kind) is typing.Annotated else (kind,)
+    kinds = [each for each in typing.get_args(kind) if each is not types.NoneType]
+    nullable = typing.get_origin(kind) in (typing.Union, types.UnionType) and len(kinds) == 1
+    stored = [each for each in about if isinstance(each, pa.DataType)]
+    return pa.field(name, stored[0] if stored else _type(name, kinds[0] if nullable else kind), nullable)
 
 
 def _type(name: str, kind: Any) -> pa.DataType:
@@ -150,7 +151,7 @@ def _type(name: str, kind: Any) -> pa.DataType:
     if of is typing.Annotated:
         stored = [each for each in inner[1:] if isinstance(each, pa.DataType)]
         return stored[0] if stored else _type(name, inner[0])
-    if kind in _TYPES:
+    if isinstance(kind, type) and kind in _TYPES:
         return _TYPES[kind]
     if of is list and len(inner) == 1:
         return pa.list_(_field("item", inner[0]))

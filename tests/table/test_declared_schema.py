@@ -14,6 +14,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import InvalidRequest
+from kvstore.table.declared_schema import schema_of
 from tests.support.tables import rows_of
 
 
@@ -110,6 +111,7 @@ def test_a_dict_names_types(store: kvstore.Store) -> None:
         ({"k": "decimal128(99, 2)"}, "decimal128"),
         ({1: "int64"}, "name of a column"),
         ({"k": 7}, "column=k"),
+        ({"k": [int]}, "column=k"),
         ([("k", "int64")], "A schema is"),
         (Part(1), "A schema is"),
         ("int64", "A schema is"),
@@ -123,3 +125,17 @@ def test_a_declaration_that_does_not_say_everything_is_refused(
     with pytest.raises(InvalidRequest, match=message):
         store.create_table("t", declared, "k")
     assert store.list_tables() == []
+
+
+def test_nulls_are_taken_wherever_the_annotation_stands() -> None:
+    about = pa.decimal128(10, 2)
+    kinds: dict[str, Any] = {
+        "inside": Annotated[Decimal | None, about],
+        "outside": Annotated[Decimal, about] | None,
+        "other": Annotated[int | None, "of bytes"],
+        "never": Annotated[int, "of bytes"],
+        "in_list": list[Annotated[Decimal | None, about]],
+    }
+    found = schema_of(kinds)
+    assert [field.nullable for field in found] == [True, True, True, False, False]
+    assert found.types == [about, about, pa.int64(), pa.int64(), pa.list_(pa.field("item", about))]
