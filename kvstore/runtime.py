@@ -203,11 +203,12 @@ class StoreRuntime:
             for bucket, handle in enumerate(self.open_table(table).handles)
         ]
         buckets = check_buckets(parts, progress)
-        findings = [f"the catalog lacks table {id}" for id in self._directories.unknown(catalog)]
+        suspects = self._directories.unknown(catalog)
+        now = self.catalog()  # others may have created tables while buckets were checked
+        findings = [f"the catalog lacks table {id}" for id in suspects if id >= now.next_table_id]
         findings += self.damaged_images()
         damaged = self._table_files.damaged(catalog).items()
         findings += [f"table {catalog.tables[id].name}: the file TABLE can't be used: {error}" for id, error in damaged]
-        now = self.catalog()
         for table in tables if settles else ():
             if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
                 with suppress(StoreError):

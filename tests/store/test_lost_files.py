@@ -60,6 +60,18 @@ def test_a_catalog_from_a_backup_costs_no_table_that_came_after_it(store_path: P
     assert rows_in(store_path, "two") == ROWS
 
 
+def test_a_table_that_is_created_during_a_check_is_no_finding(store_path: Path) -> None:
+    filled(store_path, "one")
+    with kvstore.open(store_path) as store:
+
+        def progress(_done: int, _total: int) -> None:
+            if "two" not in store:
+                store.create_table("two", SCHEMA, "k").upsert(ROWS)
+
+        assert store.check(progress=progress).findings == []
+        assert "two" in store
+
+
 def test_the_rest_of_an_unfinished_creation_stops_no_later_one(store_path: Path) -> None:
     filled(store_path, "one")
     shutil.copytree(store_path / "meta", store_path / "meta.before")
