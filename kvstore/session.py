@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,7 @@ class Session:
         self._is_closing = self._is_closed = False
         self._use = object()
         self._former: StoreRuntime | None = None
+        self._rebuilding = threading.Lock()
         self.tables: weakref.WeakKeyDictionary[TableReads, TableCatalog] = weakref.WeakKeyDictionary()
         self._join(path, options, files, clock, leadership, elsewhere)
 
@@ -100,12 +102,13 @@ class Session:
 
     @uninterrupted
     def _close(self) -> None:
-        self._is_closing = True
-        try:
-            self._release_former()
-            self.runtime.release(self._use)
-        finally:
-            self._is_closed = True
+        with self._rebuilding:
+            self._is_closing = True
+            try:
+                self._release_former()
+                self.runtime.release(self._use)
+            finally:
+                self._is_closed = True
 
     def check_open(self) -> None:
         """Refuse calls on a store that is closed, was opened before a ``fork()``, or whose directory was replaced.
@@ -116,8 +119,7 @@ class Session:
         """
         if self.runtime.pid != os.getpid():
             raise ForkedStore("The store was opened before a fork(); open it again in this process.")
-        if self._is_closing:
-            raise StoreClosed("The store was closed; open it again.", path=self.runtime.path)
+        self._check_not_closed()
         try:
             looks = self.runtime.place.check()
             if self.follows and self.read_only:  # no call begins in a copy that was replaced
@@ -128,7 +130,11 @@ class Session:
             self._take_rebuilt()
         else:
             if self._former is not None and looks >= _FORMER_LOOKS:
-                self._release_former()
+                self._end_former()
+
+    def _check_not_closed(self) -> None:
+        if self._is_closing:
+            raise StoreClosed("The store was closed; open it again.", path=self.runtime.path)
 
     @uninterrupted
     def _take_rebuilt(self) -> None:
@@ -138,18 +144,28 @@ class Session:
             StoreReplaced: It is a copy of another store.
             StoreError: It can't be opened; the next call tries again.
         """
-        former, opened = self.runtime, self._open(Files(), *self._given)
-        if opened.store_id != former.store_id:
-            opened.release(self._use)
-            former.place.verify()
-        self._release_former()
-        # Reads that have begun continue in it for a while.
-        self.runtime, self._former = opened, former
-        for table, known in list(self.tables.items()):
-            if (definition := opened.catalog().tables.get(known.table)) is not None:
-                table.use(opened.open_table(definition))
-            else:
-                table.use_catalog(replace(known, journal=opened.journal))
+        with self._rebuilding:
+            self._check_not_closed()
+            former, opened = self.runtime, self._open(Files(), *self._given)
+            if opened is former:  # another thread has been here, or the directory is back
+                return
+            if opened.store_id != former.store_id:
+                opened.release(self._use)
+                former.place.verify()
+                return
+            self._release_former()
+            # Reads that have begun continue in it for a while.
+            self.runtime, self._former = opened, former
+            for table, known in list(self.tables.items()):
+                if (definition := opened.catalog().tables.get(known.table)) is not None:
+                    table.use(opened.open_table(definition))
+                else:
+                    table.use_catalog(replace(known, journal=opened.journal))
+
+    @uninterrupted
+    def _end_former(self) -> None:
+        with self._rebuilding:
+            self._release_former()
 
     def _release_former(self) -> None:
         former, self._former = self._former, None

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore.errors import NoSuchTable, StoreReplaced
+import kvstore.session
+from kvstore.errors import NoSuchTable, StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
 from kvstore.place import LOOK_SECONDS
+from kvstore.runtime import StoreRuntime
 from kvstore.store import Store
 from tests.replica.followers import Leader, follower
 from tests.replica.test_killed_followers import rebuilds
@@ -92,3 +100,39 @@ def test_a_copy_of_another_store_is_not_taken(leader: Leader, tmp_path: Path) ->
         looks(clock)
         with pytest.raises(StoreReplaced):
             reader.list_tables()
+
+
+def test_a_store_that_is_closed_while_a_thread_takes_the_replacement_is_closed(
+    leader: Leader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, goes_on, is_open = rebuilds(leader, tmp_path / "c"), threading.Event(), threading.Event()
+    open_runtime = kvstore.session.shared_runtime
+
+    def slow(*args: Any) -> StoreRuntime:
+        runtime = open_runtime(*args)
+        if is_slow:
+            is_open.set()
+            goes_on.wait(60)
+        return runtime
+
+    is_slow = False
+    monkeypatch.setattr(kvstore.session, "shared_runtime", slow)
+    reader = Store(tmp_path / "c", StoreOptions(), read_only=True, clock=SetClock())
+    table = reader.table("t")
+    assert copy.pull().rebuilt
+    copy.close()
+    is_slow = True
+    with ThreadPoolExecutor(3) as pool:
+        reads = [pool.submit(rows_of, table) for _ in range(2)]
+        assert is_open.wait(60)
+        closing = pool.submit(reader.close)
+        wait([closing], 0.2)  # it waits for the others; one that did not would have ended by now
+        goes_on.set()
+        closing.result(60)
+        for each in reads:
+            with suppress(StoreClosed):
+                assert each.result(60) == rows_of(leader.store.table("t"))
+    gc.collect()
+    descriptors = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    files = [os.readlink(each) for each in descriptors if each.is_symlink()]
+    assert [each for each in files if each.startswith(f"{tmp_path / 'c'}/")] == []
