@@ -14,8 +14,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-from pyarrow.fs import LocalFileSystem
 
 from kvstore.index.index import View
 from kvstore.log.segments import LogFiles
@@ -32,8 +30,6 @@ CUTS_MAX = 8
 """and the maximum number of times that parts are divided again."""
 
 Place = TypeVar("Place", bytes, Offset)
-
-_FORMAT, _FILES = ds.ParquetFileFormat(), LocalFileSystem()
 
 
 def ranges_where(
@@ -169,12 +165,16 @@ def _possible(
 
 def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filter: pc.Expression) -> list[int]:
     """Indices of the guarantees under which the filter can be true."""
+    import pyarrow.dataset as ds  # it imports pandas where there is one, which takes longer than all of kvstore
+    from pyarrow.fs import LocalFileSystem
+
     # Arrow prunes the fragments of a dataset by their guarantees, without opening the files, which do not exist.
+    format, files = ds.ParquetFileFormat(), LocalFileSystem()
     parts = [
-        _FORMAT.make_fragment(str(place), _FILES, partition_expression=guarantee)
+        format.make_fragment(str(place), files, partition_expression=guarantee)
         for place, guarantee in enumerate(guarantees)
     ]
-    dataset = ds.FileSystemDataset(parts, schema, _FORMAT, _FILES)
+    dataset = ds.FileSystemDataset(parts, schema, format, files)
     try:
         return [int(part.path) for part in dataset.get_fragments(filter=filter)]
     except MISFITS:

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import acero
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
@@ -224,6 +223,8 @@ def _computed(rows: pa.RecordBatch, values: Mapping[str, pc.Expression]) -> dict
     """
     if not values:
         return {}
+    from pyarrow import acero  # it imports pandas where there is one, which takes long
+
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([rows])))
     project = acero.Declaration("project", acero.ProjectNodeOptions(list(values.values()), list(values)), [source])
     try:

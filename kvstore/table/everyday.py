@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +14,10 @@ from kvstore.errors import StoreError
 from kvstore.read.changelog import End, Start
 from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
 from kvstore.read.scan import rows_where
-from kvstore.table.dataset import TableDataset
 from kvstore.table.reading import TableReads
+
+if TYPE_CHECKING:
+    from kvstore.table.dataset import Read, TableDataset
 
 SHOWN_ROWS = 10
 """Number of rows that a notebook shows of a table."""
@@ -88,7 +90,7 @@ class EverydayReads(TableReads):
         """
         if self.primary_key is None:
             return self._changes_dataset(self.schema, "earliest", "latest")
-        return TableDataset(self.schema, self.scan)
+        return _dataset(self.schema, self.scan)
 
     def changes_dataset(self, start: Start = "earliest", end: End = "latest") -> TableDataset:
         """The changes from ``start`` to ``end`` as a dataset; see :meth:`changelog` and :meth:`dataset`."""
@@ -102,7 +104,7 @@ class EverydayReads(TableReads):
             wanted = changes.schema if columns is None else pa.schema([changes.schema.field(name) for name in columns])
             return pa.RecordBatchReader.from_batches(wanted, (batch.select(wanted.names) for batch in rows))
 
-        return TableDataset(schema, read)
+        return _dataset(schema, read)
 
     def __len__(self) -> int:
         if self.options.changelog_image == "wal" and self.primary_key is not None:  # its rows are not counted
@@ -144,3 +146,9 @@ class EverydayReads(TableReads):
             requested_schema: See :func:`kvstore.read.frames.stream_of`, also for errors.
         """
         return stream_of(self.scan(), requested_schema)
+
+
+def _dataset(schema: pa.Schema, read: Read) -> TableDataset:
+    from kvstore.table.dataset import TableDataset  # it imports pandas where there is one, which takes long
+
+    return TableDataset(schema, read)

@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from logformat.binary_column import BinaryColumn
+
 
 class ChangeType(IntEnum):
     """Kind of a change record; the number is its byte code on disk.
@@ -47,7 +49,7 @@ _SHORT = {
     ChangeType.DELETE: "-D",
 }
 _SAME_MAX = 1 << 18
-_WORDS = pa.array([change.word for change in ChangeType], pa.string())
+_WORDS = BinaryColumn.from_list([change.word.encode() for change in ChangeType]).to_arrow().view(pa.string())
 
 
 def words_of(change_types: np.ndarray) -> pa.StringArray:

@@ -22,8 +22,8 @@ KEY_BYTES_MAX = 511
 ROW = b"\x02"
 """First byte of every key: rows share the index with its state and the writers (docs/format.md, Index)."""
 
-_ROW = pa.scalar(ROW, pa.binary())
-_END = pa.scalar(b"\x00", pa.binary())
+_ROW = binary_column.scalar(ROW)
+_END = binary_column.scalar(b"\x00")
 _ESCAPES = ((b"\x01", b"\x01\x02"), (b"\x00", b"\x01\x01"))
 _ESCAPED_MAX = 1
 _SIGN = 0x80

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 from pathlib import Path
 from unittest import mock
 from unittest.mock import patch
@@ -26,10 +27,10 @@ from tests.cli.commands import fine, run
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("é", pa.string())])
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Edits 1 to 12 in segments of five; images of 8 and 12; the first segment is gone."""
-    path = tmp_path / "s"
+    path = tmp_path_factory.mktemp("made") / "s"
     with patch.object(Controller, "appended"), kvstore.open(path, edits_per_journal=5) as store:
         store.create_table("t", SCHEMA, "k")
         for _ in range(7):
@@ -40,6 +41,12 @@ def path(tmp_path: Path) -> Path:
             store.new_writer_id()
         store.checkpoint()
     return path
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    """A copy of that store."""
+    return shutil.copytree(made, tmp_path / "s")
 
 
 def images_of(path: Path) -> list[Path]:
