@@ -30,13 +30,17 @@ from tests.support.proof import Proves
 Hunt = Callable[[str, Path, Recorder, Judges], list[BadState]]
 
 
-def by_power_loss(plan: Script, *modes: str, in_recovery: bool = False) -> Hunt:
-    """Explore what power cuts leave; unless the bug is in recovery, only the writer of the store has it."""
+def by_power_loss(plan: Script, *modes: str, in_recovery: bool = False, share: float = 1.0) -> Hunt:
+    """Explore what power cuts leave; unless the bug is in recovery, only the writer of the store has it.
+
+    Args:
+        share: Of the calls after which power is cut; a bug that shows after many of them is found sooner.
+    """
 
     def hunt(bug: str, work: Path, recorder: Recorder, judges: Judges) -> list[BadState]:
         directory, trace = record(recorder, plan, work, bug=bug)
         explorer = Explorer(plan, work, judges, bug=bug if in_recovery else None)
-        limits = Limits(draws=1, bad_max=1, modes=modes or Limits().modes)
+        limits = Limits(draws=1, bad_max=1, modes=modes or Limits().modes, share=share)
         return explorer.explore(directory, trace.calls, limits).bad
 
     return hunt
@@ -73,7 +77,7 @@ def by_rot(bug: str, work: Path, recorder: Recorder, judges: Judges) -> list[Bad
 
 
 HUNTS: dict[str, Hunt] = {
-    "log_is_not_synced": by_power_loss(script(2, 6)),
+    "log_is_not_synced": by_power_loss(script(2, 6), share=0.1),
     "index_is_committed_before_the_log_is_synced": by_power_loss(script(3, 6, durability="none")),
     "file_is_published_before_it_is_synced": by_power_loss(script(2, 6)),
     "directories_are_not_synced": by_power_loss(script(2, 6), "strict"),

@@ -19,7 +19,7 @@ from tests.crash.vfs import Disk
 from tests.crash.workload import Script, StepKind, script
 from tests.support.proof import Proves
 
-QUICK_STATES_MIN = 160
+QUICK_STATES_MIN = 80
 LONG_STATES_MIN = 50_000
 NIGHTLY_STATES_MIN = 46_000
 LENGTHS = (6, 6, 8, 6, 6, 16, 24)
@@ -39,7 +39,7 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
     for seed in (3, 4):
         plan = script(seed, 6, segment_bytes_max=1800)
         steps |= {step.kind for step in plan.steps}
-        report.add(explored(plan, work, recorder, judges, Limits(draws=1, share=0.16, seed=seed)))
+        report.add(explored(plan, work, recorder, judges, Limits(draws=1, share=0.08, seed=seed)))
     tell(*report.lines())
     assert not report.bad, "\n".join(map(str, report.bad[:5]))
     assert report.states >= QUICK_STATES_MIN
@@ -53,11 +53,11 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
 def test_relaxed_durability_leaves_a_prefix(
     durability: Durability, work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
 ) -> None:
-    limits = Limits(draws=1, share=0.1)
+    limits = Limits(draws=1, share=0.06)
     report = explored(script(3, 8, durability=durability, segment_bytes_max=1800), work, recorder, judges, limits)
     tell(*report.lines())
     assert not report.bad, "\n".join(map(str, report.bad[:5]))
-    assert report.states >= 60
+    assert report.states >= 40
     report.prove(proves)
 
 
