@@ -18,11 +18,11 @@ from hypothesis import event, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import kvstore
+from kvstore.testing.engine_model import EngineModel
+from kvstore.testing.model import Answer, Model, Operation, Refused, Row, Rules
 from logformat.ids import BucketId, Offset, Position
 from logformat.log import index_state
 from merge_engines.spec import engine_of
-from tests.support.engines_model import EngineModel
-from tests.support.model import Answer, Model, Operation, Refused, Row, Rules
 from tests.support.tables import assert_equals_model
 
 WRITERS = (0, 1)

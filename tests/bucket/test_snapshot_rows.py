@@ -17,11 +17,11 @@ from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
+from kvstore.testing.strategies import rows as record_batches, schemas
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import key_sums
 from logformat.ids import SchemaId, TableId
-from tests.support.strategies import record_batches, schemas
 
 KEY = pa.field("key", pa.int64(), False)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore.testing.model import WINDOW, Model, Row
 from tests.crash.syscalls import Call
 from tests.crash.vfs import Disk
 from tests.crash.workload import MARKS, SCHEMA, Script
-from tests.support.model import WINDOW, Model, Row
 
 CHANGES = pa.schema(
     [

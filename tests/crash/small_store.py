@@ -18,8 +18,8 @@ import kvstore
 from kvstore.errors import CorruptData, StoreError
 from kvstore.options import StoreOptions
 from kvstore.store import Store
+from kvstore.testing.model import Operation
 from tests.support.clocks import SetClock
-from tests.support.model import Operation
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 TABLE = "t"

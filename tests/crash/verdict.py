@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import kvstore
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptData, OutOfOrderSequence
+from kvstore.testing.model import WINDOW, Answer, Model, Operation
 from tests.crash.history import CHANGES, History, Moment, Window, changes_of, copy_of, rows_of
 from tests.crash.workload import SCHEMA, TABLE
-from tests.support.model import WINDOW, Answer, Model, Operation
 
 Badness = Literal["LOST", "PHANTOM", "MIXED", "UNREADABLE"]
 NOTHING = kvstore.Changes.of([], SCHEMA)

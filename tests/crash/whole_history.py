@@ -14,12 +14,12 @@ from random import Random
 
 import pyarrow as pa
 
+from kvstore.testing.engine_model import EngineModel
+from kvstore.testing.model import WINDOW, Model, Operation, Rules
 from logformat.rows.bucketing import buckets_of
 from logformat.rows.keys import ROW, KeyCodec
 from tests.crash.history import CHANGES, copy_of
 from tests.crash.whole_store import BUCKETS, SCHEMA, Act, ActKind, WholeScript, column_name
-from tests.support.engines_model import EngineModel
-from tests.support.model import WINDOW, Model, Operation, Rules
 
 KEYS = range(14)
 OF_EPOCHS, OF_NAMED, OF_JOB = 1001, 1002, 1003

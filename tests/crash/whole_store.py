@@ -23,10 +23,10 @@ from kvstore.checkpoint.controller import Controller
 from kvstore.clock import SystemClock
 from kvstore.errors import LogFailed, StoreError
 from kvstore.files import Files
+from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
 from tests.checkpoint.catalogs import Here
 from tests.crash.workload import MARKS, REFUSED, STORE
-from tests.support.model import Operation
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 BUCKETS = {"t": 2, "d": 1}

@@ -18,6 +18,7 @@ import kvstore
 from kvstore.errors import CorruptData
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
+from kvstore.testing.model import WINDOW
 from tests.crash.verdict import Finding, Wrong
 from tests.crash.whole_history import (
     OF_EPOCHS,
@@ -31,7 +32,6 @@ from tests.crash.whole_history import (
     file_name,
 )
 from tests.crash.whole_store import CONSUMER, EPOCHS, JOB, NAMED, REPLICA, SETTINGS, STORE, Act, opened
-from tests.support.model import WINDOW
 
 QUIET = {**SETTINGS, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
 WRITER = 0

@@ -26,11 +26,11 @@ from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import Durability, JournalSync
+from kvstore.testing.model import WINDOW, Operation
 from logformat.catalog.edits import AllocateWriter, SetConsumer
 from logformat.ids import Offset, TableId
 from tests.checkpoint import catalogs
 from tests.support.clocks import SetClock
-from tests.support.model import WINDOW, Operation
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 TABLE = "t"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kvstore.testing.strategies import FLOATS, INTEGERS
 from logformat.rows import intake
-from tests.support.strategies import FLOATS, INTEGERS
 
 NUMBERS = [*INTEGERS, *FLOATS, pa.decimal128(5), pa.decimal128(20, 3), pa.decimal128(38, 30), pa.decimal128(4, -2)]
 UTC = dt.UTC

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import projections, rows as record_batches
 from logformat.errors import CorruptBatch
 from logformat.log import arrow_message
 from logformat.log.arrow_message import RAW_BYTES_MAX
 from tests.logformat.damage import bit_flips, cuts
-from tests.support.strategies import contents, projections, record_batches
+from tests.support.contents import contents
 
 COMPRESSIONS = [None, "lz4", "zstd"]
 NUMBERS = pa.record_batch([np.zeros(1000, np.int64), np.ones(1000, np.int64)], names=["a", "b"])

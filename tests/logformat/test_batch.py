@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings, strategies as st
 
+from kvstore.testing.strategies import SCALAR_TYPES, projections, rows as record_batches
 from logformat import ChangeType
 from logformat.errors import CorruptBatch, InvalidRequest
 from logformat.log.batch import (
@@ -27,7 +28,7 @@ from logformat.log.batch import (
     verify,
 )
 from tests.logformat.damage import bit_flips, cuts
-from tests.support.strategies import SCALAR_TYPES, contents, projections, record_batches
+from tests.support.contents import contents
 
 MAGICS = [0, 1, 2, 3]
 COMPRESSIONS = [None, "lz4", "zstd"]

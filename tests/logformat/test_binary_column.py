@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import BYTES, TEXTS
 from logformat import binary_column as binary_column
 from logformat.binary_column import BinaryColumn
-from tests.support.strategies import BYTES, TEXTS
 
 STRINGS = st.lists(BYTES, max_size=6)
 SAME_WIDTH = st.integers(1, 20).flatmap(lambda width: st.lists(st.binary(min_size=width, max_size=width), max_size=5))

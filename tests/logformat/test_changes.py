@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import rows as record_batches
 from logformat import Changes
 from logformat.errors import InvalidRequest, SchemaMismatch
-from tests.support.strategies import contents, record_batches
+from tests.support.contents import contents
 
 SCHEMA = pa.schema(
     [pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int16(), nullable=False), ("s", pa.string())]

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, strategies as st
 from pyarrow import dataset
 
+from kvstore.testing.strategies import columns, foreign_types, rows as record_batches, schemas
 from logformat.errors import SchemaMismatch
 from logformat.rows import intake
 from logformat.rows.schema import normalise
 from tests.logformat.conversions import NUMBERS, UTC, exactly, taken, taken_values
-from tests.support.strategies import columns, contents, foreign_types, record_batches, schemas, values_of
+from tests.support.contents import contents, values_of
 
 ABC = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.float64())])
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from kvstore.testing.strategies import KEY_TYPES, columns
 from logformat.binary_column import BinaryColumn
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.rows.keys import KeyCodec
-from tests.support.strategies import KEY_TYPES, columns, values_of
+from tests.support.contents import values_of
 
 FEWER = settings(max_examples=settings().max_examples // 5)
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import KEY_TYPES, columns
 from logformat.binary_column import BinaryColumn
 from logformat.rows import ordering
 from logformat.rows.keys import ROW, KeyCodec
 from logformat.rows.ordering import in_order
-from tests.support.strategies import KEY_TYPES, columns
 
 PREFIX = st.sampled_from([b"", b"same for all of them", b"\xff" * 20])
 LONG = st.binary(max_size=3) | st.binary(min_size=30, max_size=50)

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import FLOATS, INTEGERS
 from logformat.errors import SchemaMismatch
 from logformat.rows import intake
 from logformat.rows.python_values import FEW
 from tests.logformat.conversions import NUMBERS, UTC, exactly, taken_values
-from tests.support.strategies import FLOATS, INTEGERS, values_of
+from tests.support.contents import values_of
 
 STORED = st.sampled_from([*INTEGERS, *FLOATS, pa.bool_(), pa.string(), pa.binary(), pa.date32(), pa.binary(1)])
 JUNK = st.one_of(

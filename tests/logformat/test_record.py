@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from kvstore.testing.strategies import SCALAR_TYPES, rows as record_batches
 from logformat.binary_column import BinaryColumn
 from logformat.errors import CorruptData
 from logformat.rows.record import RecordCodec
 from tests.logformat.damage import bit_flips, cuts
-from tests.support.strategies import SCALAR_TYPES, contents, record_batches, values_of
+from tests.support.contents import contents, values_of
 
 
 def records_of(rows: pa.RecordBatch) -> list[bytes]:

@@ -5,13 +5,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import columns, projections, rows as record_batches, schemas, under_nulls
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.rows import RowCodec, verified
 from tests.logformat.damage import bit_flips
-from tests.support.strategies import columns, contents, projections, record_batches, schemas, under_nulls, values_of
+from tests.support.contents import contents, values_of
 
 FIRST, SECOND, THIRD = SchemaId(1), SchemaId(2), SchemaId(3)
 FIXED = pa.record_batch([pa.array([1, None], pa.int16()), [True, None]], names=["n", "b"])

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
+from kvstore.testing.strategies import KEY_TYPES, SCALAR_TYPES, foreign_types, schemas
 from logformat.errors import InvalidRequest, UnsupportedVersion
 from logformat.rows.schema import (
     COLUMNS_MAX,
@@ -19,7 +20,6 @@ from logformat.rows.schema import (
     normalise_type,
     to_json,
 )
-from tests.support.strategies import KEY_TYPES, SCALAR_TYPES, foreign_types, schemas
 
 
 def nested(depth: int) -> pa.DataType:

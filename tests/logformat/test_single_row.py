@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, strategies as st
 
+from kvstore.testing.strategies import INTEGERS, columns
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.ids import SchemaId
@@ -16,7 +17,6 @@ from logformat.rows.keys import KeyCodec
 from logformat.rows.rows import RowCodec
 from logformat.rows.single_row import SingleRowCodec
 from tests.logformat.damage import bit_flips
-from tests.support.strategies import INTEGERS, columns
 
 FIRST, SECOND = SchemaId(1), SchemaId(2)
 TEXTS = [pa.string(), pa.binary()]

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from kvstore.testing.engine_model import EngineModel, Row
 from merge_engines.engine import Merged, Operations
-from tests.support.engines_model import EngineModel, Row
 
 KEY = ("k",)
 Change = tuple[Row | None, Row | None]

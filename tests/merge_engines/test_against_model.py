@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from kvstore.testing.engine_model import EngineModel, Overflow
+from kvstore.testing.strategies import FLOATS, INTEGERS, SCALAR_TYPES
 from logformat.errors import AggregateOverflow
 from merge_engines.spec import Spec, engine_of
 from tests.merge_engines.batches import KEY, Batch, Change, batches, changes_of, seeded
-from tests.support.engines_model import EngineModel, Overflow
-from tests.support.strategies import FLOATS, INTEGERS, SCALAR_TYPES
 
 DECIMALS = [pa.decimal128(3, 1), pa.decimal128(18, 18), pa.decimal128(20, -3), pa.decimal128(38, 10), pa.decimal128(38)]
 NUMBERS = [*INTEGERS, *FLOATS, *DECIMALS]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kvstore.bucket import cdc
+from kvstore.testing.engine_model import Row
 from logformat.log.change import ChangeType
 from merge_engines.aggregate import Aggregate
 from merge_engines.engine import MergeEngine
@@ -19,7 +20,6 @@ from merge_engines.last_row import LastRow
 from merge_engines.versioned import Versioned
 from tests.conformance.vectors import VECTORS
 from tests.merge_engines.batches import Batch, rows_of
-from tests.support.engines_model import Row
 
 OPTIONS = {"table.merge-engine", "table.merge-engine.versioned.ver-column", "table.delete.behavior"}
 TYPES = {

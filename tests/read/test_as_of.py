@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from tests.support.model import Model
+from kvstore.testing.model import Model
 
 SCHEMA = pa.schema([pa.field("k", pa.int8(), False), pa.field("v", pa.int64())])
 OPERATIONS = st.tuples(

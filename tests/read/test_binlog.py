@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 import kvstore
 from kvstore.read import binlog
 from kvstore.read.changelog import CHANGE_FIELDS, About
+from kvstore.testing.strategies import rows as record_batches
 from logformat.ids import BucketId
-from tests.support.strategies import record_batches, values_of
+from tests.support.contents import values_of
 from tests.support.tables import binlog_of
 
 INSERT, PREIMAGE, POSTIMAGE, DELETE = range(1, 5)

@@ -26,9 +26,10 @@ from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from kvstore.spark.write import staged
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter, changes_of
 from kvstore.spark.write.staged import Staged, parts_of
+from kvstore.testing.strategies import rows as record_batches
 from logformat import paths
 from logformat.rows.arrow_values import as_type
-from tests.support.strategies import record_batches, values_of
+from tests.support.contents import values_of
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kvstore
-import kvstore.store  # noqa: F401
+import kvstore.store
+import kvstore.testing  # noqa: F401
 
 assert all((np, pa, pc))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 import kvstore
-from tests.support.model import Model, Row
+from kvstore.testing.model import Model, Row
 
 
 def rows_of(table: kvstore.Table, as_of: int | None = None) -> list[Row]:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import kvstore
 from kvstore.errors import OutOfOrderSequence
-from tests.support.model import Answer, Model, Operation, Refused
+from kvstore.testing.model import Answer, Model, Operation, Refused
 from tests.support.tables import assert_equals_model, binlog_of, operations_of
 
 WRITERS = (0, 1, 7)

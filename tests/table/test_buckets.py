@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import AggregateOverflow, InvalidRequest, SchemaMismatch
+from kvstore.testing.model import Model
 from tests.conftest import OpenStore
 from tests.store.helpers import run
-from tests.support.model import Model
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("a", pa.int32(), False), pa.field("b", pa.string(), False), pa.field("v", pa.int64())])

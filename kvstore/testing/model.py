@@ -1,4 +1,7 @@
-"""What a table with one bucket must do, one row at a time: a dict, a list, and no cleverness."""
+"""The model of a table with one bucket: it takes one row at a time, into a dict and a list.
+
+It knows nothing of the store, its files or its batches of columns. So where both agree, both are right.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,27 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore import errors
-from tests.support.engines_model import EngineModel, Overflow
+from kvstore.testing.engine_model import EngineModel, Overflow
 
 Row = dict[str, Any]
 Operation = tuple[str, Row]
 """``("upsert", row)`` or ``("delete", row with the key)``."""
 
 WINDOW = 5
+"""How many of a writer's last batches are remembered."""
 SEQUENCE_MAX = 2**31 - 1
+"""The last sequence; 0 follows."""
 
 
 @dataclass
 class Answer:
-    """What a batch is answered."""
+    """The answer to a batch.
+
+    Attributes:
+        first_offset: Offset of its first change, or the one offset that a batch without effect took.
+        last_offset: Offset of its last change, inclusive.
+        duplicated: Whether the batch was there before; then the offsets are those it got the first time.
+    """
 
     first_offset: int
     last_offset: int
@@ -30,7 +41,11 @@ class Answer:
 
 
 class Refused(Exception):
-    """The batch is refused; the table must say so with this error."""
+    """The batch is refused, and nothing of it is in the model.
+
+    Attributes:
+        error: The class of the error that a table must raise.
+    """
 
     def __init__(self, error: type[errors.StoreError] = errors.OutOfOrderSequence) -> None:
         super().__init__(error.__name__)
@@ -39,7 +54,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a table was created with; see ``Store.create_table``. Without a key it is a log table."""
+    """Options of a table; see :meth:`kvstore.Store.create_table`.
+
+    Attributes:
+        engine: The merge engine, and the table's columns.
+        image: ``full``: an update is two changes. ``wal``: it is one.
+        delete_behavior: ``allow``, ``ignore`` or ``disable``.
+        auto_increment: The column that the table fills.
+        skip_identical: Whether an update to the same row is no change.
+    """
 
     engine: EngineModel
     image: str = "full"
@@ -49,10 +72,12 @@ class Rules:
 
     @property
     def names(self) -> list[str]:
+        """Names of the columns."""
         return list(self.engine.schema.names)
 
     @property
     def last_id(self) -> int:
+        """The largest number that the column ``auto_increment`` can hold."""
         return int(np.iinfo(self.engine.schema.field(self.auto_increment).type.to_pandas_dtype()).max)
 
 
@@ -61,13 +86,19 @@ DEFAULTS = Rules(EngineModel("last_row", pa.schema([]), ()))
 
 @dataclass
 class Model:
-    """State of a table.
+    """A table with one bucket as a dict of rows and a list of changes.
+
+    Compare a table with it: apply the same batches to both, then compare rows, changes and answers.
 
     Attributes:
-        rows: By key.
-        log: ``(offset, change type, row, first offset of its batch)``.
-        sent: For each writer its batches, oldest first.
-        rules: Left out, those of a table created with nothing but columns and a key.
+        key: Names of the key's columns; an empty tuple for a log table, to which rows are appended.
+        rows: Rows by key.
+        log: Changes: ``(offset, change type, row, first offset of its batch)``.
+        end: The offset that the next change gets.
+        sent: For each writer its batches, oldest first: ``(sequence, answer)``.
+        rules: Options of the table; left out, those of a table with nothing but columns and a key.
+        next_id: The number that the column ``auto_increment`` gets next.
+        epochs: For each writer the lowest epoch that is not fenced.
     """
 
     key: tuple[str, ...]
@@ -77,17 +108,24 @@ class Model:
     sent: dict[int, list[tuple[int, Answer]]] = field(default_factory=dict)
     rules: Rules = DEFAULTS
     next_id: int = 1
+    epochs: dict[int, int] = field(default_factory=dict)
 
     def next_sequence(self, writer: int) -> int:
+        """The sequence of the next batch of a writer."""
         sent = self.sent.get(writer)
         return 0 if not sent or sent[-1][0] == SEQUENCE_MAX else sent[-1][0] + 1
 
+    def fence(self, writer: int, epoch: int) -> None:
+        """Refuse batches of lower epochs of a writer from now on."""
+        self.epochs[writer] = max(epoch, self.epochs.get(writer, 0))
+
     @property
     def count(self) -> int:
+        """Number of rows."""
         return len(self.rows) if self.key else len(self.log)
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """The table has the columns of ``schema`` from now on; in what is there, those it lacks are null."""
+        """Give the table the columns of ``schema``; in rows and changes that are there, the new ones are null."""
         self.rules = replace(self.rules, engine=replace(self.rules.engine, schema=schema))
         for row in (*self.rows.values(), *(change[2] for change in self.log)):
             for name in schema.names:
@@ -98,11 +136,25 @@ class Model:
         operations: Sequence[Operation],
         writer: int = -1,
         sequence: int = -1,
+        epoch: int = 0,
         *,
         columns: Collection[str] | None = None,
         overwrite: bool = False,
     ) -> Answer:
-        """One batch. Columns that its rows lack, be it that their schema is older, are null."""
+        """Apply one batch; columns that its rows lack are null.
+
+        Args:
+            operations: Upserts and deletes, in order.
+            writer: The writer of the batch; -1 for none.
+            sequence: The number of the batch among its writer's.
+            epoch: Incarnation of the writer.
+            columns: Columns that the batch sets; all if None.
+            overwrite: Whether rows are stored as they come, whatever the merge engine.
+
+        Raises:
+            Refused: A batch is missing before this one, its epoch is fenced, or its content is refused. Nothing of it
+                is in the model.
+        """
         targets = self._targets(columns, overwrite)
         if not overwrite and self.rules.delete_behavior != "allow":
             upserts = [operation for operation in operations if operation[0] == "upsert"]
@@ -110,6 +162,8 @@ class Model:
                 raise Refused(errors.DeletionDisabled)
             operations = upserts
         if writer >= 0:
+            if epoch < self.epochs.get(writer, 0):
+                raise Refused(errors.WriterFenced)
             for sent, answer in self.sent.get(writer, [])[-WINDOW:]:
                 if sent == sequence:
                     return Answer(answer.first_offset, answer.last_offset, duplicated=True)
@@ -126,11 +180,12 @@ class Model:
         answer = Answer(first, self.end - 1, duplicated=False)
         if writer >= 0:
             self.sent.setdefault(writer, []).append((sequence, answer))
+            self.fence(writer, epoch)
         return answer
 
     def _targets(self, columns: Collection[str] | None, overwrite: bool) -> frozenset[str] | None:
         """The columns of a partial batch; None if it is about whole rows."""
-        if columns is None or set(columns) | {self.rules.auto_increment} >= set(self.rules.names):
+        if columns is None or all(name in columns or name == self.rules.auto_increment for name in self.rules.names):
             return None
         if not overwrite and (self.rules.engine.spec == "first_row" or "versioned" in self.rules.engine.spec):
             raise Refused(errors.UnsupportedOperation)
@@ -147,7 +202,7 @@ class Model:
         before = self.rows.get(key)
         engine = replace(self.rules.engine, spec="last_row") if overwrite else self.rules.engine
         if kind == "delete":
-            merged = engine.delete(before, targets and targets | {self.rules.auto_increment})
+            merged = engine.delete(before, targets and {*targets, *filter(None, [self.rules.auto_increment])})
         else:
             merged = engine.upsert(before, row, targets)
         if merged is before:
@@ -186,7 +241,7 @@ class Model:
         self.end += 1
 
     def binlog(self, start: int, end: int) -> list[tuple[int, str, Row | None, Row | None, int]]:
-        """``(offset, change type, row before, row after, first offset of its batch)``."""
+        """The binlog: ``(offset, change type, row before, row after, first offset of its batch)``."""
         found = []
         before = None
         for at, kind, row, version in self.log:

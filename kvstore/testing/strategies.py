@@ -1,4 +1,4 @@
-"""Arbitrary schemas and columns: every type a table stores, and the foreign ones that are normalised to them.
+"""Strategies for schemas, columns and rows: every type a table stores, and foreign ones that are normalised to them.
 
 Columns are as unpleasant as Arrow allows: they are slices, and under their nulls lies garbage.
 """
@@ -54,7 +54,7 @@ BYTES = st.lists(st.sampled_from(b"\x00\x01\x02\xff"), max_size=4).map(bytes) | 
 
 @st.composite
 def stored_types(draw: st.DrawFn, *, depth: int = 2) -> pa.DataType:
-    """Every stored type."""
+    """Every type that a table stores."""
     return _type(draw, *_STORED, depth)
 
 
@@ -84,22 +84,31 @@ def _type(draw: st.DrawFn, scalars: Any, shapes: Any, depth: int) -> pa.DataType
 
 @st.composite
 def schemas(draw: st.DrawFn, types: st.SearchStrategy[pa.DataType] | None = None, *, columns_max: int = 3) -> pa.Schema:
-    """Schemas as a table stores them; ``types`` are those of their columns."""
+    """Schemas as a table stores them, with names and types that are easily got wrong.
+
+    Args:
+        types: Types of the columns; by default every type that a table stores, nested ones too.
+        columns_max: The largest number of columns.
+    """
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=columns_max, unique=True))
     kinds = stored_types() if types is None else types
     return pa.schema([pa.field(name, draw(kinds), nullable=draw(_BOOLEANS)) for name in names])
 
 
 @st.composite
-def record_batches(
+def rows(
     draw: st.DrawFn, schema: pa.Schema | st.SearchStrategy[pa.Schema] | None = None, *, rows_max: int = 5
 ) -> pa.RecordBatch:
-    """Rows of a schema, by default of any that a table stores."""
-    if not isinstance(schema, pa.Schema):
-        schema = draw(schemas() if schema is None else schema)
+    """Rows of a schema, by default of any that a table stores.
+
+    Args:
+        schema: A schema, or a strategy for one.
+        rows_max: The largest number of rows.
+    """
+    chosen = draw(schemas() if schema is None else schema) if not isinstance(schema, pa.Schema) else schema
     size = draw(st.integers(0, rows_max))
-    parts = [_column(draw, field.type, size, nullable=field.nullable) for field in schema]
-    return pa.RecordBatch.from_arrays(parts, schema=schema)
+    parts = [_column(draw, field.type, size, nullable=field.nullable) for field in chosen]
+    return pa.RecordBatch.from_arrays(parts, schema=chosen)
 
 
 @st.composite
@@ -220,29 +229,3 @@ def _near(low: int, high: int) -> st.SearchStrategy[int]:
 @cache
 def _many(values: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any]]:
     return st.lists(values, min_size=size, max_size=size)
-
-
-def values_of(column: pa.Array) -> list[Any]:
-    """What a column holds, whatever its representation, to be compared bit by bit.
-
-    Numbers of any date or time, bits of floats, tuples of structs, lists of lists, lists of pairs of maps.
-    """
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        words = values_of(column.dictionary)
-        return [None if index is None else words[index] for index in column.indices.to_pylist()]
-    if pa.types.is_struct(kind):
-        rows = zip(*map(values_of, column.flatten()), strict=True)
-        return [row if there else None for row, there in zip(rows, column.is_valid().to_pylist(), strict=True)]
-    if pa.types.is_nested(kind):
-        return [values_of(item.values) if item.is_valid else None for item in column]
-    if pa.types.is_date64(kind):
-        return [None if time is None else time // _DAY["ms"] for time in column.view(pa.int64()).to_pylist()]
-    if pa.types.is_floating(kind) or pa.types.is_temporal(kind):
-        return column.view({16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]).to_pylist()
-    return column.to_pylist()
-
-
-def contents(rows: pa.RecordBatch) -> list[list[Any]]:
-    """What the columns of some rows hold."""
-    return [values_of(column) for column in rows.columns]

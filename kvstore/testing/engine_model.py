@@ -1,4 +1,4 @@
-"""What a merge engine must make of one row and one operation: dicts, one at a time, and no cleverness.
+"""Models of the merge engines: what each makes of one row and one operation, as dicts.
 
 An engine is given as the catalog writes it (docs/format.md, Merge engines). Rows hold Python values; dates and times
 may be numbers. A row that comes back as the same object is one that nothing happened to.
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 Row = dict[str, Any]
 DIGITS = Context(prec=200)
-FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
+FLOATS: dict[pa.DataType, Any] = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
 
 
 class Overflow(Exception):
@@ -25,7 +25,14 @@ class Overflow(Exception):
 
 @dataclass(frozen=True)
 class EngineModel:
-    """The rule of one table."""
+    """The merge engine of one table.
+
+    Attributes:
+        spec: The engine as the catalog writes it: ``"last_row"``, ``{"versioned": "ts"}``,
+            ``{"aggregate": {"n": "sum"}}``.
+        schema: Columns of the table.
+        key: Names of the key's columns.
+    """
 
     spec: Any
     schema: pa.Schema
@@ -74,7 +81,7 @@ class EngineModel:
 
 
 def total(old: Any, new: Any, kind: pa.DataType, function: str) -> Any:
-    """Sum or product."""
+    """Sum or product of two values, neither of them null."""
     if kind in FLOATS:
         with np.errstate(all="ignore"):
             one, other = FLOATS[kind](old), FLOATS[kind](new)
@@ -93,7 +100,7 @@ def total(old: Any, new: Any, kind: pa.DataType, function: str) -> Any:
 
 
 def is_larger(one: Any, other: Any) -> bool:
-    """Whether it is; text is compared by its bytes, and NaN is the largest."""
+    """Whether one value is larger than the other; text is compared by its bytes, and NaN is the largest."""
     if isinstance(one, str):
         return bool(one.encode() > other.encode())
     if one != one or other != other:
@@ -102,7 +109,7 @@ def is_larger(one: Any, other: Any) -> bool:
 
 
 def union(old: bytes, new: bytes, bitmap: str) -> bytes:
-    """Of two roaring bitmaps."""
+    """Union of two roaring bitmaps."""
     import pyroaring
 
     kind: Any = getattr(pyroaring, bitmap)
@@ -119,4 +126,4 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "rbm32": lambda old, new: union(old, new, "BitMap"),
     "rbm64": lambda old, new: union(old, new, "BitMap64"),
 }
-"""Of two values, neither of them null."""
+"""What each function makes of two values, neither of them null."""
