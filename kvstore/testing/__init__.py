@@ -11,17 +11,37 @@ except ImportError as error:
 # isort: split
 from kvstore.testing.engine_model import EngineModel
 from kvstore.testing.histories import Batch, History, changes, histories
+from kvstore.testing.machine import SequenceMachine
 from kvstore.testing.model import Answer, Model, Refused, Rules
+from kvstore.testing.sequences import (
+    RULES,
+    AppliesEpochs,
+    NamesWriters,
+    Offsets,
+    Renumbers,
+    Restarts,
+    RuleBroken,
+    SequenceTarget,
+)
 from kvstore.testing.strategies import rows, schemas
 
 __all__ = [
+    "RULES",
     "Answer",
+    "AppliesEpochs",
     "Batch",
     "EngineModel",
     "History",
     "Model",
+    "NamesWriters",
+    "Offsets",
     "Refused",
+    "Renumbers",
+    "Restarts",
+    "RuleBroken",
     "Rules",
+    "SequenceMachine",
+    "SequenceTarget",
     "changes",
     "histories",
     "rows",

@@ -1,0 +1,64 @@
+"""The machine finds every bug that is planted into a small store, and none in the store without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvstore.testing import RuleBroken, SequenceMachine
+from kvstore.testing.model import Row
+from tests.testing import planted
+from tests.testing.toy import BadRow, Fenced, OutOfOrder, Toy, ToyBucket
+
+FIND = settings(
+    max_examples=200, stateful_step_count=20, database=None, phases=[Phase.generate], report_multiple_bugs=False
+)
+"""Stops at the first failure, and does not shorten it."""
+Bug = type[Toy] | type[ToyBucket]
+bugs = pytest.mark.parametrize("bug", [*planted.BUCKETS, *planted.STORES], ids=lambda bug: bug.__name__)
+
+
+class ToyMachine(SequenceMachine):
+    buckets = 2
+    out_of_order = OutOfOrder
+    fenced = Fenced
+    refused = BadRow
+    toy: type[Toy] = Toy
+
+    def create(self) -> Toy:
+        return self.toy(self.buckets)
+
+    def bad_row(self, key: Any) -> Row:
+        return {"k": key, "v": None}
+
+
+def machine_of(bug: Bug) -> type[SequenceMachine]:
+    """The machine of a toy store with a bug, in the store or in its buckets."""
+    toy = bug if issubclass(bug, Toy) else type(bug.__name__, (Toy,), {"bucket_class": bug})
+    return type(bug.__name__, (ToyMachine,), {"toy": toy})
+
+
+TestToy = ToyMachine.TestCase
+TestToy.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+@bugs
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    with pytest.raises(RuleBroken):
+        run_state_machine_as_test(machine_of(bug), settings=FIND)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("_run", range(5))
+@bugs
+def test_a_planted_bug_is_found_with_any_seed(bug: Bug, _run: int) -> None:
+    with pytest.raises(RuleBroken):
+        run_state_machine_as_test(machine_of(bug), settings=settings(FIND, derandomize=False))
+
+
+@pytest.mark.long
+def test_a_store_without_bugs_keeps_the_rules_for_long() -> None:
+    run_state_machine_as_test(ToyMachine, settings=settings(max_examples=2000, stateful_step_count=50))
