@@ -146,11 +146,11 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.fences)
     @rule(bucket=_INDEX, writer=_INDEX, draft=_DRAFT)
     def send_newer_epoch(self, bucket: int, writer: int, draft: Draft) -> None:
-        """Send the next batch of a writer without a name with a higher epoch."""
+        """Send the next batch of a writer without a name with a higher epoch; then batches of the former one arrive."""
         model, id = self._model(bucket), writer % self.writers
-        self._send(
-            "fence", bucket, id, model.next_sequence(id), self._operations(bucket, draft), model.epochs.get(id, 0) + 1
-        )
+        epoch = model.epochs.get(id, 0) + 1
+        self._send("fence", bucket, id, model.next_sequence(id), self._operations(bucket, draft), epoch)
+        self.send_older_epoch(bucket, id, draft)
 
     @precondition(lambda self: any(epoch for model in self.models for epoch in model.epochs.values()))
     @rule(bucket=_INDEX, writer=_INDEX, draft=_DRAFT)
@@ -220,10 +220,14 @@ class SequenceMachine(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.target, Restarts))
     @rule()
     def restart(self) -> None:
-        """Restart the target."""
+        """Restart the target, and ask for all that it must remember."""
         assert isinstance(self.target, Restarts)
         self.target.restart()
         self._compare("restart")
+        for bucket in range(self.buckets):
+            for writer in range(len(self._ids)):
+                self.send_again(bucket, writer, empty=False)
+                self.send_older_epoch(bucket, writer, [("upsert", 0, 0)])
 
     @precondition(lambda self: isinstance(self.target, Renumbers) and len(self._ids) < _IDS_MAX)
     @rule(left=st.integers(0, 2), bucket=_INDEX, drafts=_DRAFTS)

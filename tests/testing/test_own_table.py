@@ -38,7 +38,7 @@ class OwnMachine(SequenceMachine):
 
 
 TestOwnTable = OwnMachine.TestCase
-TestOwnTable.settings = settings(max_examples=10, stateful_step_count=15)
+TestOwnTable.settings = settings(max_examples=8, stateful_step_count=12)
 
 
 @pytest.mark.long
