@@ -13,6 +13,7 @@ from kvstore.testing.engine_model import EngineModel
 from kvstore.testing.histories import Batch, History, changes, histories
 from kvstore.testing.machine import SequenceMachine
 from kvstore.testing.model import Answer, Model, Refused, Rules
+from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Move, Network, Reply, Request, moves
 from kvstore.testing.sequences import (
     RULES,
     AppliesEpochs,
@@ -26,17 +27,24 @@ from kvstore.testing.sequences import (
 from kvstore.testing.strategies import rows, schemas
 
 __all__ = [
+    "MOVES",
     "RULES",
     "Answer",
     "AppliesEpochs",
     "Batch",
     "EngineModel",
     "History",
+    "LossyTarget",
     "Model",
+    "ModelTarget",
+    "Move",
     "NamesWriters",
+    "Network",
     "Offsets",
     "Refused",
     "Renumbers",
+    "Reply",
+    "Request",
     "Restarts",
     "RuleBroken",
     "Rules",
@@ -44,6 +52,7 @@ __all__ = [
     "SequenceTarget",
     "changes",
     "histories",
+    "moves",
     "rows",
     "schemas",
 ]

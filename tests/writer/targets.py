@@ -1,8 +1,7 @@
-"""A table in memory, and an unreliable connection to it that runs its own threads."""
+"""A table in memory, and a connection to it that answers late."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,17 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.errors import OutOfOrderSequence, StoreError
+from kvstore.errors import StoreError
+from kvstore.testing import ModelTarget
 from logformat.catalog.edits import TableOptions
-from logformat.ids import next_sequence
-from logformat.log.writer_entry import WINDOW
 from logformat.rows.changes import Changes
-from tests.writer.bucket_queues import Answer
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
 
 
-class MemoryBucket:
+class MemoryBucket(ModelTarget):
     """Applies batches as a bucket does, and records them.
 
     Attributes:
@@ -28,41 +25,30 @@ class MemoryBucket:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.lock = threading.Lock()
-        self.writers: dict[int, list[tuple[int, Answer]]] = {}
         self.applied: list[tuple[int, int, Changes]] = []
         self.begun: list[int] = []
-        self.end = 0
         self.refuse: Callable[[Changes], None] = lambda _: None
 
-    def submit(self, changes: Changes, writer_id: int, sequence: int, _: int, **__: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(self.apply(changes, writer_id, sequence))
-        except StoreError as error:
-            future.set_exception(error)
-        return future
+    def submit(self, changes: Changes, writer_id: int, sequence: int, epoch: int, **_: Any) -> Future[Any]:
+        with self.lock:
+            if sequence == self.model.next_sequence(writer_id):
+                try:
+                    self.refuse(changes)
+                except StoreError as error:
+                    refused: Future[Any] = Future()
+                    refused.set_exception(error)
+                    return refused
+            answer = super().submit(changes, writer_id, sequence, epoch)
+            if answer.exception() is None and not answer.result().duplicated:
+                self.applied.append((writer_id, sequence, changes))
+            return answer
 
     def begin(self, writer_id: int) -> int | None:
         with self.lock:
             self.begun.append(writer_id)
-            window = self.writers.get(writer_id)
-            return window[-1][0] if window else None
-
-    def apply(self, changes: Changes, writer_id: int, sequence: int) -> Answer:
-        with self.lock:
-            window = self.writers.setdefault(writer_id, [])
-            for known, answer in window:
-                if known == sequence:
-                    return Answer(answer.first_offset, answer.last_offset, True)
-            if sequence != next_sequence(window[-1][0] if window else -1):
-                raise OutOfOrderSequence("Out of order.", sequence=sequence)
-            self.refuse(changes)
-            answer = Answer(self.end, self.end + max(1, len(changes)) - 1)
-            self.end = answer.last_offset + 1
-            self.writers[writer_id] = [*window, (sequence, answer)][-WINDOW:]
-            self.applied.append((writer_id, sequence, changes))
-            return answer
+            return super().begin(writer_id)
 
     def rows(self) -> list[dict[str, Any]]:
         """All applied operations in order; a delete has its word in ``s``."""
@@ -100,46 +86,6 @@ class MemoryTable:
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for bucket in self.real for row in bucket.rows()]
-
-
-class LossyConnection:
-    """A connection that loses, delays and duplicates requests and answers, in its own threads."""
-
-    def __init__(self, bucket: MemoryBucket, seed: int, loss: float = 0.25) -> None:
-        self._bucket = bucket
-        self._random = random.Random(seed)
-        self._loss = loss
-
-    def begin(self, writer_id: int) -> int | None:
-        return self._bucket.begin(writer_id)
-
-    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int, **schema: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        if self._random.random() < self._loss:
-            return answer  # the request is lost
-        for _ in range(1 + (self._random.random() < self._loss)):
-            heard = self._random.random() >= self._loss
-            delay = self._random.random() * 0.01
-
-            def arrive(heard: bool = heard) -> None:
-                done = self._bucket.submit(changes, writer_id, sequence, writer_epoch, **schema)
-                if heard and not answer.done():
-                    try:
-                        answer.set_result(done.result())
-                    except StoreError as error:
-                        answer.set_exception(error)
-
-            timer = threading.Timer(delay, arrive)
-            timer.daemon = True
-            timer.start()
-        return answer
-
-
-class SilentConnection(LossyConnection):
-    """A connection that delivers nothing."""
-
-    def __init__(self, bucket: MemoryBucket) -> None:
-        super().__init__(bucket, 0, 1.0)
 
 
 class GatedConnection:

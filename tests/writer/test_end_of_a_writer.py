@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from kvstore.errors import ForkedStore, NotAcknowledged, RowsRefused, StoreClosed, StoreLocked
+from kvstore.testing import LossyTarget
 from tests.writer.inputs import FAST, IDENTITY, PATIENT, eventually, row, rows, threads
-from tests.writer.targets import SCHEMA, GatedConnection, MemoryBucket, MemoryTable, SilentConnection
+from tests.writer.targets import SCHEMA, GatedConnection, MemoryBucket, MemoryTable
 from writer import TableWriter
 from writer.accumulator import Accumulator
 from writer.intake import Intake
@@ -105,7 +106,7 @@ def test_an_unclosed_writer_without_open_rows_does_not_warn() -> None:
 
 def test_an_unclosed_writer_logs_rows_that_it_can_not_write(caplog: pytest.LogCaptureFixture) -> None:
     before = threads()
-    writer = TableWriter(MemoryTable(connection=SilentConnection), IDENTITY, delivery_timeout_ms=20, **PATIENT)
+    writer = TableWriter(MemoryTable(connection=LossyTarget), IDENTITY, delivery_timeout_ms=20, **PATIENT)
     writer.upsert(rows(1, 2))
     writer.upsert({"k": "x", "s": ""})
     with pytest.warns(ResourceWarning, match="not closed"):

@@ -10,14 +10,12 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from kvstore.log import writer_state
+from kvstore.testing import Move, moves
 from logformat.rows.changes import Changes
 from tests.writer.world import BUCKETS, DAMAGES, KINDS, SCHEMA, Transitions, World, remove_templates
 from writer.sequence import Event, State
 
-MOVES = (
-    *("flow", "flow", "flow", "carry", "carry", "deliver", "group", "answer", "answer"),
-    *("unheard", "unheard", "lose", "forget", "double", "double"),
-)
 INDEX = st.integers(0, 7)
 SEEN = Transitions()
 
@@ -61,10 +59,10 @@ class LossyWorld(RuleBasedStateMachine):
         for batch in batches:
             self.world.hand_over(actors[writer % len(actors)], bucket, self.changes(bucket, batch))
 
-    @rule(moves=st.lists(st.tuples(st.sampled_from(MOVES), INDEX), min_size=6, max_size=16))
-    def network(self, moves: list[tuple[str, int]]) -> None:
+    @rule(moves=moves())
+    def network(self, moves: list[Move]) -> None:
         for move, place in moves:
-            self.move(move, place)
+            self.world.network.move(move, place)
 
     @rule(seconds=st.sampled_from([1.0, 5.0, 31.0]))
     def wait(self, seconds: float) -> None:
@@ -78,7 +76,7 @@ class LossyWorld(RuleBasedStateMachine):
     def calm(self, rounds: int) -> None:
         self.world.locked = False
         for _ in range(rounds):
-            self.world.carry_everything()
+            self.world.network.carry_everything()
             self.world.wait(1.0)
 
     @rule(locked=st.sampled_from([True, False, False]))
@@ -123,36 +121,6 @@ class LossyWorld(RuleBasedStateMachine):
                 SEEN.update(self.world.seen)
                 self.world.close()
 
-    def move(self, move: str, place: int) -> None:
-        world = self.world
-        if move in ("answer", "forget"):
-            if world.replies:
-                reply = world.replies.pop(place % len(world.replies))
-                if move == "answer":
-                    world.receive(reply)
-            return
-        if not world.requests:
-            return
-        chosen = place % len(world.requests)
-        match move:
-            case "carry":
-                world.deliver([world.requests.pop(chosen)])
-                world.receive(world.replies.pop())
-            case "deliver":
-                world.deliver([world.requests.pop(chosen)])
-            case "flow":
-                flow, world.requests = world.requests[: place + 1], world.requests[place + 1 :]
-                world.exchange(flow)
-            case "group":
-                group, world.requests = world.requests[: place + 1], world.requests[place + 1 :]
-                world.deliver(group)
-            case "unheard":
-                world.deliver([world.requests.pop(chosen)], lose_answers=True)
-            case "lose":
-                del world.requests[chosen]
-            case "double":
-                world.requests.append(world.requests[chosen])
-
     def changes(self, bucket: int, batch: list[Draft]) -> Changes:
         keys = self.world.keys[bucket]
         rows = []
@@ -167,7 +135,9 @@ class LossyWorld(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def _templates() -> Iterator[None]:
+def _templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Seven days pass at once here; a bucket counts an hour of them, so that a wrong clock makes it forget nothing.
+    monkeypatch.setattr(writer_state, "STEP_MS_MAX", writer_state.EXPIRY_MS)
     yield
     remove_templates()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import count
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -22,11 +23,12 @@ from kvstore.errors import (
     UnsupportedOperation,
     WriterFenced,
 )
+from kvstore.testing import LossyTarget, Network
 from logformat.catalog.edits import TableOptions
 from logformat.ids import Epoch, WriterId
 from logformat.rows.changes import Changes
 from tests.writer.inputs import FAST, IDENTITY, PATIENT, eventually, row, rows
-from tests.writer.targets import SCHEMA, GatedConnection, LossyConnection, MemoryTable, SilentConnection
+from tests.writer.targets import SCHEMA, GatedConnection, MemoryTable
 from writer import Identity, TableWriter
 
 # Input
@@ -306,7 +308,7 @@ def test_an_error_that_ends_the_writer_reaches_every_caller_and_all_rows_are_kep
 
 
 def test_an_unanswered_writer_reports_the_outcome_as_unknown() -> None:
-    table = MemoryTable(connection=SilentConnection)
+    table = MemoryTable(connection=LossyTarget)
     writer = TableWriter(table, IDENTITY, request_timeout_ms=10, delivery_timeout_ms=100, **FAST)
     writer.upsert(row(1))
     with pytest.raises(NotAcknowledged, match="unknown"):
@@ -330,11 +332,14 @@ def test_an_unavailable_bucket_is_retried() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_lossy_connection_writes_every_row_once_and_in_order(seed: int) -> None:
-    seeds = count(seed * 10)
-    table = MemoryTable(buckets=2, connection=lambda bucket: LossyConnection(bucket, next(seeds)))
+    network = Network()
+    table = MemoryTable(buckets=2, connection=lambda bucket: LossyTarget(bucket, network))
     for bucket in table.real:
         bucket.refuse = lambda changes: refuse_odd(changes) if len(changes) == 1 else None
-    with TableWriter(table, IDENTITY, batch_rows=10, request_timeout_ms=30, **FAST) as writer:
+    with (
+        network.carried(Random(seed)),
+        TableWriter(table, IDENTITY, batch_rows=10, request_timeout_ms=30, **FAST) as writer,
+    ):
         for k in range(300):
             writer.upsert(row(k))
             if k % 100 == 0:

@@ -1,4 +1,4 @@
-"""Lanes and real buckets, with a simulated network between them, and a store that can crash.
+"""Lanes and real buckets, with the network of ``kvstore.testing`` between them, and a store that can crash.
 
 One thread, no chance and no clock: the caller decides everything. Each row has its own number, so the changelog shows
 how often it was written.
@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvstore.errors import (
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
 from kvstore.store import Store
+from kvstore.testing import LossyTarget, Network
 from logformat.ids import NO_SEQUENCE, next_sequence
 from logformat.rows.changes import Changes
 from tests.support.clocks import SetClock
@@ -72,17 +74,22 @@ class Actor:
     bucket_queues: list[WatchedQueue]
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
-    bucket: int
-    bucket_queue: WatchedQueue
-    sending: Sending
+class Door:
+    """A bucket of the store that is open now."""
 
+    def __init__(self, world: World, bucket: int) -> None:
+        self._world = world
+        self._bucket = bucket
 
-@dataclass(frozen=True, eq=False)
-class Reply:
-    request: Request
-    answer: Any
+    def submit(self, *batch: Any, **options: Any) -> Future[Any]:
+        if self._world.locked:
+            raise StoreLocked("Locked.")
+        return self._world.buckets[self._bucket].submit(*batch, **options)
+
+    def begin(self, writer_id: int) -> int | None:
+        if self._world.locked:
+            raise StoreLocked("Locked.")
+        return self._world.buckets[self._bucket].begin(writer_id)
 
 
 @dataclass
@@ -124,8 +131,8 @@ class World:
         self.now = 0.0
         self.ledger = Ledger()
         self.actors: list[Actor] = []
-        self.requests: list[Request] = []
-        self.replies: list[Reply] = []
+        self.network = Network()
+        self.targets = [LossyTarget(Door(self, bucket), self.network) for bucket in range(BUCKETS)]
         self.seen: Transitions = Counter()
         self.locked = False
         self.expired = False
@@ -174,7 +181,9 @@ class World:
                 bucket_queue.call_succeeded(self._make_call(call, actor, bucket))
             except StoreLocked as error:
                 bucket_queue.call_failed(error, self.now)
-        self.requests += [Request(bucket, bucket_queue, sending) for sending in bucket_queue.due(self.now)]
+        for sending in bucket_queue.due(self.now):
+            receive = partial(self._receive, bucket_queue, sending)
+            self.targets[bucket].send(sending.changes, sending.writer_id, sending.sequence, sending.epoch, receive)
         for settled in bucket_queue.settled:
             if settled.error is None:
                 self.ledger.acknowledged.add(settled.serial)
@@ -190,11 +199,11 @@ class World:
             self._check_may_be_over(actor, bucket_queue.error)
 
     def _make_call(self, call: PendingCall, actor: Actor, bucket: int) -> int | None:
-        if self.locked:
-            raise StoreLocked("Locked.")
         if call is PendingCall.NEW_ID:
+            if self.locked:
+                raise StoreLocked("Locked.")
             return self.store.new_writer_id()
-        return self.buckets[bucket].begin(actor.identity.writer_id)
+        return self.targets[bucket].begin(actor.identity.writer_id)
 
     def _check_may_be_over(self, actor: Actor, error: StoreError) -> None:
         if isinstance(error, WriterFenced):
@@ -204,54 +213,14 @@ class World:
             assert isinstance(error, NotAcknowledged | StoreLocked), error  # the outcome is unknown, or it never began
             assert self.expired
 
-    # The network
-
-    def deliver(self, requests: list[Request], *, lose_answers: bool = False) -> None:
-        """Deliver requests to their buckets together; the answers are in the network afterwards."""
-        answers = [(request, self._submit(request)) for request in requests]
-        for request, answer in answers:
-            reply = Reply(request, answer.exception(timeout=600) or answer.result())
-            assert not isinstance(reply.answer, UnsupportedOperation)
-            if not lose_answers:
-                self.replies.append(reply)
-
-    def _submit(self, request: Request) -> Future[Any]:
-        sending = request.sending
-        answer: Future[Any] = Future()
-        try:
-            if self.locked:
-                raise StoreLocked("Locked.")
-            return self.buckets[request.bucket].submit(
-                sending.changes, sending.writer_id, sending.sequence, sending.epoch
-            )
-        except StoreError as error:
-            answer.set_exception(error)
-            return answer
-
-    def receive(self, reply: Reply) -> None:
+    def _receive(self, bucket_queue: WatchedQueue, sending: Sending, answer: Any) -> None:
         """Deliver an answer to its bucket queue."""
-        bucket_queue, sending = reply.request.bucket_queue, reply.request.sending
-        if isinstance(reply.answer, StoreError):
-            bucket_queue.failed(sending, reply.answer, self.now)
+        assert not isinstance(answer, UnsupportedOperation)
+        if isinstance(answer, StoreError):
+            bucket_queue.failed(sending, answer, self.now)
         else:
-            bucket_queue.acknowledged(sending, reply.answer)
+            bucket_queue.acknowledged(sending, answer)
         self.pump()
-
-    def carry_everything(self) -> None:
-        """Deliver everything in the network."""
-        replies, self.replies = self.replies, []
-        for reply in replies:
-            self.receive(reply)
-        requests, self.requests = self.requests, []
-        self.exchange(requests)
-
-    def exchange(self, requests: list[Request]) -> None:
-        """Deliver requests to their buckets, and the answers to the bucket queues, in this order."""
-        earlier, self.replies = self.replies, []
-        self.deliver(requests)
-        replies, self.replies = self.replies, earlier
-        for reply in replies:
-            self.receive(reply)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -281,7 +250,7 @@ class World:
     def seven_days_pass(self) -> None:
         """Expire all writers without a new batch. No earlier request arrives afterwards: that is not promised."""
         self.expired = True
-        self.requests.clear()
+        self.network.requests.clear()
         for bucket, (_, end) in self.table.offsets().items():
             self._eras[bucket].append(end)
         self.clock.now += EXPIRY_MS
@@ -294,8 +263,8 @@ class World:
         """Deliver everything without loss from now on: every bucket queue must finish."""
         self.locked = False
         for _ in range(2000):
-            if self.requests or self.replies:
-                self.carry_everything()
+            if self.network.requests or self.network.replies:
+                self.network.carry_everything()
                 continue
             bucket_queues = [
                 bucket_queue
