@@ -52,9 +52,9 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("_run", range(5))
+@pytest.mark.parametrize("attempt", range(5))
 @bugs
-def test_a_planted_bug_is_found_with_any_seed(bug: Bug, _run: int) -> None:
+def test_a_planted_bug_is_found_with_any_seed(bug: Bug, attempt: int) -> None:
     with pytest.raises(RuleBroken):
         run_state_machine_as_test(machine_of(bug), settings=settings(FIND, derandomize=False))
 

@@ -253,7 +253,7 @@ def test_a_forgotten_writer_continues_and_reports_it(caplog: pytest.LogCaptureFi
     with TableWriter(table, IDENTITY, new_id=lambda: next(ids)) as writer:
         writer.upsert(row(1))
         writer.flush()
-        table.real[0].writers.clear()
+        table.real[0].model.sent.clear()
         writer.upsert(row(2))
         writer.flush()
         assert [(restart.before, restart.after) for restart in writer.restarts] == [(7, 100)]
@@ -267,7 +267,7 @@ def test_a_forgotten_writer_that_can_not_continue_keeps_its_rows(identity: Ident
     writer = TableWriter(table, identity, **FAST)
     writer.upsert(row(1))
     writer.flush()
-    table.real[0].writers.clear()
+    table.real[0].model.sent.clear()
     writer.upsert(row(2))
     with pytest.raises(OutOfOrderSequence if identity.name else UnsupportedOperation):
         writer.flush()
