@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
+from kvstore.history.past import Past
+from kvstore.history.reads import HistoryReads
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
@@ -51,7 +53,7 @@ from logformat.rows.intake import Keys
 B = TypeVar("B")
 
 
-class TableReads:
+class TableReads(HistoryReads):
     """Definition, rows and changes of an open table.
 
     :class:`kvstore.table.everyday.EverydayReads` adds what other libraries expect, :class:`kvstore.Table` writing.
@@ -477,6 +479,9 @@ class TableReads:
         if definition.primary_key is None:
             raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
         return definition
+
+    def _past(self) -> Past:
+        return Past(self._handles, self._keyed, self._catalog)
 
     def _changes(
         self,

@@ -1,0 +1,116 @@
+"""Who wrote a batch of the log: its writer by name, the epoch, and the ingestion job and its files.
+
+Batches have only numbers. The catalog has the names that are still in use; of a name that was dropped or taken over, the
+number of the writer is what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from kvstore.meta.jobs import NO_JOBS, writer_of
+from kvstore.meta.state import CatalogState
+from kvstore.meta.writers import NamedWriter
+from logformat.catalog.jobs import EndedTask, JobStatus
+from logformat.ids import NO_WRITER, TableId, WriterId
+from logformat.log.batch import BatchHeader
+
+ORIGIN_FIELDS = pa.schema(
+    [
+        pa.field("writer", pa.string()),
+        pa.field("writer_id", pa.int64()),
+        pa.field("epoch", pa.int64()),
+        pa.field("sequence", pa.int64()),
+        pa.field("run", pa.string()),
+        pa.field("job", pa.string()),
+        pa.field("task", pa.int64()),
+        pa.field("file", pa.string()),
+    ]
+)
+"""Columns about the origin of a change; all null for a batch without a writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who wrote a batch.
+
+    Attributes:
+        writer: Name of the writer; its id as text if it has no name, or lost it.
+        epoch: For a writer of epochs, the number of the epoch; for others, the incarnation of the writer.
+        counts_epochs: Whether it is a writer of epochs.
+        sequence: Number of the batch among its writer's.
+        run: Run that counts the epochs, such as the id of a streaming query of Spark.
+        job, task: Ingestion job, and the number of its task.
+        file: The task's file; of several, the first and the last one. None if the job no longer remembers the task.
+    """
+
+    writer: str | None = None
+    writer_id: int | None = None
+    epoch: int | None = None
+    counts_epochs: bool = False
+    sequence: int | None = None
+    run: str | None = None
+    job: str | None = None
+    task: int | None = None
+    file: str | None = None
+
+
+_NO_ORIGIN = Origin()
+
+
+class Origins:
+    """Origins of the batches of one table, by what the catalog says now."""
+
+    def __init__(self, state: CatalogState, table: TableId) -> None:
+        writers = state.writers_of(table)
+        self._names: dict[WriterId, str] = {writer.writer_id: name for name, writer in writers.named.items()}
+        self._named: dict[str, NamedWriter] = dict(writers.named.items())
+        self._jobs: dict[str, JobStatus] = {writer_of(id): job for id, job in state.jobs.get(table, NO_JOBS).items()}
+
+    def of(self, header: BatchHeader) -> Origin:
+        """The origin of a batch."""
+        id = header.writer_id
+        if id == NO_WRITER:
+            return _NO_ORIGIN
+        name = self._names.get(id)
+        if name is None:
+            return Origin(str(id), int(id), header.writer_epoch, sequence=header.batch_sequence)
+        writer = self._named[name]
+        if writer.kind != "epochs":
+            return Origin(name, int(id), header.writer_epoch, sequence=header.batch_sequence)
+        epoch = writer.first_epoch + header.batch_sequence
+        job = self._jobs.get(name)
+        return Origin(
+            *(name, int(id), epoch, True, header.batch_sequence, writer.run),
+            job=None if job is None else job.name,
+            task=None if job is None else epoch,
+            file=None if job is None else _file(job, epoch),
+        )
+
+    def columns(self, headers: list[BatchHeader]) -> list[pa.Array]:
+        """``ORIGIN_FIELDS`` of the batches with these headers, one row for each."""
+        known: dict[int, Origin] = {}
+        origins = []
+        for header in headers:
+            if header.base_offset not in known:
+                known[header.base_offset] = self.of(header)
+            origins.append(known[header.base_offset])
+        return [pa.array([getattr(each, field.name) for each in origins], field.type) for field in ORIGIN_FIELDS]
+
+
+def _file(job: JobStatus, number: int) -> str | None:
+    if job.task is not None and job.task.number == number:
+        files = [file.path for file in job.task.files]
+        return _files(files[0], files[-1], len(files))
+    applied = [task for task in job.history if task.number == number and task.error is None]
+    return _of_ended(applied[-1]) if applied else None
+
+
+def _of_ended(task: EndedTask) -> str:
+    return _files(task.first, task.last, task.files)
+
+
+def _files(first: str, last: str, count: int) -> str:
+    return first if count == 1 else f"{first} … {last} ({count} files)"

@@ -1,0 +1,76 @@
+"""What reads of the past need of an open table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.bucket.handle import BucketHandle
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
+from kvstore.read.changelog import End, Start
+from kvstore.read.follow import range_between
+from kvstore.request.partition import place_in
+from logformat.ids import BucketId, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """An open table whose changes are read.
+
+    Attributes:
+        handles: One for each bucket, in order.
+        current: Returns the table's current entry in the catalog; raises if it has no key, was dropped, or the store
+            was closed.
+    """
+
+    handles: Sequence[BucketHandle]
+    current: Callable[[], TableDefinition]
+    catalog: TableCatalog
+
+    @property
+    def buckets(self) -> list[BucketId]:
+        """All buckets."""
+        return [BucketId(bucket) for bucket in range(len(self.handles))]
+
+    def range_of(self, bucket: BucketId, start: Start, end: End) -> tuple[Offset, Offset, Offset]:
+        """First and end (exclusive) of a range of changes in a bucket, and the end of its log, all as of now.
+
+        Raises:
+            InvalidRequest: A place is not possible, or the end comes before the start.
+            OffsetOutOfRange: The log does not have it.
+        """
+        check_start(start)
+        handle = self.handles[bucket]
+        with handle.snapshot() as view:
+            now = view.state().applied_offset
+        first, last = place_in("start", start, bucket, self.buckets), place_in("end", end, bucket, self.buckets)
+        return (*range_between(first, last, handle.log, now), now)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While open, an error that a dropped table or closed store causes becomes the error about that."""
+        try:
+            yield
+        except (StoreError, OSError):
+            self.current()
+            raise
+        self.current()
+
+
+def check_start(start: Any) -> None:
+    """Refuse ``full``, which is a start of a changelog only.
+
+    Raises:
+        InvalidRequest: It is ``full``.
+    """
+    if isinstance(start, str) and start == "full":
+        raise InvalidRequest("The past begins at an offset, a time, `earliest` or `latest`.", start=start)
+
+
+def offsets_by_bucket(place: Mapping[BucketId, Offset]) -> dict[str, int]:
+    """Offsets of buckets as JSON has them."""
+    return {str(bucket): int(offset) for bucket, offset in sorted(place.items())}
