@@ -5,8 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kvstore.history.past import Past
+from kvstore.history.selection import Selection
+from kvstore.history.undoing import Undo, undo_of
 from kvstore.history.versions import history_of
-from kvstore.read.changelog import Start
+from kvstore.read.changelog import End, Start
 from logformat.rows.intake import Keys
 
 
@@ -19,7 +21,7 @@ class HistoryReads:
     def history(self, key: Keys, start: Start = "earliest") -> pa.Table:
         """Every version of a row that the log holds, in order, and who wrote it.
 
-        Only the log of the key's bucket is read, all of it after ``start``: about 10 million changes a second.
+        Only the log of the key's bucket is read, all of it after ``start``.
 
         Args:
             key: A scalar, a tuple in key order, or a dict. It need not have a row now.
@@ -40,3 +42,45 @@ class HistoryReads:
             CorruptBatch: The log is damaged.
         """
         return history_of(self._past(), key, start)
+
+    def undo(
+        self,
+        start: Start,
+        end: End | None = None,
+        writer: str | int | None = None,
+        epoch: int | None = None,
+        job: str | None = None,
+        task: int | None = None,
+    ) -> Undo:
+        """The changes that undo others: all since ``start``, or only some of them while later changes of others stay.
+
+        Nothing is written. With ``start`` alone, the result restores all rows to their state at ``start``. Apply it
+        before other changes; with ``overwrite`` if the table's engine is not ``last_row`` or the table fills a column;
+        see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`. A :class:`kvstore.Patch` of it finds out
+        whether there were other changes, and is applied once.
+
+        With any other argument, only the changes of that range and origin are undone, column by column: each column
+        that they changed gets its earlier value. If another change came later and changed the same column of a row, or
+        if it removed the row or stored it again, the row stays as it is, and its key is in ``conflicts`` of the result.
+
+        Each changed key is in the result once, in key order: with a delete if it had no row, otherwise with its row.
+        So a very long result may be applied in parts.
+
+        Args:
+            start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
+                time, ``earliest`` or ``latest``; changes before it stay.
+            end: Exclusive, in the same forms; changes from there on stay.
+            writer: Name or id of a writer, as :meth:`history` shows it; changes of others stay.
+            epoch: Number of an epoch of ``writer``; or the incarnation of a writer that sends batches. Alone, the epoch
+                of this number if only one writer has it.
+            job: Name of an ingestion job, in place of a writer.
+            task: Number of a task of ``job``.
+
+        Raises:
+            InvalidRequest: An argument is none of these, or no change in the range has this origin.
+            UnsupportedOperation: The table's changelog is a WAL image; or its engine is not ``last_row``, and there are
+                arguments other than ``start``.
+            OffsetOutOfRange: The log does not hold ``start`` or ``end``.
+            CorruptBatch: The log is damaged.
+        """
+        return undo_of(self._past(), start, end, Selection.of(writer, epoch, job, task))

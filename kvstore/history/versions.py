@@ -50,13 +50,15 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
         definition = past.current()  # read after `end`, so that it has the schemas of all changes
         origins = Origins(past.catalog.journal.state(), definition.id)
         headers: dict[Offset, BatchHeader] = {}
+
+        def noted() -> Iterator[FoundBatch]:
+            for found in batches_with_key(log.batches(first, end), definition, bucket, first, end, key_row):
+                headers[found.header.base_offset] = found.header
+                yield found
+
         changes = [pa.RecordBatch.from_pylist([], changelog_schema(definition))]
-        for found in batches_with_key(log.batches(first, end), definition, bucket, first, end, key_row):
-            headers[found.header.base_offset] = found.header
-            changes += [
-                rows.take(pc.indices_nonzero(has_key(rows, key_row)))
-                for rows in changes_between([found], definition, bucket, first, end, whole_updates=True)
-            ]
+        for rows in changes_between(noted(), definition, bucket, first, end, whole_updates=True):
+            changes.append(rows.take(pc.indices_nonzero(has_key(rows, key_row))))
         log_start = log.start()
     schema = history_schema(definition, log_start)
     versions = pa.Table.from_batches(

@@ -39,7 +39,7 @@ from kvstore.read.scan import (
     scan_schema,
 )
 from kvstore.read.splits import Splits
-from kvstore.read.time_travel import check_undoable, first_changes
+from kvstore.read.time_travel import check_undoable
 from kvstore.request.partition import bucket_of, buckets_of_rows, place_in
 from kvstore.request.row_layout import layout_of
 from kvstore.table.access import Access
@@ -47,7 +47,6 @@ from kvstore.table.open_table import OpenTable
 from logformat.catalog.edits import TableOptions
 from logformat.ids import OFFSET_MAX, BucketId, Offset
 from logformat.rows import intake
-from logformat.rows.changes import Changes
 from logformat.rows.intake import Keys
 
 B = TypeVar("B")
@@ -352,32 +351,6 @@ class TableReads(HistoryReads):
         schema = self.binlog_schema(columns)
         changes = self._changes(changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
         return ChangelogReader(schema, binlog_of(changes, schema))
-
-    def undo(self, start: Start) -> Changes:
-        """The changes that restore all rows to their state at ``start``.
-
-        Nothing is written. Apply the result before other changes; with ``overwrite`` if the table's engine is not
-        ``last_row`` or the table fills a column; see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`.
-        Each changed key is in it once, in key order: with a delete if it had no row, otherwise with its row. So a very
-        long result may be applied in parts.
-
-        Args:
-            start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
-                time, ``earliest`` or ``latest``; changes before it stay.
-
-        Raises:
-            InvalidRequest: ``start`` is none of these.
-            UnsupportedOperation: The table's changelog is a WAL image.
-            OffsetOutOfRange: The log does not hold ``start``.
-            CorruptBatch: The log is damaged.
-        """
-        definition = self._keyed()
-        check_undoable(definition)
-        if isinstance(start, str) and start == "full":
-            raise InvalidRequest("Undo begins at an offset, a time, `earliest` or `latest`.", start=start)
-        names = ["_change_type", *definition.schema.names]
-        changes = self._changes(names, start, "latest", whole_updates=True)
-        return first_changes(changes, definition).undo()
 
     # For readers in several processes, which share the work
 

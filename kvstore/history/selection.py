@@ -1,0 +1,99 @@
+"""Which changes are undone: those of a writer, an epoch, a job or a task, or all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.arguments import integer_within, shown
+from kvstore.errors import InvalidRequest
+from kvstore.history.origin import Origin
+from logformat.ids import OFFSET_MAX
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Changes by their origin; None stands for any.
+
+    Attributes:
+        writer: Name or id of a writer.
+        epoch, job, task: See :class:`kvstore.history.origin.Origin`.
+    """
+
+    writer: str | int | None = None
+    epoch: int | None = None
+    job: str | None = None
+    task: int | None = None
+    _seen: set[str] = field(default_factory=set)
+    _taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, writer: Any, epoch: Any, job: Any, task: Any) -> Selection:
+        """A selection from a caller's arguments.
+
+        Raises:
+            InvalidRequest: An argument is not possible.
+        """
+        if writer is not None and (isinstance(writer, bool) or not isinstance(writer, str | int)):
+            raise InvalidRequest("`writer` is the name of a writer, or its id.", writer=shown(writer))
+        if job is not None and not isinstance(job, str):
+            raise InvalidRequest("`job` is the name of an ingestion job.", job=shown(job))
+        if task is not None and job is None:
+            raise InvalidRequest("A task is one of a job; give `job`, too.", task=shown(task))
+        if job is not None and (writer is not None or epoch is not None):
+            raise InvalidRequest("Give either a writer and its epoch, or a job and its task.", job=job)
+        return cls(
+            writer,
+            None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX),
+            job,
+            None if task is None else integer_within("task", task, 0, OFFSET_MAX),
+        )
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every change is selected."""
+        return self.described() == {}
+
+    def described(self) -> dict[str, Any]:
+        """What it selects by."""
+        named = {"writer": self.writer, "epoch": self.epoch, "job": self.job, "task": self.task}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def takes(self, origin: Origin) -> bool:
+        """Whether changes of this origin are selected."""
+        if self.is_all:
+            return True
+        if origin.writer is not None:
+            self._seen.add(origin.writer)
+        found = (
+            self.writer in (None, origin.writer, origin.writer_id)
+            and self.epoch in (None, origin.epoch)
+            and self.job in (None, origin.job)
+            and self.task in (None, origin.task)
+            # An epoch alone is that of a commit, never the incarnation of a writer of batches.
+            and (self.epoch is None or self.writer is not None or origin.counts_epochs)
+        )
+        if found and origin.writer is not None:
+            self._taken.add(origin.writer)
+        return found
+
+    def check_found(self) -> None:
+        """Refuse a selection that has taken nothing, or the epochs of several writers.
+
+        Raises:
+            InvalidRequest: It has.
+        """
+        if self.is_all:
+            return
+        if not self._taken:
+            raise InvalidRequest(
+                "No change in this range has this origin; Table.history() shows the origin of each change.",
+                **self.described(),
+                writers=sorted(self._seen),
+            )
+        if self.writer is None and len(self._taken) > 1:
+            raise InvalidRequest(
+                "Several writers have this epoch; give the writer, too.",
+                **self.described(),
+                writers=sorted(self._taken),
+            )
