@@ -1,7 +1,7 @@
 """Who wrote a batch of the log: its writer by name, the epoch, and the ingestion job and its files.
 
-Batches have only numbers. The catalog has the names that are still in use; of a name that was dropped or taken over, the
-number of the writer is what is left.
+Batches have only numbers. The catalog has the names that are still in use; of a name that was dropped or taken over,
+the number of the writer is what is left.
 """
 
 from __future__ import annotations

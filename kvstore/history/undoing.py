@@ -1,4 +1,4 @@
-"""Changes that undo a part of a table's log: all since a place, or only those of a range, a writer, an epoch or a job."""
+"""Changes that undo all changes since a place, or only those of a range, a writer, an epoch or a job."""
 
 from __future__ import annotations
 
@@ -131,9 +131,7 @@ def _part(
     whole = [pc.coalesce(rows[AFTER].column(name), rows[BEFORE].column(name)) for name in key.key_names]
     keys = pa.RecordBatch.from_arrays(whole, schema=key.key_schema)
     grouping = group(key.encode_keys(keys))
-    done = unpicked(
-        rows[BEFORE], rows[AFTER], exists[BEFORE], exists[AFTER], np.concatenate(flags), grouping
-    )
+    done = unpicked(rows[BEFORE], rows[AFTER], exists[BEFORE], exists[AFTER], np.concatenate(flags), grouping)
     found_rows = pa.RecordBatch.from_arrays(done.rows.columns, schema=definition.schema)
     return Changes(found_rows, pa.array(done.removed)), keys.take(pa.array(done.conflicts))
 

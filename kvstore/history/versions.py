@@ -19,6 +19,7 @@ from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import binlog_of, binlog_schema
 from kvstore.read.changelog import Start, changelog_schema, changes_between
+from kvstore.read.time_travel import check_undoable
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.row_layout import layout_of
 from logformat.ids import BucketId, Offset
@@ -40,6 +41,7 @@ def history_schema(definition: TableDefinition, log_start: Offset) -> pa.Schema:
 
 def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
     """Every version of a row; see :meth:`kvstore.Table.history`."""
+    check_undoable(past.current())
     key_row = intake.key_rows([key], layout_of(past.current()).key_schema)
     bucket = BucketId(0)
     if len(past.handles) > 1:
@@ -57,8 +59,10 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
                 yield found
 
         changes = [pa.RecordBatch.from_pylist([], changelog_schema(definition))]
-        for rows in changes_between(noted(), definition, bucket, first, end, whole_updates=True):
-            changes.append(rows.take(pc.indices_nonzero(has_key(rows, key_row))))
+        changes += [
+            rows.take(pc.indices_nonzero(has_key(rows, key_row)))
+            for rows in changes_between(noted(), definition, bucket, first, end, whole_updates=True)
+        ]
         log_start = log.start()
     schema = history_schema(definition, log_start)
     versions = pa.Table.from_batches(

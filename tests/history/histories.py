@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 import kvstore
@@ -75,7 +75,9 @@ class History:
         operations = [self._operation() for _ in range(self.choose.choice([0, 1, 1, 2, 4]))]
         if kind == "partial":
             rows = [{"k": row["k"], "n": row["n"], "v": row.get("v")} for _, row in operations]
-            self.table.upsert(pa.Table.from_pylist(rows, pa.schema([SCHEMA.field(name) for name in "knv"])), list("knv"))
+            self.table.upsert(
+                pa.Table.from_pylist(rows, pa.schema([SCHEMA.field(name) for name in "knv"])), list("knv")
+            )
             operations = [("upsert", row) for row in rows]
         elif kind in EPOCH_WRITERS:
             epoch = self.epochs[kind] = self.epochs.get(kind, self.choose.randrange(5)) + 1
@@ -133,9 +135,7 @@ def form(value: object) -> str:
     return repr(sorted(value.items()) if isinstance(value, dict) else value)
 
 
-def without(
-    versions: list[Version], is_selected: Callable[[Version], bool]
-) -> tuple[bool, Row | None]:
+def without(versions: list[Version], is_selected: Callable[[Version], bool]) -> tuple[bool, Row | None]:
     """Whether undoing some changes of a row meets a conflict, and the row without them; the row now if it does."""
     now = versions[-1].after
     marked: dict[str, Row | None] = {}
@@ -160,13 +160,12 @@ def without(
     return False, row
 
 
-def table_of(store: kvstore.Store, seed: int, buckets: int) -> History:
+@contextmanager
+def table_of(store: kvstore.Store, seed: int, buckets: int) -> Iterator[History]:
+    """A table with the history of a seed; it is dropped at the end, so that thousands take no more than one."""
     choose = random.Random(f"{seed} {buckets}")
-    table = store.create_table(f"t{seed}x{buckets}", SCHEMA, KEY, buckets=buckets)
+    table = store.create_table("t", SCHEMA, KEY, buckets=buckets)
     history = History(table, choose)
     history.grow(choose.randrange(1, 16))
-    return history
-
-
-def seeds(count: int) -> list[int]:
-    return np.arange(count).tolist()
+    yield history
+    store.drop_table("t")
