@@ -18,6 +18,7 @@ from kvstore.cli.compact import compact
 from kvstore.cli.demo.command import demo
 from kvstore.cli.doctor import doctor
 from kvstore.cli.export.command import export
+from kvstore.cli.history import history
 from kvstore.cli.job import command as job, run as job_run
 from kvstore.cli.load import command as load
 from kvstore.cli.log import command as log
@@ -116,6 +117,10 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "changelog /data/store files --start 1000 --columns _change_type,path",
         "changelog /data/store files --start 2026-01-31T12:00:00Z --json",
         "changelog /data/store files --start latest --follow",
+    ),
+    history: (
+        "history /data/store files README.md",
+        "history /data/store files README.md --start 2026-01-31T12:00:00Z --json",
     ),
     sql: (
         'sql /data/store "SELECT owner, sum(size) FROM files GROUP BY owner"',
