@@ -2,6 +2,7 @@
 
 from logformat.errors import (
     AggregateOverflow,
+    Conflict,
     CorruptBatch,
     CorruptData,
     CorruptImage,
@@ -39,6 +40,7 @@ from logformat.errors import (
 
 __all__ = [
     "AggregateOverflow",
+    "Conflict",
     "CorruptBatch",
     "CorruptData",
     "CorruptImage",

@@ -31,6 +31,7 @@
     │   ├── CorruptImage            a file about the catalog is damaged
     │   ├── MissingVersion          a replica has a gap; repair it from its leader
     │   └── UnsupportedVersion      written by a newer version
+    ├── Conflict                    rows of a patch changed since it was made: make it again
     ├── Diverged                    a copy has data that its new leader lacks: keep it, or raise the limit
     ├── LogFailed                   the disk failed; reopen the store
     ├── TaskFailed                  check the files, then resume the job; nothing of the task was applied
@@ -182,6 +183,21 @@ class Diverged(StoreError):
 
 class ReplicaBehind(Unavailable):
     """A replica can't be updated from the data there is, or does not reach as far as asked."""
+
+
+class Conflict(StoreError):
+    """Rows of a patch changed after it was made. Nothing was written.
+
+    Attributes:
+        keys: The keys of these rows, each as a dict.
+    """
+
+    def __init__(self, message: str, /, *, keys: Sequence[Any] = (), **where: object) -> None:
+        super().__init__(message, **where)
+        self.keys = list(keys)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (type(self), self.message, {**self.where, "keys": self.keys})
 
 
 class CorruptData(StoreError):

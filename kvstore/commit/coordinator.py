@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence as Several
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TypeAlias
 from uuid import uuid4
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
@@ -27,7 +28,14 @@ from kvstore.meta.writers import OpenCommit
 from kvstore.request.request import Prepared, Request
 from kvstore.request.results import AppendResult, WriteResult
 from logformat.catalog.edits import BeginCommit, EndCommit, Payload
-from logformat.ids import BucketId, Sequence, WriterId
+from logformat.ids import BucketId, Offset, Sequence, WriterId
+
+Confirm: TypeAlias = Callable[[Mapping[BucketId, Offset]], None]
+"""Called before a commit is decided, with the offset at which each bucket's batch is about to be appended.
+
+Everything before these offsets is in the files of the log, and no bucket is written meanwhile, so it must not wait for
+one. If it raises an error of the store, nothing of the commit is written.
+"""
 
 
 class Commits:
@@ -85,13 +93,17 @@ class Commits:
             with suppress(StoreLocked), self.turn():
                 pass
 
-    def apply(self, definition: TableDefinition, requests: Mapping[BucketId, Request]) -> WriteResult:
+    def apply(
+        self, definition: TableDefinition, requests: Mapping[BucketId, Request], confirm: Confirm | None = None
+    ) -> WriteResult:
         """Apply a batch to each bucket, all or none; it is the caller's turn.
 
         Args:
             requests: One for each bucket, all with the same writer, epoch and sequence.
+            confirm: Not called if the commit was applied before.
 
         Raises:
+            Conflict: ``confirm`` raised it. Nothing was written.
             InvalidRequest, WriterRejected: A bucket refuses its batch. Nothing was written.
             StoreFull, CorruptData, LogFailed: If the error has ``committed``, the commit is decided: it is completed
                 when a bucket without its batch is written again. Otherwise nothing was written.
@@ -101,8 +113,7 @@ class Commits:
         decision: Future[bool] = Future()
         parts = {bucket: Prepared(request, decision) for bucket, request in requests.items()}
         if len(parts) == 1:
-            decision.set_result(True)  # one batch is all or nothing by itself
-            self._handles[0].prepare(parts[BucketId(0)])
+            self._append_alone(parts[BucketId(0)], confirm)
             return WriteResult({BucketId(0): parts[BucketId(0)].answer.result()})
         takes_place = False
         try:
@@ -112,6 +123,8 @@ class Commits:
             answers = {bucket: part.ready.result() for bucket, part in parts.items()}
             if all(answer.duplicated for answer in answers.values()):
                 return WriteResult(answers)
+            if confirm is not None:
+                confirm({bucket: answer.first_offset for bucket, answer in answers.items() if not answer.duplicated})
             self._journal.append(self._about(BeginCommit, commit))
             takes_place = True
         finally:
@@ -120,6 +133,22 @@ class Commits:
             if not takes_place and commit not in self._catalog.writers().commits:
                 self._staging.remove(commit.commit_id)
         return WriteResult(self._answers(parts, commit))
+
+    def _append_alone(self, part: Prepared, confirm: Confirm | None) -> None:
+        """Append the batch of the only bucket: one batch is all or nothing by itself, and is not staged."""
+        is_confirmed = confirm is None
+        if is_confirmed:
+            part.decision.set_result(True)
+        try:
+            self._handles[BucketId(0)].prepare(part)
+            if confirm is not None:
+                answer = part.ready.result()
+                if not answer.duplicated:
+                    confirm({BucketId(0): answer.first_offset})
+                is_confirmed = True
+        finally:
+            if not part.decision.done():
+                part.decision.set_result(is_confirmed)
 
     def _answers(self, parts: Mapping[BucketId, Prepared], commit: OpenCommit) -> dict[BucketId, AppendResult]:
         wait([part.answer for part in parts.values()])

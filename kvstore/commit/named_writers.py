@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from kvstore.arguments import printable, shown
 from kvstore.calls import Answer, uninterrupted
-from kvstore.commit.coordinator import Commits
+from kvstore.commit.coordinator import Commits, Confirm
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -82,6 +82,7 @@ class Writers:
         run: Any,
         takeover: Any,
         rest: Rest | None = None,
+        confirm: Confirm | None = None,
     ) -> WriteResult:
         """Apply an epoch to all buckets, once; see :meth:`kvstore.Table.apply_epoch`.
 
@@ -89,6 +90,7 @@ class Writers:
             parts: Changes for each bucket, in the schema of the table.
             epoch: None for the one after the last.
             rest: Returns further changes; called while no other process can write.
+            confirm: See :meth:`kvstore.commit.coordinator.Commits.apply`.
         """
         name = _name(name)
         if run is not None:
@@ -101,7 +103,7 @@ class Writers:
             bucket: request_of(parts.get(bucket, nothing), definition)
             for bucket in map(BucketId, range(definition.buckets))
         }
-        return self._in_turn(definition, requests, name, epoch, run, takeover=takeover, rest=rest)
+        return self._in_turn(definition, requests, name, epoch, run, takeover=takeover, rest=rest, confirm=confirm)
 
     @uninterrupted
     def is_last(self, name: str, epoch: int) -> bool:
@@ -123,6 +125,7 @@ class Writers:
         *,
         takeover: bool,
         rest: Rest | None,
+        confirm: Confirm | None,
     ) -> WriteResult:
         with self._commits.turn():
             epoch = self._next_epoch(name) if epoch is None else epoch
@@ -135,13 +138,14 @@ class Writers:
                     raise self._out_of_order(name, epoch, writer, None)
                 writer = self._bound(name, epoch, run, writer.writer_id)
             try:
-                return self._apply(definition, requests, writer, epoch)
+                return self._apply(definition, requests, writer, epoch, confirm)
             except OutOfOrderSequence as error:
                 current = error.where.get("current")
                 if current != NO_SEQUENCE or epoch == writer.first_epoch or self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, current) from error
             # Nothing was ever applied under the name: its first epoch was refused.
-            return self._apply(definition, requests, self._bound(name, epoch, run, writer.writer_id), epoch)
+            writer = self._bound(name, epoch, run, writer.writer_id)
+            return self._apply(definition, requests, writer, epoch, confirm)
 
     def _next_epoch(self, name: str) -> int:
         known = self._catalog.writers().named.get(name)
@@ -151,7 +155,12 @@ class Writers:
         return known.first_epoch + (0 if last is None else last + 1)
 
     def _apply(
-        self, definition: TableDefinition, requests: Mapping[BucketId, Request], writer: NamedWriter, epoch: int
+        self,
+        definition: TableDefinition,
+        requests: Mapping[BucketId, Request],
+        writer: NamedWriter,
+        epoch: int,
+        confirm: Confirm | None,
     ) -> WriteResult:
         sequence = _sequence(writer, epoch)
         numbered = {
@@ -160,7 +169,7 @@ class Writers:
             )
             for bucket, request in requests.items()
         }
-        return self._commits.apply(definition, numbered)
+        return self._commits.apply(definition, numbered, confirm)
 
     def _of_run(self, name: str, epoch: int, run: str | None, *, takeover: bool) -> NamedWriter:
         known = self._catalog.writers().named.get(name)

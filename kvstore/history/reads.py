@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from kvstore.history.past import Past
 from kvstore.history.selection import Selection
+from kvstore.history.since import keys_changed
 from kvstore.history.undoing import Undo, undo_of
 from kvstore.history.versions import history_of
 from kvstore.read.changelog import End, Start
@@ -84,3 +87,21 @@ class HistoryReads:
             CorruptBatch: The log is damaged.
         """
         return undo_of(self._past(), start, end, Selection.of(writer, epoch, job, task))
+
+    def keys_changed(
+        self, keys: pa.RecordBatch, start: Mapping[int, int], end: Mapping[int, int] | None = None
+    ) -> tuple[pa.RecordBatch, dict[int, int]]:
+        """Those of some keys that changed in ranges of offsets, and the ends of these ranges.
+
+        Args:
+            keys: The key's columns, in key order; each key once.
+            start: The first offset of each bucket.
+            end: The end (exclusive) for each bucket that is read, which the files of the log have; None for all that
+                was acknowledged.
+
+        Raises:
+            OffsetOutOfRange: The log does not hold ``start``.
+            UnsupportedOperation: It is a log table.
+            CorruptBatch: The log is damaged.
+        """
+        return keys_changed(self._past(), keys, start, end)

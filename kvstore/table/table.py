@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
 from kvstore.calls import answer_of, uninterrupted, wait_for
+from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
@@ -269,6 +270,7 @@ class Table(EverydayReads):
         run: str | None = None,
         takeover: bool = False,
         replaces: bool = False,
+        confirm: Confirm | None = None,
     ) -> WriteResult:
         """Like :meth:`apply_epoch`, for changes that are already split by bucket.
 
@@ -277,6 +279,7 @@ class Table(EverydayReads):
             epoch: None for the one after the writer's last: then the write is all or nothing, but not exactly-once.
             replaces: Whether all rows with other keys are deleted; rows that other threads of this process write
                 meanwhile stay.
+            confirm: Called before the commit is decided; see :data:`kvstore.commit.coordinator.Confirm`.
 
         Raises:
             InvalidRequest: Rows belong to another bucket; or see :meth:`apply_epoch`. Nothing was written.
@@ -299,7 +302,8 @@ class Table(EverydayReads):
 
         if replaces:
             check_replaceable(definition)
-        return self._writers.apply_epoch(definition, whole, writer, number, run, takeover, rest if replaces else None)
+        others = rest if replaces else None
+        return self._writers.apply_epoch(definition, whole, writer, number, run, takeover, others, confirm)
 
     def check_replaceable(self) -> None:
         """Verify that a write can replace all rows.

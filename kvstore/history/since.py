@@ -1,0 +1,36 @@
+"""Which of some keys were changed in a range of the log: what a patch asks before it is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.history.past import Past
+from kvstore.read.changelog import changes_between
+from kvstore.request.row_layout import layout_of
+from logformat.ids import BucketId, Offset
+
+
+def keys_changed(
+    past: Past, keys: pa.RecordBatch, start: Mapping[int, int], end: Mapping[int, int] | None
+) -> tuple[pa.RecordBatch, dict[int, int]]:
+    """See :meth:`kvstore.history.reads.HistoryReads.keys_changed`."""
+    with past.reading():
+        if end is None:
+            ranges = {bucket: past.range_of(bucket, start, "latest")[:2] for bucket in past.buckets}
+        else:
+            # Without a look at the index: the caller may be the one who keeps its bucket waiting.
+            ranges = {BucketId(bucket): (Offset(start[bucket]), Offset(last)) for bucket, last in end.items()}
+        definition = past.current()
+        layout = layout_of(definition)
+        wanted = layout.encode_keys(keys).to_arrow()
+        found = [pa.array([], pa.binary())]
+        for bucket, (first, last) in ranges.items():
+            batches = past.handles[bucket].log.batches(first, last)
+            for rows in changes_between(batches, definition, bucket, first, last, layout.key_names):
+                encoded = layout.encode_keys(rows).to_arrow()
+                found.append(encoded.filter(pc.is_in(encoded, wanted)))
+    changed = pc.is_in(wanted, pa.chunked_array(found).unique())
+    return keys.filter(changed), {int(bucket): int(last) for bucket, (_, last) in ranges.items()}
