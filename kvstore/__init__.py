@@ -7,9 +7,11 @@ from kvstore.check import BucketReport, CheckReport
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.commit.consumers import Consumer
+from kvstore.history.undoing import Undo
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
 from kvstore.options import StoreOptions
+from kvstore.patch.patch import Patch
 from kvstore.read.changelog_reader import ChangelogReader
 from kvstore.repair.store import RepairReport, repair
 from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
@@ -50,6 +52,7 @@ __all__ = [
     "JobOptions",
     "JobStatistics",
     "JobStatus",
+    "Patch",
     "Promoted",
     "Pulled",
     "Refused",
@@ -64,6 +67,7 @@ __all__ = [
     "StoreOptions",
     "Table",
     "TableWriter",
+    "Undo",
     "Versioned",
     "WriteResult",
     "__version__",

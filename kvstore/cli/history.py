@@ -15,7 +15,11 @@ from kvstore.history.versions import LOG_START
 from logformat.log.change import ChangeType
 from logformat.rows.json_form import to_json
 
-_WORDS = {ChangeType.INSERT.word: "insert", ChangeType.UPDATE_POSTIMAGE.word: "update", ChangeType.DELETE.word: "delete"}
+_WORDS = {
+    ChangeType.INSERT.word: "insert",
+    ChangeType.UPDATE_POSTIMAGE.word: "update",
+    ChangeType.DELETE.word: "delete",
+}
 
 
 def history(

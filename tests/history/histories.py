@@ -64,13 +64,13 @@ class History:
     def grow(self, commits: int) -> None:
         self.places = [self.ends()]
         for _ in range(commits):
-            self._commit()
+            self.commit()
             self.places.append(self.ends())
 
     def ends(self) -> dict[int, int]:
         return {bucket: end for bucket, (_, end) in self.table.offsets().items()}
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         kind = self.choose.choice([None, None, *EPOCH_WRITERS, *EPOCH_WRITERS, str(NUMBERED), "partial"])
         operations = [self._operation() for _ in range(self.choose.choice([0, 1, 1, 2, 4]))]
         if kind == "partial":
@@ -122,6 +122,10 @@ class History:
                 commit = len(self.places) - 1
                 self.versions.setdefault(key, []).append(Version(commit, writer, epoch, before, after))
 
+    def assert_rows(self, expected: dict[tuple[str, int], Row]) -> None:
+        found = self.current()
+        assert {key: form(row) for key, row in found.items()} == {key: form(row) for key, row in expected.items()}
+
     def current(self) -> dict[tuple[str, int], Row]:
         return {(row["k"], row["n"]): row for row in self.table.to_arrow().to_pylist()}
 
@@ -158,6 +162,59 @@ def without(versions: list[Version], is_selected: Callable[[Version], bool]) -> 
         assert before is not None
         row[name] = before[name]
     return False, row
+
+
+def keys_of(rows: pa.RecordBatch) -> set[tuple[str, int]]:
+    return {(row["k"], row["n"]) for row in rows.to_pylist()}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An undo of random changes, and what it has to give.
+
+    Attributes:
+        arguments: Of ``Table.undo``.
+        rows: The table afterwards.
+        differing: Keys of rows that it changes.
+        conflicts: Keys that it leaves alone.
+    """
+
+    arguments: tuple[Any, ...]
+    rows: dict[tuple[str, int], Row]
+    differing: set[tuple[str, int]]
+    conflicts: set[tuple[str, int]]
+
+
+def any_undo(history: History) -> Asked:
+    """An undo of a random range, of all changes in it or of those of one origin."""
+    choose = history.choose
+    first = choose.randrange(len(history.places))
+    last = choose.randrange(first, len(history.places))
+    within = [each for some in history.versions.values() for each in some if first <= each.commit < last]
+    origins = sorted({(each.writer, each.epoch) for each in within if each.writer}, key=repr)
+    writer = epoch = None
+    if origins and choose.random() < 0.8:
+        writer, epoch = choose.choice(origins)
+        epoch = choose.choice([epoch, None])
+
+    def is_selected(each: Version) -> bool:
+        return first <= each.commit < last and writer in (None, each.writer) and epoch in (None, each.epoch)
+
+    rows, conflicts = dict(history.rows), set()
+    for key, versions in history.versions.items():
+        since = [each for each in versions if each.commit >= first]
+        if not since:
+            continue
+        is_conflict, row = without(since, is_selected)
+        if is_conflict:
+            conflicts.add(key)
+        if row is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = row
+    keys = rows.keys() | history.rows
+    differing = {key for key in keys if not same(rows.get(key), history.rows.get(key))}
+    return Asked((history.places[first], history.places[last], writer, epoch), rows, differing, conflicts)
 
 
 @contextmanager

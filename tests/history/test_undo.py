@@ -6,49 +6,19 @@ import pytest
 
 import kvstore
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
-from tests.history.histories import KEY, History, Version, form, table_of, without
+from tests.history.histories import History, any_undo, keys_of, table_of
 
 SCHEMA = {"k": "string", "v": "int64", "w": "int64"}
 
 
 def undo_anything(history: History) -> None:
     """Undo a random range of changes of a random origin, and compare every row."""
-    choose, table = history.choose, history.table
-    first = choose.randrange(len(history.places))
-    last = choose.randrange(first, len(history.places))
-    versions = [each for some in history.versions.values() for each in some if first <= each.commit < last]
-    origins = sorted({(each.writer, each.epoch) for each in versions if each.writer}, key=repr)
-    writer = epoch = None
-    if origins and choose.random() < 0.8:
-        writer, epoch = choose.choice(origins)
-        epoch = choose.choice([epoch, None])
-
-    def is_selected(each: Version) -> bool:
-        return first <= each.commit < last and writer in (None, each.writer) and epoch in (None, each.epoch)
-
-    changes = table.undo(history.places[first], history.places[last], writer, epoch)
-    expected, conflicts = dict(history.rows), set()
-    for key, some in history.versions.items():
-        is_conflict, row = (
-            without([each for each in some if each.commit >= first], is_selected)
-            if any(each.commit >= first for each in some)
-            else (False, history.rows.get(key))
-        )
-        if is_conflict:
-            conflicts.add(key)
-        if row is None:
-            expected.pop(key, None)
-        else:
-            expected[key] = row
-    differing = {
-        key for key in expected.keys() | history.rows if form(expected.get(key)) != form(history.rows.get(key))
-    }
-    assert {tuple(row[name] for name in KEY) for row in changes.conflicts.to_pylist()} == conflicts
-    assert {tuple(row[name] for name in KEY) for row in changes.rows.to_pylist()} == differing
-    table.apply(changes)
-    assert {key: form(row) for key, row in history.current().items()} == {
-        key: form(row) for key, row in expected.items()
-    }
+    asked = any_undo(history)
+    changes = history.table.undo(*asked.arguments)
+    assert keys_of(changes.conflicts) == asked.conflicts
+    assert keys_of(changes.rows) == asked.differing
+    history.table.apply(changes)
+    history.assert_rows(asked.rows)
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
