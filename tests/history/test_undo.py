@@ -58,6 +58,27 @@ def test_only_the_columns_of_the_mistake_go_back(store: kvstore.Store) -> None:
     assert [tuple(row.values()) for row in table] == [("a", 1, 5), ("b", 7, 1), ("c", 1, 1)]
 
 
+def test_a_row_that_comes_or_goes_changes_every_column(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert({"k": "b", "v": None, "w": 1})
+    mistake = of(table, ("upsert", {"k": "a", "v": None, "w": 1}), ("delete", {"k": "b"}))
+    table.apply_epoch(mistake, writer="bad", epoch=0)
+    table.upsert([{"k": "a", "v": 5, "w": 1}, {"k": "b", "v": 5, "w": 1}])
+    changes = table.undo(0, writer="bad")
+    assert len(changes) == 0
+    assert changes.conflicts.to_pylist() == [{"k": "a"}, {"k": "b"}]
+
+
+def test_a_range_may_begin_and_end_within_a_batch(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert([{"k": key, "v": 1, "w": 1} for key in "abc"])
+    table.upsert([{"k": key, "v": 2, "w": 1} for key in "abc"])  # offsets 3 to 8, two for each update
+    back = [{"k": "b", "v": 1, "w": 1}]
+    assert table.undo(5, 7).rows.to_pylist() == table.undo(6, 7).rows.to_pylist() == back
+    assert len(table.undo(5, 6)) == 0  # the update belongs to the range that has its second half
+    assert table.undo(4, 7).rows.to_pylist() == [{"k": "a", "v": 1, "w": 1}, *back]
+
+
 def test_an_epoch_without_a_writer_is_that_of_one_writer(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     with table.writer("batches") as writer:
