@@ -25,6 +25,7 @@ from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
 from kvstore.cli.sql import sql
+from kvstore.cli.undo import apply, undo
 from kvstore.errors import InvalidRequest, StoreError
 
 
@@ -122,6 +123,12 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "history /data/store files README.md",
         "history /data/store files README.md --start 2026-01-31T12:00:00Z --json",
     ),
+    undo: (
+        "undo /data/store files --start 2026-01-31T12:00:00Z",
+        "undo /data/store files --start earliest --writer nightly --epoch 7 --to undo.patch",
+        "undo /data/store files --start earliest --job landing --task 3 --to undo.patch",
+    ),
+    apply: ("apply /data/store undo.patch --check", "apply /data/store undo.patch"),
     sql: (
         'sql /data/store "SELECT owner, sum(size) FROM files GROUP BY owner"',
         """sql /data/store "SELECT * FROM changes('files', 1000)" --json""",

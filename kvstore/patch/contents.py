@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +38,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """
 
     id: str
-    store_id: str
+    store_id: UUID
     table_id: int
     table: str
     key: list[str]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,7 +61,7 @@ class Patch:
         store_id, table_id = table.identity
         header = Header(
             id=uuid4().hex,
-            store_id=str(store_id),
+            store_id=store_id,
             table_id=table_id,
             table=table.name,
             key=list(table.primary_key or ()),
@@ -109,6 +109,11 @@ class Patch:
     def table(self) -> str:
         """Name that the table had when the patch was made."""
         return self._contents.header.table
+
+    @property
+    def identity(self) -> tuple[UUID, int]:
+        """Ids of the store and of the table that it is for; see :attr:`Table.identity`."""
+        return self._contents.header.store_id, self._contents.header.table_id
 
     @property
     def offsets(self) -> dict[int, int]:
@@ -199,10 +204,8 @@ class Patch:
         return ends
 
     def _check_table(self, table: Table) -> None:
-        header = self._contents.header
-        store_id, table_id = table.identity
-        if (header.store_id, header.table_id) != (str(store_id), table_id):
-            raise InvalidRequest("The patch was made for another table.", patch_table=header.table, table=table.name)
+        if self.identity != table.identity:
+            raise InvalidRequest("The patch was made for another table.", patch_table=self.table, table=table.name)
 
     def _check_deletes(self, table: Table) -> None:
         behavior = table.options.delete_behavior
