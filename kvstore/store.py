@@ -7,13 +7,13 @@ import datetime as dt
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from types import EllipsisType, TracebackType
+from types import TracebackType
 from typing import Literal, Self, overload
 
 import pyarrow as pa
 
+from kvstore.altered_tables import AlteredTables
 from kvstore.arguments import column_names, integer_within, path_of, printable, shown
 from kvstore.calls import uninterrupted
 from kvstore.check import CheckReport
@@ -34,11 +34,10 @@ from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
-from kvstore.runtime import StoreRuntime
 from kvstore.session import Session
 from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
-from kvstore.table.definition import BUCKETS_MAX, added_fields, altered_options, bucket_key_of, options_of
+from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
 from kvstore.table.held_indexes import held_indexes, warning_of
 from kvstore.table.table import Table
 from logformat.catalog.edits import ChangelogImage, DeleteBehavior
@@ -83,7 +82,7 @@ def open_reader(path: str | os.PathLike[str]) -> Store:
     return Store(path_of(path), StoreOptions(), read_only=True, registers=True)
 
 
-class Store:
+class Store(AlteredTables):
     """An open store; a context manager. It may be used from any thread, but not across ``fork()``.
 
     Made by :func:`kvstore.open`.
@@ -107,16 +106,12 @@ class Store:
     ) -> None:
         clock = clock or SystemClock()
         self._shippings: weakref.WeakSet[Shipping] = weakref.WeakSet()
-        self._session = Session(
+        session = Session(
             *(path, options, files or Files(), clock, ReplicaLeadership(clock), registry.worker_elsewhere),
             read_only=read_only,
             registers=registers,
         )
-
-    @property
-    def runtime(self) -> StoreRuntime:
-        """What this process shares of the store's directory; for tools, not for programs."""
-        return self._session.runtime
+        super().__init__(session)
 
     @property
     def path(self) -> Path:
@@ -187,19 +182,6 @@ class Store:
         self.runtime.create_table(name, schemas.to_json(columns), key, placed_by, buckets, options)
         return self.table(name)
 
-    def add_columns(self, name: str, fields: Sequence[pa.Field] | pa.Schema) -> None:
-        """Add columns after those of a table; they are null in existing rows and changes.
-
-        Args:
-            fields: New columns, all nullable; docs/types.md lists the types.
-
-        Raises:
-            NoSuchTable: There is none of that name.
-            InvalidRequest: A name, type or option is not possible. Nothing was written.
-        """
-        self._session.check_writable()
-        self.runtime.alterations.add_columns(self.runtime.definition(name), added_fields(fields))
-
     def rename_table(self, name: str, new_name: str) -> None:
         """Give a table another name; its rows, changes, writers, consumers and jobs stay, and readers go on.
 
@@ -213,38 +195,6 @@ class Store:
         """
         self._session.check_writable()
         self.runtime.alterations.rename(self.runtime.definition(name), table_name(new_name))
-
-    def alter_table(
-        self,
-        name: str,
-        *,
-        retention: dt.timedelta | EllipsisType | None = ...,
-        compression: Compression | EllipsisType = ...,
-        delete_behavior: DeleteBehavior | EllipsisType | None = ...,
-    ) -> None:
-        """Change options of a table; what is left out stays. Rows and changes that are there stay as they are.
-
-        A process that writes the table goes by the new options from its next write on; this one does so at once.
-
-        Args:
-            retention, compression, delete_behavior: As in :meth:`create_table`. With ``retention=None`` nothing expires
-                by age any more. A reader that began while nothing could expire holds no lease: what it has yet to read
-                may expire.
-
-        Raises:
-            NoSuchTable: There is none of that name.
-            InvalidRequest: An option is not possible. Nothing was written.
-        """
-        self._session.check_writable()
-        definition = self.runtime.definition(name)
-        altered = partial(
-            altered_options,
-            key=definition.primary_key,
-            retention=retention,
-            compression=compression,
-            delete_behavior=delete_behavior,
-        )
-        self.runtime.alter_table(definition, altered)
 
     def table(self, name: str) -> Table:
         """A table of the store.

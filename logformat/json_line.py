@@ -26,7 +26,7 @@ def decode(data: bytes, kind: type[T], format: int, name: str) -> T:
     """Decode a line.
 
     Args:
-        format: The format that this version writes.
+        format: The newest format that this version writes; it reads those before it, from 1 on.
         name: Name of the file or object, for messages.
 
     Raises:
@@ -37,7 +37,7 @@ def decode(data: bytes, kind: type[T], format: int, name: str) -> T:
     if sum != b"%d}\n" % crc32c(body + b"}"):
         raise CorruptData(f"{name} fails its checksum.")
     try:
-        if msgspec.json.decode(body + b"}", type=_Version).format != format:
+        if not 1 <= msgspec.json.decode(body + b"}", type=_Version).format <= format:
             raise UnsupportedVersion(f"A newer version wrote {name}; upgrade kvstore.")
         return msgspec.json.decode(body + b"}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

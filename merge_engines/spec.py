@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from logformat.errors import InvalidRequest, UnsupportedVersion
@@ -65,6 +66,38 @@ def engine_of(spec: Any) -> MergeEngine:
         case {"aggregate": dict(functions), **others} if not others:
             return Aggregate({column: _function_of(column, written) for column, written in functions.items()})
     raise UnsupportedVersion("The catalog names a merge engine unknown to this version; upgrade kvstore.", spec=spec)
+
+
+def engine_columns(spec: Any) -> list[str]:
+    """Columns that an engine in its stored form names.
+
+    Raises:
+        UnsupportedVersion: A newer version wrote it.
+    """
+    match engine_of(spec):
+        case Versioned(column):
+            return [column]
+        case Aggregate() as engine:
+            return [column for column, _ in engine.functions]
+    return []
+
+
+def with_columns(spec: Any, names: Mapping[str, str]) -> Spec:
+    """An engine in its stored form whose columns have new names.
+
+    Args:
+        names: From column to its new name; other columns keep theirs.
+
+    Raises:
+        UnsupportedVersion: A newer version wrote it.
+    """
+    match engine_of(spec):
+        case Versioned(column):
+            return spec_of(Versioned(names.get(column, column)))
+        case Aggregate() as engine:
+            return spec_of(Aggregate({names.get(column, column): function for column, function in engine.functions}))
+        case engine:
+            return spec_of(engine)
 
 
 def _function_spec(function: Function) -> Spec:

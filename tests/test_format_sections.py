@@ -18,11 +18,14 @@ import kvstore
 from kvstore.bucket import snapshot_rows
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch, UnsupportedVersion
 from kvstore.lock import ProcessLock
+from kvstore.meta import image
+from kvstore.meta.state import CatalogState
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from logformat import checksum, paths
 from logformat.binary_column import BinaryColumn
 from logformat.catalog import edits, following_file, store_file, table_file
-from logformat.ids import OFFSET_MAX, Epoch, SchemaId
+from logformat.catalog.image import Schema
+from logformat.ids import OFFSET_MAX, Epoch, SchemaId, Txid
 from logformat.log import batch, snapshot_manifest, writer_entry
 from logformat.log.change import ChangeType
 from logformat.replica import (
@@ -86,7 +89,15 @@ def test_table() -> None:
         with pytest.raises(CorruptData, match="other columns"):
             table_file.decode(table_file.encode(msgspec.structs.replace(table, widths=widths)))
     with pytest.raises(UnsupportedVersion, match="newer version"):
-        table_file.decode(table_file.encode(msgspec.structs.replace(table, format=2)))
+        table_file.decode(table_file.encode(msgspec.structs.replace(table, format=3)))
+    altered = msgspec.structs.replace(table, format=2, widths=[1, 2, 2])
+    assert table_file.decode(table_file.encode(altered)) == altered
+    last = altered.edits()[-1]
+    assert isinstance(last, edits.AlterColumns)
+    assert (last.schema_id, last.columns) == (3, table.columns)
+    for wrong in (msgspec.structs.replace(altered, format=1), msgspec.structs.replace(altered, widths=[2, 1, 2])):
+        with pytest.raises(CorruptData, match="other columns"):
+            table_file.decode(table_file.encode(wrong))
 
 
 def test_manifest_of_a_snapshot() -> None:
@@ -311,6 +322,27 @@ def test_payloads_of_edits() -> None:
     create = msgspec.json.decode(example, type=edits.CreateTable)
     assert json.loads(msgspec.json.encode(create)) == json.loads(example)
     assert schemas.to_json(schemas.from_json(create.columns)) == create.columns
+
+
+def test_renamed_and_dropped_columns() -> None:
+    blocks = [FORMAT.blocks(section, "json")[0] for section in ("Payloads", "Renamed and dropped columns")]
+    create, alter = (
+        msgspec.json.decode(block, type=kind)
+        for block, kind in zip(blocks, (edits.CreateTable, edits.AlterColumns), strict=True)
+    )
+    assert json.loads(msgspec.json.encode(alter)) == json.loads(blocks[1])
+    assert schemas.to_json(schemas.from_json(alter.columns)) == alter.columns
+    state = CatalogState()
+    for txid, payload in enumerate((create, alter), 1):
+        state = state.after(edits.Edit(txid=Txid(txid), epoch=Epoch(0), time_ms=0, payload=payload))
+    table = state.tables[create.table_id]
+    assert table.schema.names == ["id", "full_name"]
+    assert len(table.schema_of(SchemaId(1))) == 3
+    assert table.schema_of(SchemaId(1)).names[:2] == table.schema.names
+    written = [each.altered for each in image.items_of(state) if isinstance(each, Schema)]
+    assert written == [msgspec.UNSET, True]
+    with pytest.raises(UnsupportedVersion):
+        schemas.from_json([alter.columns[2] | {"nullable": False}])
 
 
 def test_types_of_columns_in_json() -> None:

@@ -47,6 +47,7 @@ from kvstore.errors import (
 )
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
+from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
 from logformat.log.index_state import IndexState
@@ -336,14 +337,16 @@ class Committer:
         return failure
 
     def _prepare(self) -> None:
-        definition = self._catalog.definition()
+        self._path.named = self._catalog.writers()
+        definition = self._catalog.definition()  # read after them: it has the schemas of all that is staged
         if definition is not self._path.definition:
             self._path.use(definition)
             self._changed()
-        self._path.named = self._catalog.writers()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
-                self._append([self._path.apply(self._context.staged_request(commit), decided=True)], durable=True)
+                self._append(
+                    [self._path.apply(self._context.staged_request(commit, definition), decided=True)], durable=True
+                )
         if self._path.log.is_full:
             self._path.roll()
             self._changed()
@@ -390,7 +393,7 @@ class Committer:
         # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
         self._path.log.sync()
         try:
-            applied = self._path.apply(prepared.request)
+            applied = self._path.apply(in_present_names(prepared.request, self._path.definition))
         except (InvalidRequest, WriterRejected) as error:
             return error  # nothing of it was stored
         self._catalog.check_leads()

@@ -1,6 +1,7 @@
 """Rows of a snapshot: from the index into plain Parquet, and back to the byte (docs/format.md, Snapshot).
 
-* Rows have the table's columns and the id of the schema each was stored with: enough to rebuild key and value.
+* Rows have the table's stored columns and the id of the schema each was stored with: enough to rebuild key and value.
+* Columns are known by their places: the table may have renamed or dropped some since.
 * Types that Parquet lacks are written as the numbers they are stored as, which loses nothing.
 * Bits of floats survive: columns that hold any have no dictionary, for it takes every NaN for the same.
 """
@@ -24,6 +25,7 @@ from logformat.checksum import crc32c, key_sums
 from logformat.ids import SchemaId
 from logformat.log.snapshot_manifest import FileSum
 from logformat.rows.rows import schema_ids
+from logformat.rows.schema import is_dropped
 
 SCHEMA_ID = "_schema_id"
 GROUP_ROWS_MAX = 1 << 20
@@ -32,8 +34,16 @@ _PIECE_BYTES = 1 << 20
 
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
-    """Columns of the file: the table's, and after them the schema id."""
-    fields = [field.with_type(_with_leaves(field.type, _written_as)) for field in schema]
+    """Columns of the file: the table's stored ones, and after them the schema id."""
+    names = {*schema.names}
+    fields = []
+    for place, field in enumerate(schema):
+        name = field.name
+        if is_dropped(name):
+            name = f"_dropped_{place}"
+            while name in names:
+                name = f"_{name}"
+        fields.append(pa.field(name, _with_leaves(field.type, _written_as), field.nullable))
     return pa.schema([*fields, pa.field(SCHEMA_ID, pa.int16(), False)])
 
 
@@ -130,7 +140,7 @@ class RowsWriter:
     def __init__(self, file: FileWriter, definition: TableDefinition) -> None:
         self._file = file
         self._definition = definition
-        self._schema = parquet_schema(definition.schema)
+        self._schema = parquet_schema(definition.stored)
         key = definition.primary_key or ()
         self._writer = pq.ParquetWriter(
             pa.PythonFile(file, mode="w"),
@@ -147,7 +157,7 @@ class RowsWriter:
             CorruptData: A row is damaged.
             OSError: The disk refused.
         """
-        rows, hashes = layout_of(self._definition).decode_found(keys, values)
+        rows, hashes = layout_of(self._definition).decode_found(keys, values, self._definition.stored.names)
         columns = [_seen_as(column, field.type) for column, field in zip(rows.columns, self._schema, strict=False)]
         ids = pa.array(schema_ids(values).astype(np.int16))
         batch = pa.RecordBatch.from_arrays([*columns, ids], schema=self._schema)
@@ -219,10 +229,10 @@ def _check_sizes(metadata: pq.FileMetaData) -> None:
 
 def _encoded(rows: pa.RecordBatch, definition: TableDefinition) -> EncodedRows:
     layout = layout_of(definition)
-    typed = _typed(rows, definition.schema)
+    written = rows.column(SCHEMA_ID).to_numpy()
+    typed = _typed(rows, definition)
     keys = layout.encode_keys(typed)
     sums = key_sums(keys)
-    written = rows.column(SCHEMA_ID).to_numpy()
     parts, places, hashes = [], [], np.zeros(len(sums), np.uint64)
     for schema_id in np.unique(written):
         where = np.flatnonzero(written == schema_id)
@@ -239,10 +249,13 @@ def _encoded(rows: pa.RecordBatch, definition: TableDefinition) -> EncodedRows:
     return EncodedRows(keys, BinaryColumn.from_arrow(joined), sums, hashes)
 
 
-def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns that the table has too, with its types."""
-    known = set(rows.schema.names)
-    names = [name for name in schema.names if name in known]
-    kinds = [_with_leaves(schema.field(name).type, lambda kind: kind) for name in names]
-    columns = [_seen_as(rows.column(name), kind) for name, kind in zip(names, kinds, strict=True)]
+def _typed(rows: pa.RecordBatch, definition: TableDefinition) -> pa.RecordBatch:
+    """The columns that the table has too, with its names and types."""
+    schema = definition.stored
+    width = min(rows.schema.names.index(SCHEMA_ID), len(schema))
+    names = schema.names[:width]
+    if rows.schema.names[:width] != names and not definition.was_altered:
+        raise CorruptData("Rows of a snapshot have other columns than the table; run `kvstore check`.", columns=names)
+    kinds = [_with_leaves(kind, lambda leaf: leaf) for kind in schema.types[:width]]
+    columns = [_seen_as(column, kind) for column, kind in zip(rows.columns[:width], kinds, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=names)

@@ -510,7 +510,7 @@ class WritePath:
             table_id=self.definition.id,
             bucket_id=self._state.bucket_id,
             change_types=change_types,
-            rows=rows,
+            rows=filled(rows, self.definition.stored),
         )
 
     def _encoded(self, batch: LogBatch) -> EncodedBatch:

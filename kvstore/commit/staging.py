@@ -20,6 +20,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
+from kvstore.request.targets import filled
 from logformat import paths
 from logformat.ids import BucketId, TableId
 from logformat.log.batch import (
@@ -123,7 +124,7 @@ def _batch(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, ch
         table_id=definition.id,
         bucket_id=bucket,
         change_types=np.where(is_delete, ChangeType.DELETE, ChangeType.INSERT).astype(np.uint8),
-        rows=changes.rows,
+        rows=filled(changes.rows, definition.stored),
     )
 
 

@@ -41,15 +41,16 @@ def history_schema(definition: TableDefinition, log_start: Offset) -> pa.Schema:
 
 def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
     """Every version of a row; see :meth:`kvstore.Table.history`."""
-    check_undoable(past.current())
-    key_row = intake.key_rows([key], layout_of(past.current()).key_schema)
+    known = past.current()
+    check_undoable(known)
+    key_row = intake.key_rows([key], layout_of(known).key_schema)
     bucket = BucketId(0)
     if len(past.handles) > 1:
-        bucket = BucketId(int(buckets_of_rows(past.current(), key_row)[0]))
+        bucket = BucketId(int(buckets_of_rows(known, key_row)[0]))
     log = past.handles[bucket].log
     with past.reading():
         first, end, _ = past.range_of(bucket, start, "latest")
-        definition = past.current()  # read after `end`, so that it has the schemas of all changes
+        definition = past.current().named_as(known)  # read after `end`, so that it has the schemas of all changes
         origins = Origins(past.catalog.journal.state(), definition.id)
         headers: dict[Offset, BatchHeader] = {}
 

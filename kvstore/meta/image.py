@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
+from msgspec import UNSET
+
 from kvstore.errors import CorruptImage, StoreError
 from kvstore.files import Files, names_in, open_file, size_of
 from kvstore.meta.consumers import NamedConsumer, NamedConsumers, TableConsumers
@@ -232,7 +234,8 @@ def items_of(state: CatalogState) -> Iterator[Item]:
     for id, table in sorted(state.tables.items()):
         yield _TABLE.record(table)
         for schema_id, schema in sorted(table.schemas.items()):
-            yield Schema(table_id=id, schema_id=schema_id, columns=schemas.to_json(schema))
+            columns, altered = schemas.to_json(schema), table.is_altered(schema_id)
+            yield Schema(table_id=id, schema_id=schema_id, columns=columns, altered=altered or UNSET)
     for id, writers in sorted(state.writers.items()):
         for name, writer in sorted(writers.named.items()):
             yield _WRITER.record(writer, table_id=id, name=name)

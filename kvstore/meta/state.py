@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import pyarrow as pa
 
-from kvstore.errors import CorruptImage, UnknownSchema, WriterFenced
+from kvstore.errors import CorruptImage, SchemaMismatch, UnknownSchema, WriterFenced
 from kvstore.meta.consumers import NO_CONSUMERS, TableConsumers
 from kvstore.meta.jobs import NO_JOBS, Jobs, jobs_after
 from kvstore.meta.persistent_map import IndexedMap, PersistentMap
@@ -24,6 +24,7 @@ from logformat.catalog.edits import (
     AddReplica,
     AddSchema,
     AllocateWriter,
+    AlterColumns,
     AlterTable,
     BeginCommit,
     BeginEpoch,
@@ -58,8 +59,11 @@ Known = TypeVar("Known")
 class TableDefinition:
     """Definition of a table.
 
+    A column is the same in all schemas that have its place. The current one says what columns are called now, and
+    which of them are dropped: these stay in what is stored, and nobody else sees them.
+
     Attributes:
-        schemas: Columns by schema id; the highest id is the current schema.
+        schemas: Stored columns by schema id, as they were called then; the highest id is the current schema.
         primary_key: Key columns in key order; None for a log table.
         bucket_key: Columns that determine the bucket of a row; None for a log table whose rows go to any bucket.
     """
@@ -93,18 +97,47 @@ class TableDefinition:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Columns of the current schema."""
+        """Columns that the table has, without dropped ones."""
+        return schemas.without_dropped(self.stored)
+
+    @cached_property
+    def stored(self) -> pa.Schema:
+        """Stored columns of the current schema: those that the table has, and dropped ones."""
         return self.schemas[self.schema_id]
+
+    @cached_property
+    def schemas_now(self) -> dict[SchemaId, pa.Schema]:
+        """Stored columns by schema id, as they are called now."""
+        return {id: schemas.named_as(schema, self.stored) for id, schema in self.schemas.items()}
+
+    def is_altered(self, schema_id: SchemaId) -> bool:
+        """Whether a schema has the columns of the one before, and only other names or more dropped columns."""
+        before = self.schemas.get(SchemaId(schema_id - 1))
+        return before is not None and len(before) == len(self.schemas[schema_id])
+
+    @cached_property
+    def was_altered(self) -> bool:
+        """Whether columns were ever renamed or dropped."""
+        return any(map(self.is_altered, self.schemas))
 
     def is_same(self, other: TableDefinition) -> bool:
         """Whether two definitions are equal in every field."""
         return all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self))
 
     def schema_of(self, schema_id: SchemaId) -> pa.Schema:
-        """Columns of a schema.
+        """Stored columns of a schema, as they are called now.
 
         Raises:
             UnknownSchema: The table has no schema of that id.
+        """
+        self.check_knows(schema_id)
+        return self.schemas_now[schema_id]
+
+    def check_knows(self, schema_id: SchemaId) -> None:
+        """Verify that the table has a schema.
+
+        Raises:
+            UnknownSchema: It has none of that id.
         """
         if schema_id not in self.schemas:
             raise UnknownSchema(
@@ -113,7 +146,54 @@ class TableDefinition:
                 schema_id=schema_id,
                 current=self.schema_id,
             )
-        return self.schemas[schema_id]
+
+    def renamed_since(self, schema_id: SchemaId) -> dict[str, str | None]:
+        """What the columns of a schema are called now, if any has another name or is dropped since; otherwise empty.
+
+        Returns:
+            For each column that the table had then its name; None for one that is dropped.
+        """
+        if schema_id not in self.schemas:  # of a catalog that this one has replaced
+            return {}
+        then = self.schemas[schema_id].names
+        now = self.stored.names[: len(then)]
+        return {} if then == now else schemas.new_names(then, now)
+
+    def check_names_of(self, schema_id: SchemaId) -> None:
+        """Verify that columns are called as in a schema.
+
+        Raises:
+            SchemaMismatch: Some were renamed or dropped since.
+        """
+        if names := self.renamed_since(schema_id):
+            raise SchemaMismatch(
+                "Columns of the table were renamed or dropped since it was loaded; load it again.",
+                table=self.name,
+                renamed={name: now for name, now in names.items() if now not in (name, None)},
+                dropped=[name for name, now in names.items() if now is None],
+            )
+
+    def named_as(self, earlier: TableDefinition) -> TableDefinition:
+        """This definition for a reader that knows an earlier one: columns have the names that they had there.
+
+        Columns that were dropped since are there, and those that were added since are not; if nothing was renamed or
+        dropped, it is the definition itself.
+        """
+        if self is earlier or not self.renamed_since(earlier.schema_id):
+            return self
+        return _named_as(self, earlier)
+
+
+@lru_cache(maxsize=256)
+def _named_as(now: TableDefinition, earlier: TableDefinition) -> TableDefinition:
+    added = range(len(earlier.stored), len(now.stored))
+    fields = [*earlier.stored, *(now.stored.field(place).with_name(schemas.dropped_name(place)) for place in added)]
+    return replace(
+        now,
+        schemas={**now.schemas, now.schema_id: pa.schema(fields)},
+        primary_key=earlier.primary_key,
+        bucket_key=earlier.bucket_key,
+    )
 
 
 class Tables(IndexedMap[TableId, TableDefinition]):
@@ -220,6 +300,19 @@ class CatalogState:
                     return state
                 altered = replace(self.tables[changed], options=options)
                 return replace(state, tables=self.tables.put(changed, altered))
+            case AlterColumns(table_id=changed) as columns_now:
+                if changed not in self.tables:
+                    return state
+                before = self.tables[changed]
+                key, bucket_key = columns_now.primary_key, columns_now.bucket_key
+                after = replace(
+                    before,
+                    schemas={**before.schemas, columns_now.schema_id: schemas.from_json(columns_now.columns)},
+                    primary_key=None if key is None else tuple(key),
+                    bucket_key=None if bucket_key is None else tuple(bucket_key),
+                    options=columns_now.options,
+                )
+                return replace(state, tables=self.tables.put(changed, after))
             case BeginEpoch(leader=leader):
                 return replace(
                     state,

@@ -20,13 +20,13 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from logformat import paths
 from logformat.catalog import table_file
-from logformat.catalog.edits import AddSchema, AlterTable, CreateTable, DropTable, Edit, RenameTable
+from logformat.catalog.edits import AddSchema, AlterColumns, AlterTable, CreateTable, DropTable, Edit, RenameTable
 from logformat.catalog.table_file import TABLE_BYTES_MAX, TableFile
 from logformat.ids import BucketId, Epoch, TableId, Txid
 from logformat.log.segment import HEAD_BYTES
 from logformat.rows import schema as schemas
 
-AboutDefinition: TypeAlias = CreateTable | AddSchema | RenameTable | AlterTable | DropTable
+AboutDefinition: TypeAlias = CreateTable | AddSchema | RenameTable | AlterTable | AlterColumns | DropTable
 DefinitionEdit = TypeVar("DefinitionEdit", bound=AboutDefinition)
 
 _log = logging.getLogger(__name__)
@@ -195,15 +195,18 @@ class TableFiles:
         self, definition: TableDefinition, epoch: Epoch, txid: Txid, added: AddSchema | None = None
     ) -> TableFile:
         widths = [len(definition.schemas[id]) for id in sorted(definition.schemas)]
+        if added is not None:
+            widths.append(len(added.columns))
         key, bucket_key = definition.primary_key, definition.bucket_key
         return TableFile(
+            format=table_file.format_of(widths),
             store_id=self._store_id,
             txid=txid,
             epoch=epoch,
             table_id=definition.id,
             name=definition.name,
-            columns=schemas.to_json(definition.schema) if added is None else added.columns,
-            widths=widths if added is None else [*widths, len(added.columns)],
+            columns=schemas.to_json(definition.stored) if added is None else added.columns,
+            widths=widths,
             primary_key=None if key is None else list(key),
             bucket_key=None if bucket_key is None else list(bucket_key),
             buckets=definition.buckets,

@@ -59,8 +59,9 @@ def row_of_key(
         if value is None or codec.knows(value):
             return None if value is None else codec.decode(key, code, value)
         # Another process has added a column since.
-    key_rows = intake.key_rows([key], layout_of(current()).key_schema)
-    row: dict[str, Any] = rows_of_keys(handles, current, key_rows).to_pylist()[0]
+    definition = current()
+    key_rows = intake.key_rows([key], layout_of(definition).key_schema)
+    row: dict[str, Any] = rows_of_keys(handles, lambda: current().named_as(definition), key_rows).to_pylist()[0]
     return row if row.pop(FOUND) else None
 
 

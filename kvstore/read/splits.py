@@ -94,10 +94,11 @@ class Splits:
         self, keys: Sequence[KeyRange] = (KeyRange(),), columns: Sequence[str] | None = None, *, as_of: int
     ) -> Iterator[pa.RecordBatch]:
         """Like :meth:`kvstore.Table.scan`, for ranges of keys."""
-        names = scan_schema(self._current(), columns).names
+        definition = self._current()
+        names = scan_schema(definition, columns).names
 
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
-            return rows_as_of(view, handle.log, self._current(), Offset(as_of), names, keys)
+            return rows_as_of(view, handle.log, self._current().named_as(definition), Offset(as_of), names, keys)
 
         return self._held(self._handle, read)
 

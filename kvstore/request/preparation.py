@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.compute as pc
 
+from kvstore.arguments import column_names
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Request, RowRequest, group
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.sizes import bytes_of
-from kvstore.request.targets import filled, schema_given, selected, targets_of
+from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.arrow_message import RAW_BYTES_MAX
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+from logformat.rows.schema import without_dropped
 
 NO_EPOCH = Epoch(0)
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
@@ -26,14 +29,15 @@ GROUPED_LATER_MAX = 64
 
 
 def requests_of(given: Several[Request | RowRequest], definition: TableDefinition) -> list[Request | InvalidRequest]:
-    """Convert single-row requests together: ten rows cost nearly the same as one.
+    """Convert single-row requests together: ten rows cost nearly the same as one; others get the table's present names.
 
     Returns:
         For each input a request, or the reason that its row does not fit.
     """
     rows = [each.row for each in given if isinstance(each, RowRequest)]
+    made = [in_present_names(each, definition) for each in given if isinstance(each, Request)]
     if not rows:
-        return [each for each in given if isinstance(each, Request)]
+        return list(made)
     schema = schema_given(definition, definition.schema, None)
     try:
         batch = intake.one_batch(rows, schema)
@@ -42,7 +46,8 @@ def requests_of(given: Several[Request | RowRequest], definition: TableDefinitio
     else:
         slices = (Changes.upserts(batch.slice(place, 1)) for place in range(len(rows)))
         alone = iter([request_of(changes, definition) for changes in slices])
-    return [each if isinstance(each, Request) else next(alone) for each in given]
+    others = iter(made)
+    return [next(others) if isinstance(each, Request) else next(alone) for each in given]
 
 
 def _request_of_row(row: Any, definition: TableDefinition) -> Request | InvalidRequest:
@@ -66,7 +71,13 @@ def fitted(
             "Changes must be a kvstore.Changes: see Changes.of(), or use upsert() and delete().",
             given=type(changes).__name__,
         )
-    schema, key = definition.schema_of(schema_id), definition.primary_key
+    definition.check_knows(schema_id)
+    if names := definition.renamed_since(schema_id):
+        changes = renamed(changes, names)
+        columns = (
+            None if columns is None else [names.get(each, each) or each for each in column_names("columns", columns)]
+        )
+    schema, key = without_dropped(definition.schema_of(schema_id)), definition.primary_key
     if key is None and (columns is not None or overwrite):
         raise UnsupportedOperation("A log table takes whole rows and never replaces a row.")
     engine = OVERWRITE if overwrite or key is None else engine_of_table(definition)
@@ -105,7 +116,17 @@ def request_of(
     elif len(changes) > GROUPED_LATER_MAX or definition.buckets > 1:
         # With several buckets, a key that is too long must be detected before any bucket is written.
         grouping = group(layout_of(definition).encode_keys(changes.rows))
-    return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite)
+    return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id)
+
+
+def in_present_names(request: Request, definition: TableDefinition) -> Request:
+    """A request whose columns are called as they are now, if some have other names since it was made."""
+    if request.schema_id is None or not (names := definition.renamed_since(request.schema_id)):
+        return request
+    targets = request.targets
+    if targets is not None:
+        targets = frozenset(new for each in targets if (new := names[each]) is not None)
+    return replace(request, changes=renamed(request.changes, names), targets=targets, schema_id=definition.schema_id)
 
 
 def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:

@@ -15,7 +15,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
-from logformat.ids import Epoch, Sequence, WriterId
+from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.rows.changes import Changes
 from logformat.rows.ordering import in_order
 
@@ -44,6 +44,7 @@ class Request:
         grouping: None for a log table, and for a few rows, which are grouped with others when their turn comes.
         targets: Columns the request names, which may be all there were when it was made; None: whole rows.
         overwrite: Whether rows are stored as they come, whatever the table's engine.
+        schema_id: The schema by which its columns are called; None for the present one.
     """
 
     changes: Changes
@@ -53,6 +54,7 @@ class Request:
     grouping: Grouping | None
     targets: frozenset[str] | None = None
     overwrite: bool = False
+    schema_id: SchemaId | None = None
     answer: Future[AppendResult] = field(default_factory=Answer)
 
     @property

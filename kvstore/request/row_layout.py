@@ -14,6 +14,7 @@ from logformat.checksum import key_sums
 from logformat.ids import SchemaId
 from logformat.rows.keys import KeyCodec
 from logformat.rows.rows import RowCodec
+from logformat.rows.schema import is_dropped
 from logformat.rows.single_row import SingleRowCodec
 
 
@@ -25,6 +26,8 @@ def layout_of(definition: TableDefinition) -> TableLayout:
 
 class TableLayout:
     """Codecs of a table with a primary key; see :func:`layout_of`.
+
+    Dropped columns are in what is stored; they are not decoded unless they are named, and null where rows lack them.
 
     Args:
         definition: The table's entry in the catalog.
@@ -40,17 +43,13 @@ class TableLayout:
         self.key_names = key
         self.key_schema = pa.schema([self.schema.field(name) for name in key])
         self.keys = KeyCodec(list(self.key_schema))
-        self._value_names = {
-            id: [name for name in schema.names if name not in key] for id, schema in definition.schemas.items()
-        }
-        self.single = (
-            SingleRowCodec(definition.schemas, key) if SingleRowCodec.supports(definition.schemas, key) else None
-        )
+        self._stored = stored = definition.schemas_now
+        self._has_dropped = len(definition.stored) > len(self.schema)
+        self._value_names = {id: [name for name in schema.names if name not in key] for id, schema in stored.items()}
+        self._names = [name for name in self.schema.names if name not in key]
+        self.single = SingleRowCodec(stored, key, self.schema.names) if SingleRowCodec.supports(stored, key) else None
         self._rows = RowCodec(
-            {
-                id: pa.schema([schema.field(name) for name in self._value_names[id]])
-                for id, schema in definition.schemas.items()
-            }
+            {id: pa.schema([schema.field(name) for name in self._value_names[id]]) for id, schema in stored.items()}
         )
 
     def encode_keys(self, rows: pa.RecordBatch) -> BinaryColumn:
@@ -65,7 +64,17 @@ class TableLayout:
         self, rows: pa.RecordBatch, sums: np.ndarray, schema_id: SchemaId
     ) -> tuple[BinaryColumn, np.ndarray]:
         """Encode values of rows in one of the table's schemas; see :meth:`logformat.rows.rows.RowCodec.encode`."""
-        return self._rows.encode([rows.column(name) for name in self._value_names[schema_id]], sums, schema_id)
+        names = self._value_names[schema_id]
+        if not self._has_dropped:
+            return self._rows.encode([rows.column(name) for name in names], sums, schema_id)
+        there, types = set(rows.schema.names), self._stored[schema_id]
+        columns = [
+            pa.nulls(rows.num_rows, types.field(name).type)
+            if is_dropped(name) and name not in there
+            else rows.column(name)
+            for name in names
+        ]
+        return self._rows.encode(columns, sums, schema_id)
 
     def decode(
         self, values: BinaryColumn, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
@@ -75,7 +84,7 @@ class TableLayout:
         Args:
             sums: ``checksum.key_sums`` of the keys of the values.
             key_columns: A batch that has the key columns of the rows; other columns are ignored.
-            names: Columns to return; None for all.
+            names: Columns to return; None for all that are not dropped.
 
         Raises:
             CorruptData: A row is damaged.
@@ -95,6 +104,6 @@ class TableLayout:
 
     def _wanted(self, names: Sequence[str] | None) -> tuple[pa.Schema, list[str]]:
         if names is None:
-            return self.schema, self._value_names[self.schema_id]
-        schema = pa.schema([self.schema.field(name) for name in names])
+            return self.schema, self._names
+        schema = pa.schema([self._stored[self.schema_id].field(name) for name in names])
         return schema, [name for name in names if name not in self.key_names]

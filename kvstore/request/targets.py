@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -100,3 +101,14 @@ def filled(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     there = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(rows.num_rows, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def renamed(changes: Changes, names: Mapping[str, str | None]) -> Changes:
+    """Changes whose columns are called by other names; those that have none any more are left out.
+
+    Args:
+        names: See :meth:`TableDefinition.renamed_since`; a column that is not there keeps its name.
+    """
+    pairs = [(each, names.get(each, each)) for each in changes.rows.schema.names]
+    kept = {old: new for old, new in pairs if new is not None}
+    return Changes(changes.rows.select(list(kept)).rename_columns(list(kept.values())), changes.is_delete)

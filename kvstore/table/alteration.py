@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from kvstore.errors import InvalidRequest, LogFailed, NoSuchTable, SchemaMismatch, StoreFull, TableExists
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import DefinitionEdit, TableFiles
-from logformat.catalog.edits import AddSchema, AlterTable, RenameTable, TableOptions
+from logformat.catalog.edits import AddSchema, AlterColumns, AlterTable, RenameTable, TableOptions
 from logformat.ids import SchemaId
 from logformat.rows import schema as schemas
+from merge_engines.spec import engine_columns, with_columns
 
 SCHEMAS_MAX = 2**15 - 1
 
@@ -39,10 +41,14 @@ class Alterations:
             known = set(now.schema.names)
             if doubled := [field.name for field in fields if field.name in known]:
                 raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
-            whole = schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ())
-            if len(now.schemas) == SCHEMAS_MAX:
-                raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
-            return AddSchema(table_id=now.id, schema_id=SchemaId(now.schema_id + 1), columns=schemas.to_json(whole))
+            added = list(schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ()))[len(now.schema) :]
+            whole = pa.schema([*now.stored, *added])
+            if len(whole) > schemas.COLUMNS_MAX:
+                raise InvalidRequest(
+                    f"A table has at most {schemas.COLUMNS_MAX} columns, dropped ones included; make a new one.",
+                    columns=len(whole),
+                )
+            return AddSchema(table_id=now.id, schema_id=_next_schema(now), columns=schemas.to_json(whole))
 
         # Before other processes have to wait: thousands of columns take a while.
         prepared = edit_of(table)
@@ -57,6 +63,14 @@ class Alterations:
             return RenameTable(table_id=now.id, name=name)
 
         self._append(table, decide)
+
+    def rename_columns(self, table: TableDefinition, names: Mapping[str, str]) -> None:
+        """Give columns other names; see :meth:`kvstore.Store.rename_columns`."""
+        self._append(table, lambda _, now: _renamed(now, names))
+
+    def drop_columns(self, table: TableDefinition, names: Sequence[str]) -> None:
+        """Drop columns; see :meth:`kvstore.Store.drop_columns`."""
+        self._append(table, lambda _, now: _dropped(now, names))
 
     def alter(self, table: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
         """Change the options of a table; see :meth:`kvstore.Store.alter_table`."""
@@ -76,3 +90,66 @@ class Alterations:
         except (StoreFull, LogFailed):
             self._definitions.complete(self._journal, table.id)
             raise
+
+
+def _renamed(now: TableDefinition, names: Mapping[str, str]) -> AlterColumns:
+    _check_there(now, list(names))
+    fields = [field.with_name(names.get(field.name, field.name)) for field in now.stored]
+    schemas.normalise(
+        schemas.without_dropped(pa.schema(fields))
+    )  # refuses impossible names, and one that is there twice
+    return _altered(now, fields, names)
+
+
+def _dropped(now: TableDefinition, names: Sequence[str]) -> AlterColumns:
+    _check_there(now, names)
+    kinds = {
+        "the key": now.primary_key or (),
+        "the bucket key": now.bucket_key or (),
+        "the merge engine": engine_columns(now.options.merge_engine),
+        "auto_increment": (now.options.auto_increment,),
+    }
+    for kind, used in kinds.items():
+        if needed := [name for name in names if name in used]:
+            raise InvalidRequest(
+                f"A column of {kind} can't be dropped; copy the rows into another table.", columns=needed
+            )
+    if set(now.schema.names) <= set(names):
+        raise InvalidRequest("A table keeps at least one column; see drop_table().", columns=list(names))
+    fields = [
+        pa.field(schemas.dropped_name(place), field.type) if field.name in names else field
+        for place, field in enumerate(now.stored)
+    ]
+    return _altered(now, fields, {})
+
+
+def _check_there(now: TableDefinition, names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in now.schema.names]:
+        raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=now.schema.names)
+
+
+def _altered(now: TableDefinition, fields: list[pa.Field], names: Mapping[str, str]) -> AlterColumns:
+    """The edit of a table whose stored columns become these; ``names`` has the new names of those that have one."""
+
+    def named(columns: Sequence[str] | None) -> list[str] | None:
+        return None if columns is None else [names.get(name, name) for name in columns]
+
+    automatic = now.options.auto_increment
+    return AlterColumns(
+        table_id=now.id,
+        schema_id=_next_schema(now),
+        columns=schemas.to_json(pa.schema(fields)),
+        primary_key=named(now.primary_key),
+        bucket_key=named(now.bucket_key),
+        options=replace(
+            now.options,
+            merge_engine=with_columns(now.options.merge_engine, names),
+            auto_increment=None if automatic is None else names.get(automatic, automatic),
+        ),
+    )
+
+
+def _next_schema(now: TableDefinition) -> SchemaId:
+    if len(now.schemas) == SCHEMAS_MAX:
+        raise InvalidRequest("A table has at most this many schemas; make a new one.", schemas=SCHEMAS_MAX)
+    return SchemaId(now.schema_id + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -143,6 +143,22 @@ def added_fields(fields: Any) -> list[pa.Field]:
     if strict := [field.name for field in listed if not field.nullable]:
         raise SchemaMismatch(_NULLABLE_KINDS, columns=strict)
     return listed
+
+
+def new_names(given: Any) -> dict[str, str]:
+    """New names of columns, by their names now.
+
+    Raises:
+        InvalidRequest: They are not names, or there is none.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise InvalidRequest(
+            "Give a dict from a column's name to its new name, and not an empty one.", given=shown(given)
+        )
+    names = dict(given)
+    if not all(isinstance(name, str) for pair in names.items() for name in pair):
+        raise InvalidRequest("Names of columns are text.", given=shown(given))
+    return names
 
 
 def _milliseconds(retention: Any) -> int | None:

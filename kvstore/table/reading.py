@@ -170,7 +170,7 @@ class TableReads(HistoryReads):
         """
         definition = self._keyed()
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
-        return rows_of_keys(self._handles, self._keyed, key_rows)
+        return rows_of_keys(self._handles, lambda: self._keyed().named_as(definition), key_rows)
 
     def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
         """The rows whose keys begin with given values, in key order; with several buckets, one bucket after the other.
@@ -186,7 +186,7 @@ class TableReads(HistoryReads):
         """
         definition = self._keyed()
         values = prefix_row(prefix, layout_of(definition).key_schema)
-        return rows_of_prefix(self._handles, self._keyed, values)
+        return rows_of_prefix(self._handles, lambda: self._keyed().named_as(definition), values)
 
     def buckets_of(self, keys: Keys) -> list[int]:
         """The bucket of each key.
@@ -239,7 +239,7 @@ class TableReads(HistoryReads):
 
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
             # The current definition has the schemas of all rows.
-            current, place = self._keyed(), places[handle.place.identity.bucket_id]
+            current, place = self._keyed().named_as(definition), places[handle.place.identity.bucket_id]
             if place is None:
                 ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
                 return chain.from_iterable(rows_now(view, current, wanted, keys) for keys in ranges)
@@ -303,8 +303,9 @@ class TableReads(HistoryReads):
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
-        schema = self.changelog_schema(columns)
-        return ChangelogReader(schema, self._changes(schema.names, start, end, bucket, follow))
+        definition = self._current()
+        schema = changelog_schema(definition, _names(columns))
+        return ChangelogReader(schema, self._changes(definition, schema.names, start, end, bucket, follow))
 
     def follow(
         self,
@@ -321,8 +322,10 @@ class TableReads(HistoryReads):
             start, end, bucket, columns: See :meth:`changelog`, of which this is the form with ``follow``, also for
                 errors.
         """
-        names = self.changelog_schema(columns).names
-        return AsyncChanges(self._while_current(polled(self._readers(names, start, end, bucket, follow=True))))
+        definition = self._current()
+        names = changelog_schema(definition, _names(columns)).names
+        readers = self._readers(definition, names, start, end, bucket, follow=True)
+        return AsyncChanges(self._while_current(polled(readers)))
 
     def binlog(
         self,
@@ -348,8 +351,10 @@ class TableReads(HistoryReads):
             InvalidRequest, OffsetOutOfRange, SchemaMismatch, CorruptBatch: See :meth:`changelog`.
             UnsupportedOperation: The table's changelog is a WAL image.
         """
-        schema = self.binlog_schema(columns)
-        changes = self._changes(changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
+        definition = self._current()
+        check_undoable(definition)
+        schema = binlog_schema(definition, _names(columns))
+        changes = self._changes(definition, changelog_columns(schema), start, end, bucket, follow, whole_updates=True)
         return ChangelogReader(schema, binlog_of(changes, schema))
 
     # For readers in several processes, which share the work
@@ -458,6 +463,7 @@ class TableReads(HistoryReads):
 
     def _changes(
         self,
+        definition: TableDefinition,
         names: Sequence[str],
         start: Start,
         end: End,
@@ -468,11 +474,12 @@ class TableReads(HistoryReads):
     ) -> Iterator[pa.RecordBatch]:
         if not isinstance(follow, (bool, np.bool_)):
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
-        readers = self._readers(names, start, end, bucket, follow=bool(follow), whole_updates=whole_updates)
+        readers = self._readers(definition, names, start, end, bucket, follow=bool(follow), whole_updates=whole_updates)
         return self._while_current(together(readers))
 
     def _readers(
         self,
+        definition: TableDefinition,
         names: Sequence[str],
         start: Start,
         end: End,
@@ -486,7 +493,9 @@ class TableReads(HistoryReads):
             self._keyed()
         readers = []
         for each in buckets:
-            reader = ChangeReader(self._handles[each], self._current, names, whole_updates)
+            reader = ChangeReader(
+                self._handles[each], lambda: self._current().named_as(definition), names, whole_updates
+            )
             first, last = place_in("start", start, each, buckets), place_in("end", end, each, buckets)
             readers.append(reader.read(first, last, follow=follow))
         return readers

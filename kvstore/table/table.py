@@ -27,7 +27,7 @@ from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot,
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
-from kvstore.request.targets import filled, schema_given, targets_of
+from kvstore.request.targets import filled, renamed, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
 from kvstore.table.conditional import Decide, apply_if, deletion, replacement, update
@@ -271,6 +271,7 @@ class Table(EverydayReads):
         takeover: bool = False,
         replaces: bool = False,
         confirm: Confirm | None = None,
+        schema_id: int | None = None,
     ) -> WriteResult:
         """Like :meth:`apply_epoch`, for changes that are already split by bucket.
 
@@ -280,19 +281,25 @@ class Table(EverydayReads):
             replaces: Whether all rows with other keys are deleted; rows that other threads of this process write
                 meanwhile stay.
             confirm: Called before the commit is decided; see :data:`kvstore.commit.coordinator.Confirm`.
+            schema_id: Schema by which the columns of the rows are called; the current one if None.
 
         Raises:
+            SchemaMismatch: Columns were renamed or dropped since ``schema_id``. Nothing was written.
             InvalidRequest: Rows belong to another bucket; or see :meth:`apply_epoch`. Nothing was written.
             UnsupportedOperation: A table of this kind can't be replaced.
         """
         self._access.check_writable()
         definition = self._current()
+        if schema_id is not None:
+            definition.check_names_of(SchemaId(integer("schema_id", schema_id)))
         number = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
         whole = {}
         for bucket, changes in parts.items():
             belongs = definition.bucket_key is None or (buckets_of_rows(definition, changes.rows) == bucket).all()
             if bucket not in self._bucket_ids() or not belongs:
                 raise InvalidRequest("Rows belong to another bucket; see Table.by_bucket().", bucket=bucket)
+            if unknown := set(changes.rows.schema.names) - set(definition.schema.names):
+                raise SchemaMismatch("The table has no such column.", unknown=sorted(unknown))
             whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
 
         def rest() -> dict[BucketId, Changes]:
@@ -328,17 +335,22 @@ class Table(EverydayReads):
             changes: Changes with all columns except an auto-increment one.
             other: Bucket of all changes if the table has no bucket key.
             overwrite: Whether they will be applied with ``overwrite``; then they may fill an auto-increment column.
-            schema_id: Schema of the rows; the current one if None. The batch must be applied with the same.
+            schema_id: Schema of the rows, also of the result; the current one if None. The batch must be applied with
+                the same.
 
         Raises:
             SchemaMismatch, UnknownSchema, InvalidTargetColumns: The changes do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
         home = self._handle(other).place.identity.bucket_id
-        return dict(spread(self._current(), self.fitting(changes, overwrite, schema_id), home))
+        definition = self._current()
+        id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
+        parts = spread(definition, fitted(changes, definition, id, None, overwrite=overwrite)[0], home)
+        then = {now: name for name, now in definition.renamed_since(id).items() if now is not None}
+        return {bucket: renamed(part, then) if then else part for bucket, part in parts}
 
     def fitting(self, changes: Changes, overwrite: bool = False, schema_id: int | None = None) -> Changes:
-        """Changes with the columns of the table; see :meth:`by_bucket`, also for errors."""
+        """Changes with the columns of the table, as they are called now; see :meth:`by_bucket`, also for errors."""
         definition = self._current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         return fitted(changes, definition, id, None, overwrite=overwrite)[0]

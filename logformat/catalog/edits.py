@@ -318,6 +318,21 @@ class AlterTable(Payload, frozen=True, kw_only=True):
     options: TableOptions
 
 
+class AlterColumns(Payload, frozen=True, kw_only=True):
+    """Adds a schema with the columns of the one before, of which some have other names or are dropped.
+
+    The other fields have the names of the new schema.
+    """
+
+    op: ClassVar[int] = 31
+    table_id: TableId
+    schema_id: SchemaId
+    columns: list[dict[str, Any]]
+    primary_key: list[str] | None
+    bucket_key: list[str] | None
+    options: TableOptions
+
+
 AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
 """Edits of an existing job."""
 
@@ -328,7 +343,7 @@ PAYLOADS: dict[int, type[Payload]] = {
         *(SetConsumer, DropConsumer, BeginEpoch),
         *(AddReplica, DropReplica, ReportReplica, FindReplica, LoseLead, TellReplica),
         *(CreateJob, BeginTask, ReadTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
-        *(RenameTable, AlterTable),
+        *(RenameTable, AlterTable, AlterColumns),
     )
 }
 

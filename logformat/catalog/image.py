@@ -88,11 +88,12 @@ class Table(_Record, frozen=True, kw_only=True):
 
 
 class Schema(_Record, frozen=True, kw_only=True):
-    """A schema of a table that precedes it."""
+    """A schema of a table that precedes it; ``altered`` if an AlterColumns made it, which older versions refuse."""
 
     table_id: TableId
     schema_id: SchemaId
     columns: list[dict[str, Any]]
+    altered: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Writer(_Record, frozen=True, kw_only=True):

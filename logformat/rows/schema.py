@@ -3,6 +3,7 @@
 * A stored schema has only the types of ``PLAIN_TYPES`` and lists, maps and structs of them: other types that carry the
   same values (dictionary, large, view …) are normalised to these, all others are refused by name.
 * Key columns are never null. Timestamps with a time zone are UTC.
+* A dropped column keeps its place, under a name that no user can give.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ PLAIN_TYPES = {
     ]
 }
 """Stored types that are neither lists, maps nor structs, by their names."""
+
+_DROPPED = "\x7f"
+"""Not printable, so no column that is there begins with it."""
 
 
 def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
@@ -141,8 +145,8 @@ def fixed_width(stored: pa.DataType) -> int:
 
 
 def to_json(schema: pa.Schema) -> list[dict[str, Any]]:
-    """A stored schema as JSON: one ``{name, type, nullable}`` for each column."""
-    return [_field_to_json(field) for field in schema]
+    """A stored schema as JSON: one ``{name, type, nullable}`` for each column; the name of a dropped one is null."""
+    return [_field_to_json(field) | ({"name": None} if is_dropped(field.name) else {}) for field in schema]
 
 
 def from_json(columns: Sequence[dict[str, Any]]) -> pa.Schema:
@@ -151,7 +155,43 @@ def from_json(columns: Sequence[dict[str, Any]]) -> pa.Schema:
     Raises:
         UnsupportedVersion: A newer version wrote it.
     """
-    return pa.schema([_field_from_json(column, 0) for column in columns])
+    return pa.schema([_column_from_json(column, place) for place, column in enumerate(columns)])
+
+
+def dropped_name(place: int) -> str:
+    """The name that the column at this place of a schema has once it is dropped."""
+    return f"{_DROPPED}{place}"
+
+
+def is_dropped(name: str) -> bool:
+    """Whether this is the name of a dropped column."""
+    return name.startswith(_DROPPED)
+
+
+def without_dropped(schema: pa.Schema) -> pa.Schema:
+    """The columns of a stored schema that are not dropped; the schema itself if none is."""
+    kept = [field for field in schema if not is_dropped(field.name)]
+    return schema if len(kept) == len(schema) else pa.schema(kept)
+
+
+def named_as(schema: pa.Schema, newer: pa.Schema) -> pa.Schema:
+    """A stored schema with the names of a newer one; the schema itself if they are the same."""
+    if schema.names == newer.names[: len(schema)]:
+        return schema
+    return pa.schema([newer.field(place) for place in range(len(schema))])
+
+
+def new_names(then: Sequence[str], now: Sequence[str]) -> dict[str, str | None]:
+    """For the names of columns at one time those at a later time; None for a dropped one."""
+    pairs = zip(then, now, strict=True)
+    return {old: None if is_dropped(new) else new for old, new in pairs if not is_dropped(old)}
+
+
+def _column_from_json(column: dict[str, Any], place: int) -> pa.Field:
+    match column:
+        case {"name": None, "nullable": True}:
+            return _field_from_json({**column, "name": dropped_name(place)}, 0)
+    return _field_from_json(column, 0)
 
 
 def _normalise_field(field: pa.Field, column: str, depth: int) -> pa.Field:

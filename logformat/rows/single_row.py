@@ -7,7 +7,7 @@ Only for tables whose columns Python's ``struct`` supports, or are strings or by
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -33,9 +33,12 @@ class SingleRowCodec:
     Args:
         schemas: All columns by schema id; see ``supports`` for the types allowed.
         key: Names of the key's columns, in key order.
+        columns: Columns of decoded rows, in order; None for all.
     """
 
-    def __init__(self, schemas: Mapping[SchemaId, pa.Schema], key: Sequence[str]) -> None:
+    def __init__(
+        self, schemas: Mapping[SchemaId, pa.Schema], key: Sequence[str], columns: Sequence[str] | None = None
+    ) -> None:
         schema = schemas[max(schemas)]
         self._schema_id = max(schemas)
         self._key = [_KeyPart(schema.field(name).type) for name in key]
@@ -45,8 +48,9 @@ class SingleRowCodec:
         self._count = len(schema)
         self._names = [*key, *(name for name in schema.names if name not in key)]
         places = {name: place for place, name in enumerate(self._names)}
-        self._in_order = itemgetter(*map(places.get, schema.names)) if schema.names != self._names else tuple
-        self._schema_names = schema.names
+        self._schema_names = schema.names if columns is None else list(columns)
+        wanted = [places[name] for name in self._schema_names]
+        self._in_order = _in_order(wanted) if wanted != list(range(self._count)) else tuple
 
     @staticmethod
     def supports(schemas: Mapping[SchemaId, pa.Schema], key: Sequence[str]) -> bool:
@@ -100,6 +104,11 @@ class SingleRowCodec:
         if len(row) < self._count:
             row += [None] * (self._count - len(row))  # the value is older than the last columns
         return dict(zip(self._schema_names, self._in_order(row), strict=True))
+
+
+def _in_order(places: Sequence[int]) -> Callable[[Any], Any]:
+    """Takes the values at these places from a row."""
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 class _KeyPart:

@@ -14,6 +14,7 @@ from logformat.catalog.edits import (
     AddReplica,
     AddSchema,
     AllocateWriter,
+    AlterColumns,
     AlterJob,
     AlterTable,
     BeginCommit,
@@ -258,6 +259,22 @@ OLD_EDITS: list[tuple[int, bytes, Payload]] = [
         30,
         b'{"table_id":7,"options":{"merge_engine":"first_row","compression":null,"retention_ms":5}}',
         AlterTable(table_id=7, options=TableOptions(merge_engine="first_row", compression=None, retention_ms=5)),
+    ),
+    (
+        31,
+        b'{"table_id":7,"schema_id":3,"columns":[{"name":"key","type":"int64","nullable":false},'
+        b'{"name":null,"type":"string","nullable":true}],"primary_key":["key"],"bucket_key":["key"],"options":{}}',
+        AlterColumns(
+            table_id=7,
+            schema_id=3,
+            columns=[
+                {"name": "key", "type": "int64", "nullable": False},
+                {"name": None, "type": "string", "nullable": True},
+            ],
+            primary_key=["key"],
+            bucket_key=["key"],
+            options=TableOptions(),
+        ),
     ),
 ]
 """Op code, JSON as kvstore wrote it once, and what it stands for."""

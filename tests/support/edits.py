@@ -7,11 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.meta.state import CatalogState
+from kvstore.meta.state import CatalogState, TableDefinition
 from logformat.catalog.edits import (
     AddReplica,
     AddSchema,
     AllocateWriter,
+    AlterColumns,
     AlterJob,
     AlterTable,
     BeginCommit,
@@ -46,7 +47,7 @@ from logformat.rows import schema as schemas
 _NAMES = ("a", "b", "ü")
 RANDOM_KINDS = (
     *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, OpenWriter, DropWriter, BeginCommit, BeginCommit),
-    *(RenameTable, AlterTable, EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
+    *(RenameTable, AlterTable, AlterColumns, EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
     *(AddReplica, DropReplica, ReportReplica, TellReplica, TellReplica, FindReplica),
     *(CreateJob, BeginTask, BeginTask, ReadTask, EndTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
 )
@@ -88,7 +89,10 @@ def payload(random: Random, state: CatalogState) -> Payload:
     if kind is AddSchema:
         table = state.tables.get(id)
         now = SchemaId(1) if table is None else table.schema_id
-        return AddSchema(table_id=id, schema_id=SchemaId(now + 1), columns=columns(now + 2))
+        before = columns(2) if table is None else schemas.to_json(table.stored)
+        return AddSchema(table_id=id, schema_id=SchemaId(now + 1), columns=[*before, columns(now + 2)[-1]])
+    if kind is AlterColumns:
+        return _of_columns(random, id, state.tables.get(id))
     if kind is RenameTable:
         return RenameTable(table_id=id, name=f"t{id} {random.randrange(9)}")
     if kind is AlterTable:
@@ -128,6 +132,21 @@ def payload(random: Random, state: CatalogState) -> Payload:
     if issubclass(kind, AddReplica | DropReplica | ReportReplica | TellReplica | FindReplica):
         return _about_a_replica(random, kind, id, name)
     return _about_a_job(random, state, kind, id, name)
+
+
+def _of_columns(random: Random, id: TableId, table: TableDefinition | None) -> AlterColumns:
+    """Another column has another name, or is dropped."""
+    now = columns(2) if table is None else schemas.to_json(table.stored)
+    place = random.randrange(1, len(now))
+    renamed = now[place] | {"name": random.choice((None, f"r{random.randrange(99)}")), "nullable": True}
+    return AlterColumns(
+        table_id=id,
+        schema_id=SchemaId(1 if table is None else table.schema_id + 1),
+        columns=[*now[:place], renamed, *now[place + 1 :]],
+        primary_key=random.choice((["c0"], None)) if table is None else table.primary_key and list(table.primary_key),
+        bucket_key=None if table is None else table.bucket_key and list(table.bucket_key),
+        options=TableOptions() if table is None else table.options,
+    )
 
 
 def _about_a_replica(random: Random, kind: type[Payload], id: TableId, name: str) -> Payload:

@@ -16,7 +16,7 @@ from kvstore.errors import NoSuchTable, NotAStore
 from kvstore.spark.options import Kind, Options
 from kvstore.store import Store, open_reader
 from kvstore.table.table import Table
-from logformat.ids import TableId
+from logformat.ids import SchemaId, TableId
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class TablePlace:
 
     Attributes:
         store_id, table_id: Ids of the store at the path and of the table of the name when they were found.
+        schema_id: Schema of the table then: the columns that are read and written are called as in it.
     """
 
     path: str
@@ -32,12 +33,13 @@ class TablePlace:
     name: str
     table_id: int
     kind: Kind
+    schema_id: int
 
     @classmethod
     def of(cls, path: str, table: Table, kind: Kind) -> TablePlace:
         """Place of an open table."""
         store_id, table_id = table.identity
-        return cls(path, str(store_id), table.name, table_id, kind)
+        return cls(path, str(store_id), table.name, table_id, kind, table.schema_id)
 
     @contextmanager
     def open(self) -> Iterator[Table]:
@@ -45,18 +47,30 @@ class TablePlace:
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
+            SchemaMismatch: Columns of the table were renamed or dropped meanwhile.
             NotAStore: The store is no longer at the path.
         """
         with opened(self.path) as store:
             yield self.table_of(store)
 
     def table_of(self, store: Store) -> Table:
-        """The same table of an open store."""
+        """The same table of an open store; see :meth:`open` for errors."""
         definition = store.runtime.catalog().tables.get(TableId(self.table_id))
         table = None if definition is None else store.table(definition.name)
         if table is None or table.identity != (UUID(self.store_id), self.table_id):
             raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
+        self.check_names(store)
         return table
+
+    def check_names(self, store: Store) -> None:
+        """Verify that the columns of the table are called as they were.
+
+        Raises:
+            SchemaMismatch: Some were renamed or dropped.
+        """
+        definition = store.runtime.catalog().tables.get(TableId(self.table_id))
+        if definition is not None:
+            definition.check_names_of(SchemaId(self.schema_id))
 
 
 def opened(path: str) -> Store:

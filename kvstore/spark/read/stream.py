@@ -73,6 +73,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             NoSuchTable: The table was dropped.
+            SchemaMismatch: Columns of the table were renamed or dropped since the stream began.
             OffsetOutOfRange: The log ends before ``start``.
             UnsupportedOperation, StoreFull: The catalog can't be written for the consumer. Nothing was changed.
         """
@@ -146,6 +147,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._open is None:
             store = opened(self._place.path)
             self._open = store, self._place.table_of(store)
+        self._place.check_names(self._open[0])  # the columns of a stream are those that it began with
         return self._open[1]
 
     def _register(self, table: Table, before: Mapping[int, Offset], *, began: bool) -> None:

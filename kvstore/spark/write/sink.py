@@ -75,6 +75,7 @@ class _Sink:
         Raises:
             InvalidRequest: A row does not fit the table.
             NoSuchTable: The table was dropped meanwhile.
+            SchemaMismatch: Columns of the table were renamed or dropped meanwhile.
             StoreFull, LogFailed: The disk is full or failed.
         """
         with (
@@ -100,7 +101,9 @@ class _Sink:
         store = open_store(self._place.path)  # this store asks its replicas whether it is still the leader
         try:
             table = self._place.table_of(store)
-            table.apply_parts(parts, writer, epoch, run, self._options.takeover, self._replaces)
+            table.apply_parts(
+                parts, writer, epoch, run, self._options.takeover, self._replaces, schema_id=self._schema_id
+            )
         finally:
             with suppress(StoreError):  # committed rows are already in the log
                 store.close()

@@ -1,0 +1,114 @@
+"""Changes of the definitions of a store's tables, as its users make them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import EllipsisType
+
+import pyarrow as pa
+
+from kvstore.arguments import column_names
+from kvstore.runtime import StoreRuntime
+from kvstore.session import Session
+from kvstore.table.definition import added_fields, altered_options, new_names
+from logformat.catalog.edits import DeleteBehavior
+from logformat.log.arrow_message import Compression
+
+
+class AlteredTables:
+    """Changes of tables' columns and options; :class:`kvstore.Store` has everything else.
+
+    Args:
+        session: Use of the store.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def runtime(self) -> StoreRuntime:
+        """What this process shares of the store's directory; for tools, not for programs."""
+        return self._session.runtime
+
+    def add_columns(self, name: str, fields: Sequence[pa.Field] | pa.Schema) -> None:
+        """Add columns after those of a table; they are null in existing rows and changes.
+
+        Args:
+            fields: New columns, all nullable; docs/types.md lists the types.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            InvalidRequest: A name, type or option is not possible. Nothing was written.
+        """
+        self._session.check_writable()
+        self.runtime.alterations.add_columns(self.runtime.definition(name), added_fields(fields))
+
+    def rename_columns(self, name: str, names: Mapping[str, str]) -> None:
+        """Give columns of a table other names: no row is touched, and columns may exchange their names.
+
+        Earlier changes have the new names, too. Readers that are at work go on under the names that they began with,
+        and so do batches on their way; DataFrames and streams of Spark raise SchemaMismatch, and are loaded again.
+        Flush a :class:`writer.TableWriter` first: rows that it has not converted yet are taken by the new names.
+
+        Args:
+            names: From each column's name to its new one. Columns of the key, of buckets and of an engine may be there.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            SchemaMismatch: There is no such column. Nothing was written.
+            InvalidRequest: A name is not possible, or two columns would have it. Nothing was written.
+        """
+        self._session.check_writable()
+        self.runtime.alterations.rename_columns(self.runtime.definition(name), new_names(names))
+
+    def drop_columns(self, name: str, columns: Sequence[str] | str) -> None:
+        """Drop columns of a table: no row is touched, and what they hold stays on disk, where nothing shows it.
+
+        Earlier changes don't have them any more, and can't get them back: :func:`kvstore.restore` makes a copy as of a
+        time before. A column that is added under such a name is a new one, and null. Readers that are at work go on
+        with the columns that they began with, writers without those that are dropped.
+
+        Args:
+            columns: Their names; neither of the key, of buckets or of an engine, nor all that there are.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            SchemaMismatch: There is no such column. Nothing was written.
+            InvalidRequest: A column can't be dropped. Nothing was written.
+        """
+        self._session.check_writable()
+        self.runtime.alterations.drop_columns(self.runtime.definition(name), column_names("columns", columns))
+
+    def alter_table(
+        self,
+        name: str,
+        *,
+        retention: dt.timedelta | EllipsisType | None = ...,
+        compression: Compression | EllipsisType = ...,
+        delete_behavior: DeleteBehavior | EllipsisType | None = ...,
+    ) -> None:
+        """Change options of a table; what is left out stays. Rows and changes that are there stay as they are.
+
+        A process that writes the table goes by the new options from its next write on; this one does so at once.
+
+        Args:
+            retention, compression, delete_behavior: As in :meth:`create_table`. With ``retention=None`` nothing expires
+                by age any more. A reader that began while nothing could expire holds no lease: what it has yet to read
+                may expire.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            InvalidRequest: An option is not possible. Nothing was written.
+        """
+        self._session.check_writable()
+        definition = self.runtime.definition(name)
+        altered = partial(
+            altered_options,
+            key=definition.primary_key,
+            retention=retention,
+            compression=compression,
+            delete_behavior=delete_behavior,
+        )
+        self.runtime.alter_table(definition, altered)
