@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -127,10 +128,10 @@ class Accumulator:
             self.refused += refused
 
     def _intake_of(self, columns: Columns) -> Intake:
-        return Intake(columns.schema, columns.schema_id, self._table.primary_key or ())
+        return Intake(*columns)
 
     def _spread(self, whole: Whole) -> None:
-        changes, schema_id = whole
+        changes, schema_id, _ = whole
         other = next(self._turn) % self._table.buckets
         done, failed = tell_apart(
             len(changes),
@@ -169,19 +170,20 @@ class Accumulator:
 
 
 class Columns(NamedTuple):
-    """Columns of a given row, without the auto-increment column, and the id of their schema."""
+    """Columns of a given row, without the auto-increment column, the id of their schema, and the key's columns."""
 
     schema: pa.Schema
     schema_id: int
+    key: Sequence[str]
 
 
 def columns_of(table: TargetTable) -> Columns:
     """The table's current columns."""
     schema_id = table.schema_id
     while True:
-        schema = table.schema
+        schema, key, automatic = table.schema, table.primary_key or (), table.options.auto_increment
         before, schema_id = schema_id, table.schema_id
         if schema_id == before:
-            break  # no column was added in between
-    automatic = table.options.auto_increment
-    return Columns(schema if automatic is None else pa.schema([f for f in schema if f.name != automatic]), schema_id)
+            break  # no column was changed in between
+    given = schema if automatic is None else pa.schema([f for f in schema if f.name != automatic])
+    return Columns(given, schema_id, key)

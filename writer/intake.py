@@ -31,10 +31,11 @@ class Key:
 
 
 class Whole(NamedTuple):
-    """Changes, and the schema they follow; the table may have a later schema by now."""
+    """Changes, the schema they follow, and the columns of their key; the table may have a later schema by now."""
 
     changes: Changes
     schema_id: int
+    key: Sequence[str]
 
 
 Item = Any
@@ -77,7 +78,7 @@ class Intake:
 
     def _rows(self, rows: list[Item], found: list[Whole], refused: list[Refused]) -> None:
         done, failed = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
-        found += [Whole(changes, self.schema_id) for changes in done]
+        found += [Whole(changes, self.schema_id, self.key_schema.names) for changes in done]
         refused += [Refused([rows[place]], error) for place, error in failed]
 
     def _mixed(self, items: list[Item], found: list[Whole], refused: list[Refused]) -> None:
@@ -101,17 +102,18 @@ class Intake:
         if batches or deletes:
             order = pa.array(np.argsort(np.concatenate(places)))
             every = together([*batches, *deletes])
-            found.append(Whole(Changes(every.rows.take(order), every.is_delete.take(order)), self.schema_id))
+            merged = Changes(every.rows.take(order), every.is_delete.take(order))
+            found.append(Whole(merged, self.schema_id, self.key_schema.names))
 
     def _fitting(self, whole: Whole, found: list[Whole], refused: list[Refused]) -> None:
-        changes, schema_id = whole
-        done, failed = tell_apart(len(changes), lambda start, end: self._checked(part(changes, start, end)))
-        found += [Whole(each, schema_id) for each in done]
+        changes, _, key = whole
+        done, failed = tell_apart(len(changes), lambda start, end: self._checked(part(changes, start, end), key))
+        found += [whole._replace(changes=each) for each in done]
         refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
 
-    def _checked(self, changes: Changes) -> Changes:
+    def _checked(self, changes: Changes, key: Sequence[str] | None = None) -> Changes:
         """Returns the changes unchanged; refuses a key that is too large before it gets a sequence."""
-        columns = [changes.rows.column(field.name) for field in self.key_schema]
+        columns = [changes.rows.column(name) for name in (self.key_schema.names if key is None else key)]
         variable = [column for column in columns if is_variable(column.type)]
         if variable and len(changes):
             # Escaping at most doubles a byte, so the lengths alone nearly always prove that no key is too long.

@@ -142,9 +142,9 @@ class TableWriter:
             while listed := list(islice(data, intake.ROWS_TOGETHER)):
                 self.upsert(listed)
         else:
-            schema, schema_id = columns_of(self._table)
+            schema, schema_id, key = columns_of(self._table)
             batches = intake.record_batches(data, schema)
-            self._buffer.add_all(Whole(Changes.upserts(rows), schema_id) for rows in batches if rows.num_rows)
+            self._buffer.add_all(Whole(Changes.upserts(rows), schema_id, key) for rows in batches if rows.num_rows)
 
     def delete(self, keys: Keys) -> None:
         """Hand over keys whose rows to delete; a missing key is no error.
@@ -156,8 +156,8 @@ class TableWriter:
             UnsupportedOperation, DeletionDisabled: The table takes no deletes.
             SchemaMismatch, RowsRefused, StoreError: See :meth:`upsert`.
         """
-        key = self._table.primary_key
-        if key is None:
+        schema, schema_id, key = columns_of(self._table)
+        if not key:
             raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
         if self._table.options.delete_behavior == "disable":
             raise DeletionDisabled("Delete operations are disabled for this table; its delete behavior is `disable`.")
@@ -165,10 +165,9 @@ class TableWriter:
         if not isinstance(keys, list) and any(
             hasattr(keys, way) for way in ("__arrow_c_stream__", "__arrow_c_array__", "tolist")
         ):
-            schema, schema_id = columns_of(self._table)
             rows = intake.key_rows(keys, pa.schema([schema.field(name) for name in key]))
             if rows.num_rows:
-                self._buffer.add_all([Whole(Changes.deletes(rows, schema), schema_id)])
+                self._buffer.add_all([Whole(Changes.deletes(rows, schema), schema_id, key)])
             return
         listed = keys if isinstance(keys, list) else [keys]
         self._buffer.add_all(Key(dict(each) if isinstance(each, Mapping) else each) for each in listed)

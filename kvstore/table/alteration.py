@@ -94,11 +94,9 @@ class Alterations:
 
 def _renamed(now: TableDefinition, names: Mapping[str, str]) -> AlterColumns:
     _check_there(now, list(names))
-    fields = [field.with_name(names.get(field.name, field.name)) for field in now.stored]
-    schemas.normalise(
-        schemas.without_dropped(pa.schema(fields))
-    )  # refuses impossible names, and one that is there twice
-    return _altered(now, fields, names)
+    # Refuses impossible names, and one that is there twice.
+    schemas.normalise(pa.schema([field.with_name(names.get(field.name, field.name)) for field in now.schema]))
+    return _altered(now, [field.with_name(names.get(field.name, field.name)) for field in now.stored], names)
 
 
 def _dropped(now: TableDefinition, names: Sequence[str]) -> AlterColumns:

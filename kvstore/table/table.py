@@ -295,11 +295,11 @@ class Table(EverydayReads):
         number = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
         whole = {}
         for bucket, changes in parts.items():
+            if unknown := set(changes.rows.schema.names) - set(definition.schema.names):
+                raise SchemaMismatch("The table has no such column.", unknown=sorted(unknown))
             belongs = definition.bucket_key is None or (buckets_of_rows(definition, changes.rows) == bucket).all()
             if bucket not in self._bucket_ids() or not belongs:
                 raise InvalidRequest("Rows belong to another bucket; see Table.by_bucket().", bucket=bucket)
-            if unknown := set(changes.rows.schema.names) - set(definition.schema.names):
-                raise SchemaMismatch("The table has no such column.", unknown=sorted(unknown))
             whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
 
         def rest() -> dict[BucketId, Changes]:
