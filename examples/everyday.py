@@ -316,6 +316,14 @@ def a_column_is_added(store, files):
 
 
 @use
+def columns_are_renamed_and_dropped(store, files):
+    store.rename_columns("files", {"size": "bytes"})
+    assert files["a"] == {"path": "a", "bytes": 1}
+    store.drop_columns("files", ["bytes"])
+    assert files["a"] == {"path": "a"}
+
+
+@use
 def a_table_is_dropped(store, files):
     store.drop_table("files")
     assert list(store) == []

@@ -84,6 +84,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     ),
     tables.alter: (
         "alter /data/store files --add owner:string --add 'changed:timestamp[us, tz=UTC]'",
+        "alter /data/store files --rename-column size:bytes --drop owner",
         "alter /data/store files --retention-days 30 --compression zstd --rename paths",
     ),
     tables.tables: ("tables /data/store",),

@@ -59,6 +59,14 @@ def alter(
             "--add", metavar="NAME:TYPE", help="A new column; null in the rows that are there.", show_default=False
         ),
     ] = None,
+    rename_column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD:NEW", help="A column and its new name.", show_default=False),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A column that goes, with all its values.", show_default=False),
+    ] = None,
     retention_days: Annotated[
         float | None,
         typer.Option(
@@ -77,7 +85,7 @@ def alter(
         str | None, typer.Option(metavar="NAME", help="Another name for the table.", show_default=False)
     ] = None,
 ) -> None:
-    """Add columns to a table, change its options, give it another name; in this order."""
+    """Drop, rename and add columns of a table, change its options, give it another name; in this order."""
     options: dict[str, Any] = {}
     if retention_days is not None:
         options["retention"] = dt.timedelta(days=retention_days) if retention_days else None
@@ -85,13 +93,19 @@ def alter(
         options["compression"] = None if compression == "none" else compression
     if delete_behavior is not None:
         options["delete_behavior"] = delete_behavior
-    if not add and not options and rename is None:
+    names, added = _new_names(rename_column or []), [_field(each) for each in add or []]
+    if not (drop or names or added or options) and rename is None:
         raise InvalidRequest(
-            "Say what to change: --add NAME:TYPE, --retention-days, --compression, --delete-behavior or --rename."
+            "Say what to change: --add NAME:TYPE, --rename-column OLD:NEW, --drop NAME, --retention-days,"
+            " --compression, --delete-behavior or --rename."
         )
     with opened(path, write=True) as store:
-        if add:
-            store.add_columns(name, [_field(each) for each in add])
+        if drop:
+            store.drop_columns(name, drop)
+        if names:
+            store.rename_columns(name, names)
+        if added:
+            store.add_columns(name, added)
         if options:
             store.alter_table(name, **options)
         if rename is not None:
@@ -179,6 +193,17 @@ def _rows(table: kvstore.Table) -> int | None:
 
 def _key_text(key: tuple[str, ...] | None) -> str:
     return "(append-only)" if key is None else ", ".join(map(plain, key))
+
+
+def _new_names(given: list[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for each in given:
+        old, colon, new = each.partition(":")
+        if not colon or ":" in new:
+            raise InvalidRequest("A new name is written OLD:NEW.", given=repr(each))
+        if names.setdefault(old, new) != new:
+            raise InvalidRequest("A column has one new name.", column=repr(old))
+    return names
 
 
 def _field(given: str) -> pa.Field:

@@ -91,6 +91,30 @@ def test_columns_are_added(store: Path) -> None:
     assert fine("scan", store, "files", "--json").lines == [{"k": "a", "n": None, "a b": None}]
 
 
+def test_columns_are_dropped_renamed_and_added_in_this_order(store: Path) -> None:
+    fine("alter", store, "files", "--add", "n:int64", "--add", "s:string")
+    fine("upsert", store, "files", "-", given='{"k": "a", "n": 5, "s": "x"}')
+    fine(
+        "alter",
+        store,
+        "files",
+        "--rename-column",
+        "n:s",
+        "--rename-column",
+        "k:key",
+        "--drop",
+        "s",
+        "--add",
+        "n:date32",
+    )
+    assert fine("scan", store, "files", "--json").lines == [{"key": "a", "s": 5, "n": None}]
+    assert [each["name"] for each in fine("describe", store, "files", "--json").lines[0]["columns"]] == [
+        "key",
+        "s",
+        "n",
+    ]
+
+
 def test_options_and_the_name_are_changed(store: Path) -> None:
     fine("alter", store, "files", "--retention-days", 1.5, "--compression", "none", "--rename", "paths")
     fine("alter", store, "paths", "--delete-behavior", "ignore")
@@ -116,6 +140,12 @@ def test_options_and_the_name_are_changed(store: Path) -> None:
         (("files", "--add", "n:int64", "--add", "k:int64"), "k"),
         (("files", "--add", "n:int64 not null"), "null"),
         (("nope", "--add", "n:int64"), "no such table"),
+        (("files", "--drop", "k"), "the key"),
+        (("files", "--drop", "n"), "no such column"),
+        (("files", "--rename-column", "k"), "OLD:NEW"),
+        (("files", "--rename-column", "k:a:b"), "OLD:NEW"),
+        (("files", "--rename-column", "k:a", "--rename-column", "k:b"), "one new name"),
+        (("files", "--rename-column", "n:m"), "no such column"),
     ],
 )
 def test_wrong_columns_are_not_added(store: Path, arguments: tuple[str, ...], word: str) -> None:

@@ -19,7 +19,14 @@ from pyspark.errors import UnsupportedOperationException
 from pyspark.sql.types import StructType
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, StoreError, UnsupportedOperation, WriterFenced
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchTable,
+    SchemaMismatch,
+    StoreError,
+    UnsupportedOperation,
+    WriterFenced,
+)
 from kvstore.replica import leadership
 from kvstore.spark import KvStoreSource
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
@@ -203,6 +210,27 @@ def test_a_table_that_was_dropped_meanwhile(store: kvstore.Store) -> None:
         writer.stage(iter([ROWS]), 1, 1, None)
     writer.abort([message, None])
     assert not staged_files(store)
+
+
+def test_columns_that_are_renamed_or_dropped_meanwhile(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k", buckets=2)
+    store.add_columns("u", [pa.field("n", pa.int64())])
+    writers = [writer_of(store, table.schema) for _ in range(2)]
+    rows = ROWS.append_column("n", ROWS.column("v"))
+    messages = [writer.stage(iter([rows]), 0, 0, None) for writer in writers]
+    store.rename_columns("u", {"v": "n", "n": "v"})
+    with pytest.raises(SchemaMismatch, match="renamed or dropped since it was loaded") as refused:
+        writers[0].commit(messages[:1])
+    assert refused.value.where["renamed"] == {"v": "n", "n": "v"}
+    store.rename_columns("u", {"v": "n", "n": "v"})
+    writers[0].commit(messages[:1])  # every column has the name again that it had
+    store.drop_columns("u", "n")
+    for attempt in (lambda: writers[1].commit(messages[1:]), lambda: writers[1].stage(iter([rows]), 1, 1, None)):
+        with pytest.raises(SchemaMismatch, match="renamed or dropped since it was loaded"):
+            attempt()
+    writers[1].abort(list(messages))
+    assert not staged_files(store)
+    assert [row["v"] for row in sorted(rows_of(table), key=lambda row: row["k"])] == [*range(10)]
 
 
 def test_a_column_that_is_added_meanwhile_is_null(store: kvstore.Store) -> None:

@@ -14,7 +14,8 @@ from hypothesis import given, settings, strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
+from kvstore.spark import KvStoreSource
 from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -336,3 +337,28 @@ def test_a_log_table_starts_at_its_beginning(store: kvstore.Store) -> None:
     query.run()
     query.stop()
     assert [row["_change_type"] for row in query.rows()] == ["append", "append"]
+
+
+def test_a_stream_whose_columns_were_renamed_or_dropped_says_so_and_begins_again(store: kvstore.Store) -> None:
+    table = store.create_table("t", pa.schema([*SCHEMA, pa.field("w", pa.int64())]), "k")
+    table.upsert({"k": 1, "v": 2, "w": 3})
+    table.flush()
+    query = Query({"path": str(store.path), "table": "t$changelog"})
+    query.run()
+    store.rename_columns("t", {"v": "w", "w": "v"})
+    table.upsert({"k": 2, "v": 3, "w": 2})
+    table.flush()
+    with pytest.raises(SchemaMismatch, match="renamed or dropped since it was loaded"):
+        query.trigger()
+    query.stop()
+    query.run()
+    (found,) = query.sunk[1]
+    assert (found["k"], found["v"], found["w"]) == (2, 3, 2)
+    source = KvStoreSource({"path": str(store.path), "table": "t"})
+    reader = source.reader(source.schema())
+    (task,) = reader.partitions()
+    store.drop_columns("t", ["w"])
+    for read in (lambda: reader.partitions(), lambda: next(reader.read(task))):
+        with pytest.raises(SchemaMismatch, match="renamed or dropped since it was loaded"):
+            read()
+    query.stop()
