@@ -16,9 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
-.PHONY: setup demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
+.PHONY: setup wheel demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
 
-setup: .venv/ready .venv/java
+setup: .venv/ready .venv/java .venv/connector
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(STEP) "virtual environment" $(PYTHON) -m venv .venv
@@ -34,6 +34,18 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 	  $(STEP) "Java" $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(FIND_JAVA) > $@.tmp; }
 	@rm -f $@.none
 	@mv $@.tmp $@
+
+# The connector of Spark is compiled with the Scala compiler in PySpark's jars. Without it, Spark reads and writes through
+# Python.
+.venv/connector: .venv/java $(wildcard kvstore/spark/connector/scala/*.scala) kvstore/spark/connector/build.py
+	@$(STEP) "connector of Spark" $(BIN)/python -m kvstore.spark.connector.build || \
+	  echo "The set-up goes on without the connector of Spark; see .logs/connector-of-Spark.log."
+	@touch $@
+
+# The wheel with the connector; pip wheel . gives one without it.
+wheel: setup
+	@$(STEP) "wheel" env HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/pip wheel --quiet --no-deps --no-build-isolation \
+	  --wheel-dir dist .
 
 demo: setup
 	@$(STEP) --shown "demo" $(BIN)/kvstore demo --repo "$(REPO)"

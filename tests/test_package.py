@@ -23,7 +23,7 @@ import kvstore
 from tests.cli.commands import run
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("kvstore", "logformat", "merge_engines", "pyspark_kvstore", "writer")
+PACKAGES = ("kvstore", "logformat", "merge_engines", "pyspark_kvstore", "pyspark_kvstore_python", "writer")
 INFORMATION = f"kvstore_cdc-{kvstore.__version__}.dist-info"
 
 
@@ -47,6 +47,7 @@ def metadata(wheel: ZipFile) -> Message:
 def test_the_wheel_has_every_module_of_the_packages_and_nothing_else(wheel: ZipFile) -> None:
     modules = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
     types = {f"{name}/py.typed" for name in PACKAGES} | {"kvstore/spark/worker-python"}
+    modules |= {str(path.relative_to(ROOT)) for path in (ROOT / "kvstore/spark/connector/scala").glob("*.scala")}
     information = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "licenses/NOTICE"}
     assert set(wheel.namelist()) == modules | types | {f"{INFORMATION}/{name}" for name in information}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from kvstore.spark.connector.jar import find_jar
 from kvstore.spark.java import find_java
 
 SETTINGS = {
@@ -39,4 +40,11 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
         builder = builder.config(f"spark.executorEnv.{_PYTHON}", sys.executable)
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
-    return builder
+    jar = find_jar()
+    return builder if jar is None else builder.config("spark.jars", _with(builder, str(jar)))
+
+
+def _with(builder: SparkSession.Builder, jar: str) -> str:
+    """The jars that the builder has, and this one."""
+    given = getattr(builder, "_options", {}).get("spark.jars", "").split(",")
+    return ",".join([*(each for each in given if each and each != jar), jar])

@@ -71,19 +71,40 @@ class KvStoreSource(DataSource):
                 self._pinned = None
         return spark_schema(self._columns)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns in ``schema``."""
+    def pin(self, schema: StructType | None) -> tuple[StructType, Pinned | PinnedReplica | None]:
+        """Columns of the source, or those of ``schema``, and the pinned read.
+
+        Returns:
+            No read if only a stream can begin where the options say.
+
+        Raises:
+            SchemaMismatch: The source does not have the columns in ``schema``.
+        """
+        if schema is None:
+            columns = self.schema()
+            return columns, self._pinned if self._replica is None else self._pinned_replica
         self._options.check_use("read")
+        return schema, self._pin(schema)
+
+    def _pin(self, schema: StructType) -> Pinned | PinnedReplica:
         if self._replica is not None:
             pinned_replica = self._read_replica(self._replica)
             _check(schema, pinned_replica.columns)
-            return KvStoreReplicaReader(pinned_replica, schema, self._options)
+            return pinned_replica
         if self._pinned is None or self._columns is None:
             with found(self._options) as (place, table):
                 self._columns = _columns(table, self._options)
                 self._pinned = pinned(place, table, self._options)
         _check(schema, self._columns)
-        return KvStoreReader(self._pinned, schema, self._options)
+        return self._pinned
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns in ``schema``."""
+        self._options.check_use("read")
+        read = self._pin(schema)
+        if isinstance(read, PinnedReplica):
+            return KvStoreReplicaReader(read, schema, self._options)
+        return KvStoreReader(read, schema, self._options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader that follows the changes and returns the columns in ``schema``."""

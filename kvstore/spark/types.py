@@ -39,6 +39,8 @@ def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     Raises:
         UnsupportedOperation: A value would change, such as nanoseconds in Spark's microseconds.
     """
+    if not target.names:
+        return batch.select([])  # it keeps the number of rows
     columns = []
     for field in target:
         column = batch.column(field.name)

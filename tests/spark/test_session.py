@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import kvstore
+from kvstore.spark.connector import jar
 from kvstore.spark.frames import mapped
 from kvstore.spark.session import WORKER_PYTHON, configure
 from kvstore.spark.types import spark_schema
@@ -46,6 +47,23 @@ def test_workers_have_minutes_to_say_their_first_word() -> None:
     settings = Settings()
     configure(settings)  # type: ignore[arg-type]
     assert settings.configured["spark.python.authenticate.socketTimeout"] == "10min"
+
+
+def test_the_connector_comes_after_the_jars_that_a_session_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(jar, "jar_path", lambda: tmp_path / "connector.jar")
+    builder = configure(SparkSession.builder.config("spark.jars", "/a.jar,/b.jar"))
+    assert builder._options["spark.jars"] == "/a.jar,/b.jar"  # there is none
+    (tmp_path / "connector.jar").touch()
+    for _ in range(2):
+        builder = configure(builder)
+        assert builder._options["spark.jars"] == f"/a.jar,/b.jar,{tmp_path / 'connector.jar'}"
+
+
+def test_a_connector_for_another_pyspark_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.3.99")
+    settings = Settings()
+    configure(settings)  # type: ignore[arg-type]
+    assert "spark.jars" not in settings.configured
 
 
 def test_what_else_is_on_the_path_of_a_worker_stays(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
@@ -236,7 +236,7 @@ def test_a_value_that_spark_can_not_hold_is_named(spark: SparkSession, store: kv
     table.upsert(pa.table({"k": pa.array([1], pa.int32()), "fine": pa.array([1], pa.timestamp("ns"))}))
     table.flush()
     assert load(spark, store, "t", columns="k").count() == 1
-    with pytest.raises(PythonException, match="column=fine"):
+    with pytest.raises(PySparkException, match="column=fine"):
         load(spark, store, "t").collect()
 
 

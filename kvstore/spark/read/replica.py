@@ -36,7 +36,7 @@ from kvstore.request.partition import bucket_of
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import BucketOf, FilteredReader
-from kvstore.spark.read.splits import Part, columns_of_rows, divided, freeze_once, larger
+from kvstore.spark.read.splits import Part, columns_needed, columns_of_rows, divided, freeze_once, larger
 from kvstore.spark.types import for_spark
 from logformat import paths
 from logformat.replica import manifest as replica_manifest
@@ -168,17 +168,28 @@ class KvStoreReplicaReader(FilteredReader):
             StoreFull, LogFailed: The local disk is full or failed, which holds the temporary index.
         """
         # Without any partition, Spark calls this with another object.
-        if not isinstance(partition, ReplicaReadTask):
-            return
-        freeze_once()
-        target, place = self._target, partition.place
-        reader = ReplicaReader(ObjectStore(place.url), place.store_id, place.definition)
-        for piece in partition.pieces:
-            batches = _batches(reader, place.kind, piece, target, self._filter)
-            if self._filter is not None:
-                batches = larger(rows_where(batches, self._filter))
-            for batch in batches:
-                yield for_spark(batch, target)
+        if isinstance(partition, ReplicaReadTask):
+            yield from read_replica(partition, self._target, self._filter)
+
+
+def read_replica(
+    task: ReplicaReadTask, target: pa.Schema, filter: pc.Expression | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read a task's pieces as batches for Spark; see :meth:`KvStoreReplicaReader.read`.
+
+    Args:
+        target: Requested columns, with the types that Spark expects.
+        filter: Only rows for which it is true.
+    """
+    freeze_once()
+    place = task.place
+    reader = ReplicaReader(ObjectStore(place.url), place.store_id, place.definition)
+    for piece in task.pieces:
+        batches = _batches(reader, place.kind, piece, target, filter)
+        if filter is not None:
+            batches = larger(rows_where(batches, filter))
+        for batch in batches:
+            yield for_spark(batch, target)
 
 
 def _part(piece: Changes | Rows) -> Part[Changes | Rows]:
@@ -212,11 +223,12 @@ def _batches(
     reader: ReplicaReader, kind: Kind, piece: Changes | Rows, target: pa.Schema, filter: pc.Expression | None
 ) -> Iterator[pa.RecordBatch]:
     definition = reader.definition
+    needed = columns_needed(target, kind, definition.primary_key)
     if kind is Kind.ROWS:
         assert isinstance(piece, Rows)
-        return reader.rows(piece, target.names, filter, room())
+        return reader.rows(piece, needed, filter, room())
     whole = binlog_schema(definition, columns_of_rows(definition.schema, target)) if kind is Kind.BINLOG else None
-    names = target.names if whole is None else changelog_columns(whole)
+    names = needed if whole is None else changelog_columns(whole)
     if isinstance(piece, Rows):
         changes = reader.inserts(piece, names, room())
     else:

@@ -127,7 +127,8 @@ def read(
     freeze_once()
     with task.table.open() as table:
         for piece in task.pieces:
-            batches = _batches(table, task.table.kind, piece, target, list(needed or target.names))
+            names = list(needed or columns_needed(target, task.table.kind, table.primary_key))
+            batches = _batches(table, task.table.kind, piece, target, names)
             if filter is not None:
                 batches = larger(rows_where(batches, filter))
             for batch in batches:
@@ -173,12 +174,17 @@ def _batches(
     return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])
 
 
+def columns_needed(target: pa.Schema, kind: Kind, key: Sequence[str] | None) -> list[str]:
+    """Requested columns; if only the number of rows is requested, one that costs little."""
+    if target.names:
+        return target.names
+    return list(key[:1]) if kind is Kind.ROWS and key is not None else ["_log_offset"]
+
+
 def columns_of_rows(stored: pa.Schema, target: pa.Schema) -> list[str]:
     """Requested columns of the rows before and after in a binlog; at least one."""
-    for name in (BEFORE, AFTER):
-        if name in target.names:
-            return [field.name for field in target.field(name).type]
-    return stored.names[:1]
+    rows = [target.field(name).type for name in (BEFORE, AFTER) if name in target.names]
+    return list(dict.fromkeys(field.name for row in rows for field in row)) or stored.names[:1]
 
 
 def larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,38 @@
+package kvstore.spark
+
+import org.apache.arrow.memory.RootAllocator
+import org.apache.arrow.vector.ipc.ArrowStreamReader
+import org.apache.spark.sql.connector.read.PartitionReader
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.vectorized.{ArrowColumnVector, ColumnVector, ColumnarBatch}
+import org.json4s.JsonDSL._
+
+/** Reads one task's columns from the helper: an Arrow stream, and then one message that says how it ended. */
+class ColumnReader(python: Python, task: String, columns: StructType) extends PartitionReader[ColumnarBatch] {
+  private val connection = Helper.connect(python)
+  private val memory = new RootAllocator(Long.MaxValue)
+  private val stream = new ArrowStreamReader(connection.channel, memory)
+  private val batch =
+    try {
+      connection.ask(("do" -> "read") ~ ("task" -> task) ~ ("columns" -> columns.json))
+      val vectors = stream.getVectorSchemaRoot.getFieldVectors
+      new ColumnarBatch(Array.tabulate[ColumnVector](vectors.size)(place => new ArrowColumnVector(vectors.get(place))))
+    } catch {
+      case error: Throwable => close(); throw error
+    }
+
+  override def next(): Boolean = {
+    val hasMore = stream.loadNextBatch()
+    if (hasMore) batch.setNumRows(stream.getVectorSchemaRoot.getRowCount)
+    else connection.receive() // a stream that breaks off looks like one that ends
+    hasMore
+  }
+
+  override def get(): ColumnarBatch = batch
+
+  override def close(): Unit = {
+    stream.close(false)
+    memory.close()
+    connection.close()
+  }
+}

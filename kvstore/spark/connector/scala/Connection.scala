@@ -1,0 +1,59 @@
+package kvstore.spark
+
+import java.nio.ByteBuffer
+import java.nio.channels.SocketChannel
+import java.nio.charset.StandardCharsets.UTF_8
+import java.util
+
+import org.apache.spark.SparkThrowable
+import org.apache.spark.sql.execution.QueryExecutionException
+import org.json4s._
+import org.json4s.jackson.JsonMethods.{compact, parse, render}
+
+/** What a store refuses, as one line: the class of its error, and what it says. Spark shows it as it is. */
+class StoreFailure(val line: String) extends QueryExecutionException(line, null) with SparkThrowable {
+  override def getCondition: String = "PYTHON_EXCEPTION"
+
+  override def getMessageParameters: util.Map[String, String] = util.Map.of("msg", line, "traceback", "")
+
+  override def fillInStackTrace(): Throwable = this // the line says all
+}
+
+/** A conversation with a process of the helper. A message is its length, in four bytes, and JSON. */
+class Connection(val channel: SocketChannel) extends AutoCloseable {
+
+  def send(message: JObject): Unit = {
+    val text = compact(render(message)).getBytes(UTF_8)
+    val buffer = ByteBuffer.allocate(4 + text.length).putInt(text.length).put(text).flip()
+    while (buffer.hasRemaining) channel.write(buffer)
+  }
+
+  /** The next message; raises the error that it carries. */
+  def receive(): JValue = {
+    val length = read(4).getInt
+    val message = parse(UTF_8.decode(read(length)).toString)
+    message \ "error" match {
+      case JString(error) => throw new StoreFailure(error)
+      case _ => message
+    }
+  }
+
+  def ask(request: JObject): JValue = {
+    send(request)
+    receive()
+  }
+
+  override def close(): Unit = channel.close()
+
+  private def read(length: Int): ByteBuffer = {
+    val buffer = ByteBuffer.allocate(length)
+    while (buffer.hasRemaining) {
+      if (channel.read(buffer) < 0) {
+        throw new StoreFailure(
+          "The helper process of kvstore ended before it answered; was it killed? If not, the standard error of " +
+            "Spark's process on this host says why.")
+      }
+    }
+    buffer.flip()
+  }
+}

@@ -1,0 +1,105 @@
+package kvstore.spark
+
+import java.io.{BufferedReader, IOException, InputStreamReader}
+import java.net.{StandardProtocolFamily, UnixDomainSocketAddress}
+import java.nio.channels.SocketChannel
+import java.nio.charset.StandardCharsets.UTF_8
+import java.nio.file.{Files, Path}
+import java.security.SecureRandom
+
+import scala.collection.mutable
+import scala.jdk.CollectionConverters._
+
+import org.apache.spark.sql.AnalysisException
+import org.json4s._
+import org.json4s.JsonDSL._
+
+/** A running helper process. It ends when this process does, because its standard input ends then. */
+private class Helper(python: Python) {
+  private val token = {
+    val bytes = new Array[Byte](32)
+    new SecureRandom().nextBytes(bytes)
+    bytes.map(byte => f"$byte%02x").mkString
+  }
+  private val process = {
+    val builder = new ProcessBuilder(python.executable, "-m", "kvstore.spark.connector.helper")
+    builder.redirectError(ProcessBuilder.Redirect.INHERIT)
+    builder.environment.putAll(Python.environmentOf(python).asJava)
+    builder.start()
+  }
+  private val socket: Path = {
+    process.getOutputStream.write(s"$token\n".getBytes(UTF_8))
+    process.getOutputStream.flush()
+    val line = new BufferedReader(new InputStreamReader(process.getInputStream, UTF_8)).readLine()
+    if (line == null) {
+      throw new IOException(
+        s"The helper process of kvstore did not start: `${python.executable} -m kvstore.spark.connector.helper` ended " +
+          s"with status ${process.waitFor()}. Its standard error, in the log of this process, says why; the Python of " +
+          "spark.pyspark.python or PYSPARK_PYTHON needs kvstore on every machine.")
+    }
+    Path.of(line)
+  }
+
+  def isAlive: Boolean = process.isAlive
+
+  def connect(): Connection = {
+    val channel = SocketChannel.open(StandardProtocolFamily.UNIX)
+    try {
+      channel.connect(UnixDomainSocketAddress.of(socket))
+      val connection = new Connection(channel)
+      connection.send("token" -> token)
+      connection
+    } catch {
+      case error: Throwable => channel.close(); throw error
+    }
+  }
+
+  /** Removes what a helper that was killed has left. */
+  def remove(): Unit = {
+    process.destroyForcibly()
+    Files.deleteIfExists(socket)
+    Files.deleteIfExists(socket.getParent)
+  }
+}
+
+/** The helper processes of this process: one for each Python. */
+object Helper {
+  private val running = mutable.Map.empty[Python, Helper]
+
+  /** A connection to a helper, which is started at the first call and after it has died. */
+  def connect(python: Python): Connection = {
+    val (helper, isNew) = current(python)
+    try helper.connect()
+    catch {
+      case _: IOException if !isNew => // it has just died
+        synchronized { if (running.get(python).contains(helper)) { running -= python; helper.remove() } }
+        current(python)._1.connect()
+    }
+  }
+
+  /** Asks for one answer. */
+  def ask(python: Python, request: JObject): JValue = {
+    val connection = connect(python)
+    try connection.ask(request) finally connection.close()
+  }
+
+  /** Asks while a query is analysed or planned; says what the store refuses as Spark says it of Python's sources. */
+  def plan(python: Python, request: JObject): JValue =
+    try ask(python, request)
+    catch {
+      case refused: StoreFailure =>
+        val parameters = Map("action" -> "create", "type" -> "instance", "msg" -> s"${refused.line}\n")
+        throw new AnalysisException("PYTHON_DATA_SOURCE_ERROR", parameters, None)
+    }
+
+  private def current(python: Python): (Helper, Boolean) = synchronized {
+    running.get(python).filter(_.isAlive) match {
+      case Some(helper) => (helper, false)
+      case None =>
+        running.remove(python).foreach(_.remove())
+        val helper = new Helper(python)
+        running(python) = helper
+        (helper, true)
+    }
+  }
+}

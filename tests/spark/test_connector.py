@@ -1,0 +1,85 @@
+"""Where the connector's jar is loaded, `format("kvstore")` reads columns through it, and the same rows."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import kvstore
+from kvstore.spark.connector import build
+from kvstore.spark.connector.jar import find_jar
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64(), False),
+        pa.field("s", pa.string()),
+        pa.field("d", pa.decimal128(10, 2)),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.float64())])),
+    ]
+)
+ROWS = [
+    {"k": n, "s": None if n % 3 == 0 else f"s{n}", "d": None, "tags": ["a", None], "place": {"x": n, "y": None}}
+    for n in range(50)
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("connector") / "store"
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", buckets=2)
+        table.upsert(ROWS)
+        table.upsert([{**ROWS[7], "s": "other"}])
+        table.delete([8])
+    return path
+
+
+def load(spark: SparkSession, path: Path, name: str, source: str = "kvstore") -> DataFrame:
+    return spark.read.format(source).options(path=str(path), table=name).load()
+
+
+def planned(frame: DataFrame) -> str:
+    return frame._jdf.queryExecution().executedPlan().toString()
+
+
+@pytest.mark.parametrize("name", ["t", "t$changelog", "t$binlog"])
+def test_the_rows_are_those_of_the_python_source(spark: SparkSession, path: Path, name: str) -> None:
+    ours, python = load(spark, path, name), load(spark, path, name, "kvstore_python")
+    assert ours.schema == python.schema
+    assert sorted(ours.collect(), key=repr) == sorted(python.collect(), key=repr)
+    assert ours.count() == len(python.collect())
+
+
+def test_only_the_columns_of_a_query_are_read(spark: SparkSession, path: Path) -> None:
+    frame = load(spark, path, "t").select("s", "place.x")
+    assert "struct<s:string,place:struct<x:int>>" in planned(frame)
+    assert {(row.s, row.x) for row in frame.collect()} == {
+        ("other" if row["k"] == 7 else row["s"], row["k"]) for row in ROWS if row["k"] != 8
+    }
+    frame = load(spark, path, "t$binlog").where("before.k = after.k").select("before.s", "after.s", "after.k")
+    assert [tuple(row) for row in frame.collect()] == [("s7", "other", 7)]
+
+
+def test_the_jar_has_no_moment_and_no_order_of_its_own() -> None:
+    jar = find_jar()
+    assert jar is not None
+    with zipfile.ZipFile(jar) as archive:
+        entries = archive.infolist()
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+    assert [entry.filename for entry in entries[1:]] == sorted(entry.filename for entry in entries[1:])
+
+
+@pytest.mark.long
+def test_the_same_sources_give_the_same_jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = []
+    for name in ("one", "two"):
+        monkeypatch.setattr(build, "jar_path", lambda name=name: tmp_path / name)
+        built.append(build.build().read_bytes())
+    assert built[0] == built[1]

@@ -1,0 +1,85 @@
+"""The helper process: what it lets in, what it has before it forks, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.spark.connector.messages import Broken, Messages
+
+pytestmark = pytest.mark.spark
+
+TOKEN = "a-token"
+
+
+@pytest.fixture(scope="module")
+def helper() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A helper, and its socket."""
+    command = [sys.executable, "-m", "kvstore.spark.connector.helper"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{TOKEN}\n")
+        process.stdin.flush()
+        yield process, Path(process.stdout.readline().strip())
+
+
+def connected(path: Path, token: str) -> Messages:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(path))
+    messages = Messages(connection)
+    messages.send({"token": token})
+    connection.close()  # the messages keep it open
+    return messages
+
+
+def test_only_its_user_comes_to_its_socket(helper: tuple[subprocess.Popen[str], Path]) -> None:
+    _, path = helper
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_wrong_token_gets_no_answer(helper: tuple[subprocess.Popen[str], Path]) -> None:
+    messages = connected(helper[1], "another-token")
+    with pytest.raises(Broken):
+        messages.receive()
+
+
+def test_a_refusal_is_one_line_with_the_class_of_the_error(helper: tuple[subprocess.Popen[str], Path]) -> None:
+    with connected(helper[1], TOKEN) as messages:
+        for _ in range(2):
+            messages.send({"do": "load", "options": {"path": "/nowhere"}})
+            assert messages.receive() == {
+                "error": "kvstore.errors.InvalidRequest: Option `table` is missing. given=['path']"
+            }
+
+
+def test_it_has_one_thread_when_it_forks(helper: tuple[subprocess.Popen[str], Path]) -> None:
+    threads = Path(f"/proc/{helper[0].pid}/task").iterdir()
+    names = [(thread / "comm").read_text().strip() for thread in threads]
+    # The allocator of pyarrow has one from the start, and knows of forks.
+    assert len([name for name in names if name != "jemalloc_bg_thd"]) == 1
+
+
+def test_it_ends_with_its_input_and_takes_its_directory_and_its_processes_along(
+    helper: tuple[subprocess.Popen[str], Path],
+) -> None:
+    process, path = helper
+    waiting = connected(path, TOKEN)
+    waiting.send({"do": "load", "options": {}})
+    waiting.receive()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait() == 0
+    assert not path.parent.exists()
+    with pytest.raises(Broken):
+        waiting.receive()
