@@ -11,6 +11,7 @@ from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.request.preparation import request_of, requests_of
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.row_layout import layout_of
+from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
 
 Submitted: TypeAlias = Request | RowRequest | ConditionalRequest
@@ -39,11 +40,16 @@ def _is_conditional(request: Submitted) -> bool:
 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     definition = path.definition
+    known = definition.named_as(request.definition)
     there = [(key, value) for key, value in zip(request.keys, path.index.get(request.keys), strict=True) if value]
     keys, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
-    rows, _ = layout_of(definition).decode_found(keys, values)
+    rows, _ = layout_of(known).decode_found(keys, values)
     try:
-        changes = request.decide(definition, rows)
-        return None if changes is None else path.apply(request_of(changes, definition))
+        changes = request.decide(known, rows)
+        if changes is None:
+            return None
+        if known is not definition:
+            changes = renamed(changes, definition.renamed_since(request.definition.schema_id))
+        return path.apply(request_of(changes, definition))
     except (InvalidRequest, WriterRejected) as error:
         return error

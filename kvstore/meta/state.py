@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import pyarrow as pa
+from msgspec import structs
 
 from kvstore.errors import CorruptImage, SchemaMismatch, UnknownSchema, WriterFenced
 from kvstore.meta.consumers import NO_CONSUMERS, TableConsumers
@@ -188,11 +189,14 @@ class TableDefinition:
 def _named_as(now: TableDefinition, earlier: TableDefinition) -> TableDefinition:
     added = range(len(earlier.stored), len(now.stored))
     fields = [*earlier.stored, *(now.stored.field(place).with_name(schemas.dropped_name(place)) for place in added)]
+    then = earlier.options
     return replace(
         now,
         schemas={**now.schemas, now.schema_id: pa.schema(fields)},
         primary_key=earlier.primary_key,
         bucket_key=earlier.bucket_key,
+        # Of the options, these two name columns, and change in no other way.
+        options=structs.replace(now.options, merge_engine=then.merge_engine, auto_increment=then.auto_increment),
     )
 
 

@@ -88,10 +88,12 @@ class ConditionalRequest:
         keys: The keys, encoded, each once.
         decide: Returns the changes, or None if nothing is to be written, given the current definition of the table and
             the rows that are there. It may raise InvalidRequest and nothing else, and the bucket waits for it.
+        definition: The table when the request was made: ``decide`` knows columns by the names that they have there.
     """
 
     keys: list[bytes]
     decide: Callable[[TableDefinition, pa.RecordBatch], Changes | None]
+    definition: TableDefinition
     answer: Future[AppendResult | None] = field(default_factory=Answer)
 
     @property

@@ -35,6 +35,7 @@ class RowCodec:
         self._schemas = dict(schemas)
         self._names = {id: schema.names for id, schema in schemas.items()}
         self._places = {id: {name: at for at, name in enumerate(names)} for id, names in self._names.items()}
+        self._alike = _alike(self._schemas)
         self._codecs = {id: RecordCodec(schema.types, HEAD, aligned=True) for id, schema in schemas.items()}
 
     def encode(
@@ -86,6 +87,8 @@ class RowCodec:
         if not len(values):
             return [pa.array([], self._schemas[schema_id].field(name).type) for name in names], hashes
         written = schema_ids(values)
+        if self._alike is not None:
+            written = self._alike[written]
         if (written == written[0]).all():
             return self._decode_one(values.flat, starts, ends, int(written[0]), schema_id, names), hashes
         parts, order = [], []
@@ -117,6 +120,19 @@ class RowCodec:
         found = dict(zip(there, columns, strict=True))
         schema = self._schemas[wanted]
         return [found[name] if name in found else pa.nulls(len(starts), schema.field(name).type) for name in names]
+
+
+def _alike(schemas: Mapping[SchemaId, pa.Schema]) -> np.ndarray | None:
+    """By schema id the first schema with the same columns, uint16; None if each has others."""
+    first: dict[int, SchemaId] = {}
+    for id, schema in sorted(schemas.items()):
+        first.setdefault(len(schema), id)
+    if len(first) == len(schemas):
+        return None
+    alike = np.arange(2**16, dtype=np.uint16)
+    for id, schema in schemas.items():
+        alike[id] = first[len(schema)]
+    return alike
 
 
 def schema_ids(values: BinaryColumn) -> np.ndarray:

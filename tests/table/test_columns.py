@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvstore
+from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
 from kvstore.checkpoint.controller import Controller
 from kvstore.cli.arguments import store_id_of
@@ -298,6 +299,33 @@ class TestAtWork:
         assert refused.value.where["dropped"] == ["c"]
         with pytest.raises(SchemaMismatch, match="no such column"):
             table.apply_parts({BucketId(0): changes}, "w")
+
+    def test_conditional_writes(self, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = open_store(batch_rows_max=2)
+        table = store.create_table("t", SCHEMA.remove(3), "k")
+        table.upsert([{"k": k, "a": 10 + k, "b": k} for k in range(6)])
+        submit, hooks = BucketHandle.submit, [lambda: None]
+
+        def late(*arguments: Any, **named: Any) -> Any:
+            """The columns change while a request is on its way."""
+            if hooks:
+                hooks.pop(0)()
+            return submit(*arguments, **named)
+
+        monkeypatch.setattr(BucketHandle, "submit", late)
+        hooks.append(lambda: store.rename_columns("t", {"a": "b", "b": "a"}))
+        table.update_where(pc.field("a") >= 10, {"a": pc.field("a") + pc.field("b"), "b": 0})
+        expected = [{"k": k, "b": 10 + 2 * k, "a": 0} for k in range(6)]
+        assert rows_of(table) == expected
+        hooks.append(lambda: store.rename_columns("t", {"a": "b", "b": "x"}))
+        assert table.put_if({"k": 1, "b": 5, "a": 6}, expected[1])
+        assert table[1] == {"k": 1, "x": 5, "b": 6}
+        hooks.append(lambda: store.drop_columns("t", "x"))
+        assert not table.put_if({"k": 1, "x": 7, "b": 8}, {"k": 1, "x": 0, "b": 6})
+        hooks.append(lambda: store.add_columns("t", [pa.field("x", pa.string())]))
+        table.delete(where=pc.field("b") == 6)
+        assert rows_of(table) == [{"k": k, "b": 0, "x": None} for k in (0, 2, 3, 4, 5)]
+        assert store.check()
 
     def test_a_writer(self, store: kvstore.Store, table: kvstore.Table) -> None:
         with table.writer(linger_ms=60_000) as writer:
