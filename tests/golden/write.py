@@ -82,6 +82,7 @@ def write(store: Path, replica: Path, landing: Path) -> None:
         opened.create_table("dropped", KEYED, "k").upsert([{"k": 1, "v": 1}])
         opened.drop_table("dropped")
         _write_writers(opened)
+        _write_altered(opened)
         _write_expired(opened)
         _run_job(opened, landing)
         opened.consumer("reader").commit("epochs", {0: 1, 1: 0, 2: 1})
@@ -112,6 +113,20 @@ def _write_writers(store: kvstore.Store) -> None:
             writer.upsert({"k": k, "v": k})
     bucket, writer_id = table.bucket(0), store.new_writer_id()
     bucket.apply(kvstore.Changes.of([], KEYED), writer_id, 0)
+
+
+def _write_altered(store: kvstore.Store) -> None:
+    """Columns that were renamed and dropped, before a snapshot and after it."""
+    schema = pa.schema([*KEYED, pa.field("old", pa.string(), False), pa.field("left", pa.list_(pa.int8()))])
+    table = store.create_table("altered", schema, "k", buckets=2, merge_engine=kvstore.Versioned("v"))
+    table.upsert([{"k": k, "v": k, "old": "x", "left": [k]} for k in range(6)])
+    store.rename_columns("altered", {"k": "v", "v": "version", "left": "right"})
+    store.drop_columns("altered", ["old"])
+    table.upsert([{"v": v, "version": 9, "right": None} for v in range(3)])
+    table.snapshot()
+    store.drop_columns("altered", ["right"])
+    store.add_columns("altered", [pa.field("old", pa.int16())])
+    table.upsert([{"v": v, "version": 10, "old": v} for v in (1, 7)])
 
 
 def _write_expired(store: kvstore.Store) -> None:
