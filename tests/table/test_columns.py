@@ -35,6 +35,7 @@ from logformat import paths
 from logformat.ids import BucketId
 from tests.checkpoint.catalogs import Here
 from tests.conftest import OpenStore
+from tests.store.helpers import Program
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk
 from tests.support.tables import binlog_of, changes_of, rows_of
@@ -54,6 +55,14 @@ def row(k: int, a: int | None = None, b: int | None = None, c: str = "c") -> dic
 
 
 ROWS = [row(1, 10, 20), row(2, 11, 21)]
+
+OTHER = """
+store = kvstore.open(path, read_only=True)
+table = store.table("t")
+print([table[1]["a"], table[1]["b"]])
+sys.stdin.readline()
+print([table[1], table[2], table.schema.names])
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -300,6 +309,17 @@ class TestAtWork:
         with pytest.raises(SchemaMismatch, match="no such column"):
             table.apply_parts({BucketId(0): changes}, "w")
 
+    def test_a_process_that_has_the_table_open(self, store: kvstore.Store, table: kvstore.Table) -> None:
+        store.flush()
+        with Program(store.path, OTHER) as other:
+            assert other.line() == str([10, 20])
+            store.rename_columns("t", {"a": "b", "b": "a"})
+            store.drop_columns("t", ["c"])
+            table.upsert({"k": 1, "a": 5, "b": 6})
+            store.flush()
+            other.go_on()
+            assert other.line() == str([{"k": 1, "b": 6, "a": 5}, {"k": 2, "b": 11, "a": 21}, ["k", "b", "a"]])
+
     def test_conditional_writes(self, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
         store = open_store(batch_rows_max=2)
         table = store.create_table("t", SCHEMA.remove(3), "k")
@@ -342,8 +362,9 @@ class TestAtWork:
     def test_an_epoch_that_is_decided_and_not_appended_yet(self, store_path: Path) -> None:
         disk = FailingDisk()
         with Store(store_path, StoreOptions(), files=disk) as store:
-            table = store.create_table("t", SCHEMA, "k", buckets=3)
+            table = store.create_table("t", SCHEMA.insert(1, pa.field("d", pa.date32())), "k", buckets=3)
             table.upsert(ROWS)
+            store.drop_columns("t", "d")
             append = store.runtime.journal.append
 
             def then_fail(decide: Any, **how: Any) -> Any:
