@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.arguments import integer_within, shown
+from kvstore.arguments import integer, integer_within, shown
 from kvstore.errors import InvalidRequest
 from kvstore.history.origin import Origin
 from logformat.ids import OFFSET_MAX
@@ -34,8 +34,8 @@ class Selection:
         Raises:
             InvalidRequest: An argument is not possible.
         """
-        if writer is not None and (isinstance(writer, bool) or not isinstance(writer, str | int)):
-            raise InvalidRequest("`writer` is the name of a writer, or its id.", writer=shown(writer))
+        if writer is not None and not isinstance(writer, str):
+            writer = integer("writer", writer)
         if job is not None and not isinstance(job, str):
             raise InvalidRequest("`job` is the name of an ingestion job.", job=shown(job))
         if task is not None and job is None:

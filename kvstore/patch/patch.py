@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from kvstore.request.results import WriteResult
 from kvstore.table.table import Table
 from logformat.ids import BucketId, Offset
 from logformat.rows.changes import Changes
+from logformat.rows.json_form import to_json
 
 _KEYS_NAMED = 10
 
@@ -193,7 +195,8 @@ class Patch:
         changes, key = self.changes, self._contents.header.key
         changed, ends = table.keys_changed(changes.rows.select(key), start, end)
         if changed.num_rows:
-            keys = changed.to_pylist()
+            columns = [_values(column) for column in changed.columns]
+            keys = [dict(zip(key, values, strict=True)) for values in zip(*columns, strict=True)]
             raise Conflict(
                 "Rows have changed since the patch was made, and nothing of it is applied; make the patch again.",
                 keys=keys,
@@ -230,6 +233,15 @@ def check_patchable(table: Table) -> None:
             table=table.name,
             merge_engine=table.options.merge_engine,
         )
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Python values; in their JSON form if Python has no such value, as for a time that is out of its range."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        return to_json(column)
+    return values
 
 
 def _keys(images: pa.StructArray, key: list[str]) -> pa.RecordBatch:
