@@ -99,4 +99,5 @@ def batches_with_key(
 
 def has_key(rows: pa.RecordBatch, key_row: pa.RecordBatch) -> pa.BooleanArray:
     """For each row, whether it has the key."""
-    return reduce(pc.and_, (pc.equal(rows.column(name), key_row.column(name)[0]) for name in key_row.schema.names))
+    # Not `equal`, which knows no decimals of a negative scale.
+    return reduce(pc.and_, (pc.is_in(rows.column(name), key_row.column(name)) for name in key_row.schema.names))
