@@ -89,7 +89,7 @@ class HistoryReads:
         return undo_of(self._past(), start, end, Selection.of(writer, epoch, job, task))
 
     def keys_changed(
-        self, keys: pa.RecordBatch, start: Mapping[int, int], end: Mapping[int, int] | None = None
+        self, keys: pa.RecordBatch, start: Mapping[int, int], end: Mapping[int, int] | None, schema_id: int
     ) -> tuple[pa.RecordBatch, dict[int, int]]:
         """Those of some keys that changed in ranges of offsets, and the ends of these ranges.
 
@@ -98,10 +98,12 @@ class HistoryReads:
             start: The first offset of each bucket.
             end: The end (exclusive) for each bucket that is read, which the files of the log have; None for all that
                 was acknowledged.
+            schema_id: Schema of the keys.
 
         Raises:
+            SchemaMismatch: Columns of that schema were renamed or dropped since.
             OffsetOutOfRange: The log does not hold ``start``.
             UnsupportedOperation: It is a log table.
             CorruptBatch: The log is damaged.
         """
-        return keys_changed(self._past(), keys, start, end)
+        return keys_changed(self._past(), keys, start, end, schema_id)

@@ -37,11 +37,13 @@ class Undo(Changes):
         conflicts: The keys whose rows stay as they are, because another change came after the undone one and changed
             the same columns.
         offsets: For each bucket, the end of the log that was read: later changes are not known here.
+        schema_id: Schema of the rows.
         undone: What they undo: ``start`` and ``end`` by bucket, and ``writer``, ``epoch``, ``job`` or ``task``.
     """
 
     conflicts: pa.RecordBatch = field(default_factory=lambda: pa.record_batch([], names=[]))
     offsets: Mapping[int, int] = field(default_factory=dict)
+    schema_id: int = 0
     undone: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +69,7 @@ def undo_of(past: Past, start: Start, end: End | None, selection: Selection) -> 
         else:
             changes, conflicts = _part(past, definition, ranges, selection)
             selection.check_found()
-    return Undo(changes.rows, changes.is_delete, conflicts, offsets, undone)
+    return Undo(changes.rows, changes.is_delete, conflicts, offsets, definition.schema_id, undone)
 
 
 def check_separable(definition: TableDefinition) -> None:

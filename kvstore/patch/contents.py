@@ -31,6 +31,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         id: Unique; the name of the patch's commit is made of it.
         store_id, table_id: The table that it is for.
         table: Name of the table when the patch was made.
+        schema_id: Schema that the rows follow.
         key: Columns of the key.
         offsets: For each bucket, the offset up to which the patch knows the table.
         as_of_ms: Timestamp of the last commit before these offsets, milliseconds since the Unix epoch.
@@ -41,6 +42,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     store_id: UUID
     table_id: int
     table: str
+    schema_id: int
     key: list[str]
     offsets: dict[int, int]
     as_of_ms: int

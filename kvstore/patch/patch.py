@@ -57,8 +57,9 @@ class Patch:
         check_patchable(table)
         offsets = {bucket: end for bucket, (_, end) in table.offsets().items()}
         undone: dict[str, object] = {}
-        stay = None
+        stay, schema_id = None, table.schema_id
         if isinstance(changes, Undo):
+            schema_id = changes.schema_id
             offsets, undone, stay = dict(changes.offsets), dict(changes.undone), changes.conflicts
         store_id, table_id = table.identity
         header = Header(
@@ -66,6 +67,7 @@ class Patch:
             store_id=store_id,
             table_id=table_id,
             table=table.name,
+            schema_id=schema_id,
             key=list(table.primary_key or ()),
             offsets=offsets,
             as_of_ms=max(time for _, time in table.committed().values()),
@@ -155,6 +157,7 @@ class Patch:
         Raises:
             Conflict: Rows have changed; the error has their ``keys``.
             InvalidRequest: The patch is for another table.
+            SchemaMismatch: Columns of the table were renamed or dropped since.
             OffsetOutOfRange: The log no longer reaches back to when the patch was made; make it again.
             CorruptBatch: The log is damaged.
         """
@@ -171,7 +174,8 @@ class Patch:
 
         Raises:
             Conflict: Rows have changed since the patch was made; the error has their ``keys``. Nothing was written.
-            InvalidRequest: The patch is for another table, or no longer fits it. Nothing was written.
+            InvalidRequest: The patch is for another table. Nothing was written.
+            SchemaMismatch: Columns of the table were renamed or dropped since. Nothing was written.
             UnsupportedOperation: See :meth:`of`. Nothing was written.
             OffsetOutOfRange: See :meth:`check`. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Table.apply_epoch`.
@@ -193,7 +197,7 @@ class Patch:
 
     def _check_since(self, table: Table, start: Mapping[int, int], end: Mapping[int, int] | None) -> dict[int, int]:
         changes, key = self.changes, self._contents.header.key
-        changed, ends = table.keys_changed(changes.rows.select(key), start, end)
+        changed, ends = table.keys_changed(changes.rows.select(key), start, end, self._contents.header.schema_id)
         if changed.num_rows:
             columns = [_values(column) for column in changed.columns]
             keys = [dict(zip(key, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -15,6 +15,7 @@ from kvstore.errors import (
     CorruptData,
     InvalidRequest,
     OffsetOutOfRange,
+    SchemaMismatch,
     StoreError,
     UnsupportedOperation,
     UnsupportedVersion,
@@ -274,6 +275,34 @@ def test_a_patch_survives_a_restart_and_new_columns(open_store: OpenStore, tmp_p
         patch.check(store.table("t"))
         with pytest.raises(StoreError):
             patch.apply(store.table("t"))
+
+
+def test_a_patch_whose_columns_have_other_names_now_is_refused(store: kvstore.Store) -> None:
+    table = store.create_table("t", {**SCHEMA, "w": "int64"}, "k")
+    table.upsert({"k": "a", "v": 1, "w": 1})
+    undo, patch = table.undo("earliest", "latest", None, None), of(table, ("upsert", {"k": "a", "v": 5, "w": 6}))
+    store.rename_columns("t", {"v": "w", "w": "v"})
+    for call in (patch.check, patch.apply, lambda table: kvstore.Patch.of(table, undo)):
+        with pytest.raises(SchemaMismatch, match="renamed or dropped since the patch was made"):
+            call(store.table("t"))
+    store.rename_columns("t", {"k": "key"})
+    with pytest.raises(SchemaMismatch, match="renamed or dropped"):
+        patch.apply(store.table("t"))
+    assert store.table("t")["a"] == {"key": "a", "w": 1, "v": 1}
+
+
+def test_a_history_has_the_names_of_now(store: kvstore.Store) -> None:
+    table = store.create_table("t", {**SCHEMA, "w": "int64"}, "k")
+    table.upsert({"k": "a", "v": 1, "w": 1})
+    table.apply_epoch(kvstore.Changes.of([("upsert", {"k": "a", "v": 2, "w": 1})], table.schema), writer="e", epoch=0)
+    store.rename_columns("t", {"k": "key", "v": "value"})
+    store.drop_columns("t", ["w"])
+    table = store.table("t")
+    assert [each["after"] for each in table.history("a").to_pylist()] == [
+        {"key": "a", "value": 1}, {"key": "a", "value": 2}
+    ]  # fmt: skip
+    kvstore.Patch.of(table, table.undo(0, writer="e")).apply(table)
+    assert list(table) == [{"key": "a", "value": 1}]
 
 
 def test_an_old_patch_whose_log_is_gone_is_refused(open_store: OpenStore) -> None:

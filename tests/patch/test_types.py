@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import Conflict
+from kvstore.testing import strategies
 from logformat.rows.record import RecordCodec
-from tests.support import strategies
 
 
 def stored(rows: pa.Table) -> list[bytes]:
@@ -50,7 +50,7 @@ def test_a_patch_restores_rows_of_every_type(store: kvstore.Store, tmp_path: Pat
     others = data.draw(strategies.schemas())
     fields = [field.with_nullable(False) for field in key]
     schema = pa.schema([*fields, *(field for field in others if field.name not in key.names)])
-    batches = [data.draw(strategies.record_batches(schema)) for _ in range(3)]
+    batches = [data.draw(strategies.rows(schema)) for _ in range(3)]
     restores(store, tmp_path / "patch", batches, key.names, data.draw(st.sampled_from([1, 2])))
 
 
