@@ -6,11 +6,12 @@ import inspect
 
 import kvstore
 import kvstore.errors
+import kvstore.testing
 import logformat
 
 
 def test_public_names_are_there_and_documented() -> None:
-    for module in (kvstore, logformat):
+    for module in (kvstore, kvstore.testing, logformat):
         for name in module.__all__:
             assert inspect.getdoc(getattr(module, name)), name
 

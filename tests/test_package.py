@@ -108,10 +108,16 @@ def environment(metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> 
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
-    for found in closure(*(metadata.get_all("Requires-Dist") or [])):
-        for name in {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}:
-            (site / name).symlink_to(found.locate_file(name))
+    link(closure(*(metadata.get_all("Requires-Dist") or [])), site)
     return directory
+
+
+def link(distributions: Iterator[Distribution], site: Path) -> None:
+    """Install distributions as links to what is installed here."""
+    for found in distributions:
+        for name in {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / name).exists():
+                (site / name).symlink_to(found.locate_file(name))
 
 
 @pytest.mark.parametrize("kind", ["wheel", pytest.param("source distribution", marks=pytest.mark.long)])
@@ -136,10 +142,50 @@ def test_an_empty_environment_runs_what_was_installed(
         "None",
         "None",
     ]
+    without = subprocess.run([python, "-c", "import kvstore.testing"], env=clean, capture_output=True, text=True)
+    assert "ImportError: kvstore.testing needs Hypothesis: install the extra `testing`" in without.stderr
     demo = [environment / "bin" / "kvstore", "demo"]
     done = subprocess.run(demo, cwd=tmp_path, env=clean, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "a small history of its own" in done.stdout.replace("\n", " ")
+
+
+MODEL_KEEPS_THE_RULES = """
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from kvstore import testing
+
+class Target(testing.Model):
+    def append(self, operations, *, bucket, writer, sequence, epoch):
+        try:
+            return self.apply(operations, writer, sequence, epoch)
+        except testing.Refused as refused:
+            raise refused.error("Refused.")
+
+    def changes(self, bucket):
+        return [(offset, "upsert", row) for offset, _, row, _ in self.log]
+
+class Machine(testing.SequenceMachine):
+    image = "append"
+
+    def create(self):
+        return Target(())
+
+run_state_machine_as_test(Machine, settings=settings(Machine.TestCase.settings, max_examples=10, database=None))
+print(testing.__file__)
+"""
+
+
+def test_the_unpacked_wheel_tests_sequences_with_hypothesis(wheel: ZipFile, environment: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    wheel.extractall(site)
+    link(closure("hypothesis"), site)
+    program = [environment / "bin" / "python", "-c", MODEL_KEEPS_THE_RULES]
+    done = subprocess.run(
+        program, cwd=tmp_path, env={"PYTHONPATH": str(site)}, check=False, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    assert done.stdout == f"{site}/kvstore/testing/__init__.py\n"
 
 
 def test_the_command_prints_the_version() -> None:

@@ -43,13 +43,15 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
     assert found - {*DOCS.glob("decisions/0000*")} == {*pages()}
 
 
-@pytest.mark.parametrize("module", ["kvstore", "kvstore.errors", "kvstore.spark", "logformat", "writer"])
+@pytest.mark.parametrize(
+    "module", ["kvstore", "kvstore.errors", "kvstore.spark", "kvstore.testing", "logformat", "writer"]
+)
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     """Those of `kvstore.errors` come from the module."""
     if module == "kvstore.spark":
         pytest.importorskip("pyspark")
     page = (DOCS / "api.md").read_text()
-    named = {*re.findall(r"^\.\. auto(?:class|function):: ([\w.]+)$", page, re.MULTILINE)}
+    named = {*re.findall(r"^\.\. auto(?:class|function|data):: ([\w.]+)$", page, re.MULTILINE)}
     others = {*re.findall(r"^`([\w.]+)` and `([\w.]+)` are those of `kvstore`", page, re.MULTILINE)}
     named |= {name for pair in others for name in pair}
     whole = re.findall(r"^\.\. automodule:: ([\w.]+)\n +:members:$", page, re.MULTILINE)

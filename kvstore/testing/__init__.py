@@ -13,7 +13,7 @@ from kvstore.testing.engine_model import EngineModel
 from kvstore.testing.histories import Batch, History, changes, histories
 from kvstore.testing.machine import SequenceMachine
 from kvstore.testing.model import Answer, Model, Refused, Rules
-from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Move, Network, Reply, Request, moves
+from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Network, Reply, Request, moves
 from kvstore.testing.sequences import (
     RULES,
     AppliesEpochs,
@@ -37,7 +37,6 @@ __all__ = [
     "LossyTarget",
     "Model",
     "ModelTarget",
-    "Move",
     "NamesWriters",
     "Network",
     "Offsets",

@@ -330,8 +330,8 @@ class SequenceMachine(RuleBasedStateMachine):
         except kind:
             return
         except self._refusals() as error:
-            raise RuleBroken(rule, f"{call} raises {type(error).__name__} instead of {wanted}: {error}") from error
-        raise RuleBroken(rule, f"{call} is answered with {_shown(answer)} instead of {wanted}.")
+            raise RuleBroken(rule, _difference(call, f"raises {error!r}", wanted)) from error
+        raise RuleBroken(rule, _difference(call, f"is answered with {_shown(answer)}", wanted))
 
     def _must_answer(
         self,
@@ -345,12 +345,10 @@ class SequenceMachine(RuleBasedStateMachine):
         try:
             answers = listed(call())
         except self._refusals() as error:
-            raise RuleBroken(
-                rule, f"{call} raises {type(error).__name__} instead of {_shown(expected)}: {error}"
-            ) from error
+            raise RuleBroken(rule, _difference(call, f"raises {error!r}", _shown(expected))) from error
         found = [Answer(each.first_offset, each.last_offset, each.duplicated) for each in answers]
         if found != expected:
-            raise RuleBroken(of_offsets, f"{call} is answered with {_shown(found)} instead of {_shown(expected)}.")
+            raise RuleBroken(of_offsets, _difference(call, f"is answered with {_shown(found)}", _shown(expected)))
 
     def _refusals(self) -> tuple[type[Exception], ...]:
         kinds = (self.out_of_order, self.fenced, self.refused)
@@ -371,8 +369,8 @@ class SequenceMachine(RuleBasedStateMachine):
                 at = min(len(found), len(expected)) if same is None else same
                 raise RuleBroken(
                     rule,
-                    f"The log of bucket {bucket} has {len(found)} changes instead of {len(expected)}; from change {at}"
-                    f" on it is {found[at:]} instead of {expected[at:]}.",
+                    f"The log of bucket {bucket} has {len(found)} changes instead of {len(expected)}. From {at} on"
+                    f" it has\n{found[at:]}\ninstead of\n{expected[at:]}",
                 )
 
     def _change(self, offset: int, kind: str, row: Row) -> tuple[int, str, Row]:
@@ -394,6 +392,10 @@ class _Call:
     def __str__(self) -> str:
         named = "".join(f", {name}={value!r}" for name, value in self.named.items())
         return f"{self._method.__name__}({self._batch!r}{named})"
+
+
+def _difference(call: _Call, found: str, expected: str) -> str:
+    return f"{call}\n{found}\ninstead of {expected}"
 
 
 def _shown(answers: Any) -> str:

@@ -18,7 +18,13 @@ FIND = settings(
 )
 """Stops at the first failure, and does not shorten it."""
 Bug = type[Toy] | type[ToyBucket]
-bugs = pytest.mark.parametrize("bug", [*planted.BUCKETS, *planted.STORES], ids=lambda bug: bug.__name__)
+BUGS: list[Bug] = [*planted.BUCKETS, *planted.STORES]
+SOME: list[Bug] = [
+    *(planted.ShortWindow, planted.LongWindow, planted.WindowIsSharedByWriters, planted.WindowIsNotStored),
+    *(planted.EmptyBatchTakesNoOffset, planted.DuplicateIsApplied, planted.DuplicateGetsNewOffsets),
+    *(planted.GapIsHalfApplied, planted.RefusedBatchTakesTheSequence, planted.SequencesAreNotStored, planted.NoWrap),
+    *(planted.NoFence, planted.OpeningANameFencesLate, planted.EpochIsHalfApplied),
+]
 
 
 class ToyMachine(SequenceMachine):
@@ -45,7 +51,7 @@ TestToy = ToyMachine.TestCase
 TestToy.settings = settings(max_examples=30, stateful_step_count=20)
 
 
-@bugs
+@pytest.mark.parametrize("bug", SOME, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     with pytest.raises(RuleBroken):
         run_state_machine_as_test(machine_of(bug), settings=FIND)
@@ -53,8 +59,8 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", range(5))
-@bugs
-def test_a_planted_bug_is_found_with_any_seed(bug: Bug, attempt: int) -> None:
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_every_planted_bug_is_found_with_any_seed(bug: Bug, attempt: int) -> None:
     with pytest.raises(RuleBroken):
         run_state_machine_as_test(machine_of(bug), settings=settings(FIND, derandomize=False))
 

@@ -11,7 +11,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from kvstore.log import writer_state
-from kvstore.testing import Move, moves
+from kvstore.testing import moves
+from kvstore.testing.network import Move
 from logformat.rows.changes import Changes
 from tests.writer.world import BUCKETS, DAMAGES, KINDS, SCHEMA, Transitions, World, remove_templates
 from writer.sequence import Event, State
