@@ -16,6 +16,7 @@ from kvstore.testing.model import Answer, Model, Refused, Rules
 from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Network, Reply, Request, moves
 from kvstore.testing.sequences import (
     RULES,
+    WRITER_RULES,
     AppliesEpochs,
     NamesWriters,
     Offsets,
@@ -25,10 +26,12 @@ from kvstore.testing.sequences import (
     SequenceTarget,
 )
 from kvstore.testing.strategies import rows, schemas
+from kvstore.testing.writer_machine import SequenceWriter, WriterMachine
 
 __all__ = [
     "MOVES",
     "RULES",
+    "WRITER_RULES",
     "Answer",
     "AppliesEpochs",
     "Batch",
@@ -49,6 +52,8 @@ __all__ = [
     "Rules",
     "SequenceMachine",
     "SequenceTarget",
+    "SequenceWriter",
+    "WriterMachine",
     "changes",
     "histories",
     "moves",

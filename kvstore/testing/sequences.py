@@ -23,18 +23,26 @@ RULES = {
     "epoch": "An epoch is applied in every bucket or in none, and once.",
     "restart": "What was answered is there after a restart.",
 }
-"""The rules of sequences."""
+"""The rules of sequences: what :class:`SequenceMachine` checks of a store."""
+WRITER_RULES = {
+    "numbers": "A writer numbers its batches 0, 1, 2 …, and sends none before the ones before it.",
+    "same": "A sequence stands for the same rows each time it is sent.",
+    "five": "At most five batches are sent after the last one that is acknowledged.",
+    "once": "Every row is written once and in order, whatever is lost.",
+    "end": "If nothing is lost, every batch is acknowledged at some time.",
+}
+"""What :class:`WriterMachine` checks of a writer."""
 
 
 class RuleBroken(AssertionError):
-    """The target breaks a rule of sequences.
+    """The store or the writer breaks a rule of sequences.
 
     Attributes:
-        rule: A key of ``RULES``.
+        rule: A key of ``RULES``, or of ``WRITER_RULES``.
     """
 
     def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{RULES[rule]}\n{what}")
+        super().__init__(f"{(RULES | WRITER_RULES)[rule]}\n{what}")
         self.rule = rule
 
 
