@@ -64,6 +64,26 @@ class Splits:
         bucket, timestamp = BucketId(handle.place.identity.bucket_id), handle.committed().last_timestamp
         return offsets_where(handle.log, schema, filter, bucket, start, end, timestamp)
 
+    def change_count(self, start: Offset, end: Offset) -> int:
+        """Number of changes in a range of offsets; an empty batch takes an offset and has none.
+
+        Raises:
+            OffsetOutOfRange: The log no longer has ``start``.
+            CorruptBatch: A batch is damaged.
+        """
+        count = 0
+        for found in self._handle.log.batches(start, end):
+            first = found.header.base_offset
+            count += max(0, min(end, first + found.header.record_count) - max(start, first))
+        return count
+
+    def row_count(self, *, as_of: int) -> int | None:
+        """Number of rows as of an offset; None if it is not known without reading them."""
+        if self._current().options.changelog_image == "wal":
+            return None  # its rows are not counted
+        state = self._handle.committed()
+        return state.row_count if state.applied_offset == as_of else None
+
     def change_bytes(self, start: Offset, end: Offset) -> int:
         """Approximate bytes of the log in a range of offsets."""
         return self._handle.log.bytes_between(start, end)

@@ -25,8 +25,8 @@ from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperatio
 from kvstore.session import check_follows_not
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
-from kvstore.spark.read.batch import KvStoreReader, Pinned, pinned
-from kvstore.spark.read.place import found
+from kvstore.spark.read.batch import KvStoreReader, Pinned, count_of, pinned
+from kvstore.spark.read.place import TablePlace, found
 from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, replica_at
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
@@ -50,6 +50,8 @@ class KvStoreSource(DataSource):
         self._options = Options.of(options)
         self._columns: pa.Schema | None = None
         self._pinned: Pinned | None = None
+        self.rows_max: int | None = None
+        """Number of rows that were pinned, or a little more; None if it is not known."""
         self._replica = replica_at(self._options.path)
         self._pinned_replica: PinnedReplica | None = None
 
@@ -65,7 +67,7 @@ class KvStoreSource(DataSource):
         with found(self._options) as (place, table):
             self._columns = _columns(table, self._options)
             try:
-                self._pinned = pinned(place, table, self._options)
+                self._pinned = self._pinned_now(place, table)
             except OffsetOutOfRange:
                 # A stream that continues from its checkpoint does not need them; a batch read raises the error again.
                 self._pinned = None
@@ -94,9 +96,17 @@ class KvStoreSource(DataSource):
         if self._pinned is None or self._columns is None:
             with found(self._options) as (place, table):
                 self._columns = _columns(table, self._options)
-                self._pinned = pinned(place, table, self._options)
+                self._pinned = self._pinned_now(place, table)
         _check(schema, self._columns)
         return self._pinned
+
+    def _pinned_now(self, place: TablePlace, table: Table) -> Pinned:
+        found = pinned(place, table, self._options)
+        if place.kind is Kind.ROWS:
+            self.rows_max = count_of(table, found)
+        elif self._options.start != "full":
+            self.rows_max = sum(each.end - each.start for each in found.ranges)  # an offset has one row or none
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns in ``schema``."""

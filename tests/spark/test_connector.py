@@ -76,6 +76,56 @@ def test_the_jar_has_no_moment_and_no_order_of_its_own() -> None:
     assert [entry.filename for entry in entries[1:]] == sorted(entry.filename for entry in entries[1:])
 
 
+@pytest.mark.parametrize("name", ["t", "t$changelog"])
+def test_counting_reads_no_row(spark: SparkSession, path: Path, name: str) -> None:
+    frame = load(spark, path, name)
+    assert "LocalTableScan" in planned(frame.groupBy().count())
+    assert frame.count() == len(load(spark, path, name, "kvstore_python").collect())
+    assert frame.where("k = 7").count() == (1 if name == "t" else 3)
+
+
+def test_empty_batches_are_not_counted(spark: SparkSession, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.create_table("t", SCHEMA.remove(4).remove(3), primary_key="k")
+        table.delete([1])  # nothing to delete, but the batch is known by its sequence
+        table.upsert({"k": 1, "s": "a"})
+        table.delete([2])
+        offsets = table.offsets()[0]
+    count = load(spark, tmp_path / "store", "t$changelog").count()
+    assert (count, offsets[1] - offsets[0]) == (1, 3)
+
+
+def test_a_filter_concerns_its_own_query_only(spark: SparkSession, path: Path) -> None:
+    """The trap of decision 0011, which a Python source has."""
+    frame = load(spark, path, "t$changelog")
+    one = frame.where("k = 1")
+    assert "EqualTo(k,1)" in planned(one)
+    assert [row.k for row in one.collect()] == [1]
+    assert frame.count() == len(ROWS) + 3
+    assert sorted(row.k for row in one.union(frame.where("k = 2")).collect()) == [1, 2]
+
+
+WHERE = (
+    *("k in (5, 6, 99)", "k <> 5 and k < 9", "k = 5 or s = 's7'", "s is null", "s like 's1%'", "k <=> null"),
+    *("_log_offset < 3", "_bucket = 1 and k < 10", "place.x >= 48", "d > 1.5", "not (s = 's7')"),
+    *("_commit_timestamp < timestamp'2020-01-01'", "_commit_timestamp > timestamp'0001-01-01'"),
+    "_change_type = 'delete'",
+)
+
+
+def test_filters_leave_out_nothing_that_passes(spark: SparkSession, path: Path) -> None:
+    ours, python = load(spark, path, "t$changelog"), load(spark, path, "t$changelog", "kvstore_python")
+    known = spark.createDataFrame(python.collect(), python.schema)
+    for where in WHERE:
+        assert sorted(ours.where(where).collect(), key=repr) == sorted(known.where(where).collect(), key=repr), where
+
+
+def test_a_small_table_is_known_to_be_small(spark: SparkSession, path: Path) -> None:
+    small = load(spark, path, "t")
+    joined = spark.range(100_000_000).withColumnRenamed("id", "k").join(small, "k")
+    assert "BroadcastHashJoin" in planned(joined)
+
+
 @pytest.mark.long
 def test_the_same_sources_give_the_same_jar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     built = []

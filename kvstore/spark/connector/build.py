@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,9 +35,9 @@ def build() -> Path:
         _compile(classes)
         files = {path.relative_to(classes).as_posix(): path.read_bytes() for path in classes.rglob("*.class")}
         files |= {name: text.encode() for name, text in SERVICES.items()}
-        packed = Path(temporary) / target.name
-        _pack(files, packed)
-        shutil.copyfile(packed, target)
+    packed = target.with_name(f"new-{target.name}")
+    _pack(files, packed)
+    packed.replace(target)  # sessions that run keep the file that they have opened
     return target
 
 

@@ -85,16 +85,18 @@ def decode_task(text: str) -> ReadTask | ReplicaReadTask:
 
 
 def _encode(found: object) -> str:
-    return msgspec.json.encode(found, enc_hook=_encode_schema).decode()
+    return msgspec.json.encode(found, enc_hook=encode_schema).decode()
 
 
 def _decode(text: str, kind: type[T]) -> T:
-    return msgspec.json.decode(text, type=kind, dec_hook=_decode_schema)
+    return msgspec.json.decode(text, type=kind, dec_hook=lambda _, schema: decode_schema(schema))
 
 
-def _encode_schema(schema: Any) -> str:
+def encode_schema(schema: Any) -> str:
+    """Encode stored columns as text."""
     return base64.b64encode(schema.serialize()).decode()
 
 
-def _decode_schema(_kind: type, text: Any) -> pa.Schema:
+def decode_schema(text: str) -> pa.Schema:
+    """Decode stored columns."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

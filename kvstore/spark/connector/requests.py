@@ -6,14 +6,27 @@ An error of a store is one line: its class, what happened and what to do.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from kvstore.errors import StoreError
+from kvstore.read.scan import first_rows
+from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
-from kvstore.spark.connector.plans import decode_read, decode_task, encode_read, encode_task
+from kvstore.spark.connector.plans import (
+    decode_read,
+    decode_schema,
+    decode_task,
+    encode_read,
+    encode_schema,
+    encode_task,
+)
 from kvstore.spark.options import Options
-from kvstore.spark.read.batch import KvStoreReader, Pinned
+from kvstore.spark.read.batch import KvStoreReader
+from kvstore.spark.read.filters import expression_of
 from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, read_replica
 from kvstore.spark.read.splits import ReadTask, read
 from kvstore.spark.source import KvStoreSource
@@ -32,6 +45,8 @@ def answer(request: Message, messages: Messages) -> None:
                 messages.send(_load(request))
             case "plan":
                 messages.send(_plan(request))
+            case "count":
+                messages.send(_count(request))
             case "read":
                 _read(request, messages)
     except StoreError as error:
@@ -42,24 +57,36 @@ def _load(request: Message) -> Message:
     """Columns to choose from, and the pinned read; none if only a stream can begin where the options say."""
     source = KvStoreSource(request["options"])
     columns, pinned = source.pin(_columns(request["columns"]) if "columns" in request else None)
-    return {"columns": columns.json(), "pinned": None if pinned is None else encode_read(pinned)}
+    found: Message = {"columns": columns.json()}
+    if pinned is not None:
+        found["pinned"] = encode_read(pinned)
+    if source.rows_max is not None:
+        found["rows"] = source.rows_max
+    return found
 
 
 def _plan(request: Message) -> Message:
-    """The tasks of a query."""
-    options, columns = Options.of(request["options"]), _columns(request["columns"])
+    """The tasks of a query, and the filter that they use."""
+    reader = _reader(request, _columns(request["columns"]))
+    if filters := filters_of(request["filters"]):
+        reader.use_filters(filters)
+    found: Message = {"tasks": [encode_task(task) for task in reader.partitions()]}
+    if reader.stored is not None:
+        found["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
+    return found
+
+
+def _count(request: Message) -> Message:
+    """The number of rows, if it is known without reading them."""
+    reader = _reader(request, StructType())
+    return {"count": reader.count() if isinstance(reader, KvStoreReader) else None}
+
+
+def _reader(request: Message, columns: StructType) -> KvStoreReader | KvStoreReplicaReader:
+    options = Options.of(request["options"])
     options.check_use("read")
-    if request.get("pinned") is None:
-        _, pinned = KvStoreSource(request["options"]).pin(columns)
-    else:
-        pinned = decode_read(request["pinned"])
-    reader = _reader(pinned, columns, options)
-    return {"tasks": [encode_task(task) for task in reader.partitions()]}
-
-
-def _reader(
-    pinned: Pinned | PinnedReplica | None, columns: StructType, options: Options
-) -> KvStoreReader | KvStoreReplicaReader:
+    text = request.get("pinned")
+    pinned = KvStoreSource(request["options"]).pin(columns)[1] if text is None else decode_read(text)
     if isinstance(pinned, PinnedReplica):
         return KvStoreReplicaReader(pinned, columns, options)
     assert pinned is not None
@@ -70,9 +97,18 @@ def _read(request: Message, messages: Messages) -> None:
     """The columns of a task: a message, an Arrow stream, and a message that says that it is complete."""
     task = decode_task(request["task"])
     target = arrow_schema(_columns(request["columns"]))
+    filter = _expression(request["filter"]) if "filter" in request else None
+    batches: Iterator[pa.RecordBatch]
+    batches = read(task, target, filter) if isinstance(task, ReadTask) else read_replica(task, target, filter)
+    if "limit" in request:
+        batches = first_rows(batches, request["limit"])
     messages.send({})
-    messages.send_batches(target, read(task, target) if isinstance(task, ReadTask) else read_replica(task, target))
+    messages.send_batches(target, batches)
     messages.send({})
+
+
+def _expression(given: Message) -> pc.Expression | None:
+    return expression_of(filters_of(given["filters"]), decode_schema(given["stored"]))
 
 
 def _columns(text: str) -> StructType:

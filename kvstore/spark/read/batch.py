@@ -22,7 +22,7 @@ from kvstore.spark.read.place import TablePlace
 from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema
 from kvstore.table.table import Table
-from logformat.ids import BucketId
+from logformat.ids import BucketId, Offset
 
 BucketOf = Callable[[Mapping[str, pa.Scalar]], int | None]
 """The bucket of all rows with these values; None if several buckets may have such rows."""
@@ -112,6 +112,8 @@ class FilteredReader(DataSourceReader):
         self._push_filters = options.push_filters
         self._filter: pc.Expression | None = None
         self._bucket: int | None = None
+        self.stored: pa.Schema | None = None
+        """Stored columns, which filters are for; known once there are some."""
 
     @property
     def pushFilters(self) -> PushFilters:  # noqa: N802
@@ -120,12 +122,16 @@ class FilteredReader(DataSourceReader):
 
     def take_filters(self, filters: list[Filter]) -> None:
         """Skip rows that can't pass the filters, if the option allows it; see :class:`PushFilters`."""
-        if not self._push_filters:
-            return
+        if self._push_filters:
+            self.use_filters(filters)
+
+    def use_filters(self, filters: Iterable[Filter]) -> None:
+        """Skip rows that can't pass the filters; only for a reader that serves one query."""
         with self._buckets() as (columns, bucket_of):
             self._filter = expression_of(filters, columns)
             if self._kind is not Kind.BINLOG:
                 self._bucket = bucket_of(values_of(filters, columns))
+        self.stored = columns
 
     @abstractmethod
     def _buckets(self) -> AbstractContextManager[tuple[pa.Schema, BucketOf]]:
@@ -153,11 +159,27 @@ class KvStoreReader(FilteredReader):
             self._pinned.hold(table)
             return tasks_of(place, table, ranges, self._filter)
 
+    def count(self) -> int | None:
+        """Number of rows without filters, from what is known of batches and indexes; None if they must be read."""
+        with self._pinned.place.open() as table:
+            return count_of(table, self._pinned)
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         # Without any partition, Spark calls this with another object.
         if isinstance(partition, ReadTask):
             yield from read(partition, self._target, self._filter)
+
+
+def count_of(table: Table, read: Pinned) -> int | None:
+    """Number of rows of a pinned read; None if they must be read."""
+    if read.place.kind is Kind.BINLOG or any(each.inserted_at is not None for each in read.ranges):
+        return None
+    shares = [(table.shares(each.bucket), Offset(each.start), Offset(each.end)) for each in read.ranges]
+    if read.place.kind is Kind.CHANGELOG:
+        return sum(splits.change_count(start, end) for splits, start, end in shares)
+    counts = [splits.row_count(as_of=end) for splits, _, end in shares]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 class PushFilters:

@@ -3,18 +3,17 @@ package kvstore.spark
 import org.apache.arrow.memory.RootAllocator
 import org.apache.arrow.vector.ipc.ArrowStreamReader
 import org.apache.spark.sql.connector.read.PartitionReader
-import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.vectorized.{ArrowColumnVector, ColumnVector, ColumnarBatch}
-import org.json4s.JsonDSL._
+import org.json4s.JObject
 
 /** Reads one task's columns from the helper: an Arrow stream, and then one message that says how it ended. */
-class ColumnReader(python: Python, task: String, columns: StructType) extends PartitionReader[ColumnarBatch] {
+class ColumnReader(python: Python, request: JObject) extends PartitionReader[ColumnarBatch] {
   private val connection = Helper.connect(python)
   private val memory = new RootAllocator(Long.MaxValue)
   private val stream = new ArrowStreamReader(connection.channel, memory)
   private val batch =
     try {
-      connection.ask(("do" -> "read") ~ ("task" -> task) ~ ("columns" -> columns.json))
+      connection.ask(request)
       val vectors = stream.getVectorSchemaRoot.getFieldVectors
       new ColumnarBatch(Array.tabulate[ColumnVector](vectors.size)(place => new ArrowColumnVector(vectors.get(place))))
     } catch {

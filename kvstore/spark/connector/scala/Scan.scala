@@ -1,60 +1,118 @@
 package kvstore.spark
 
-import java.util
-
-import scala.jdk.CollectionConverters._
+import java.util.OptionalLong
 
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.connector.expressions.aggregate.{Aggregation, CountStar}
 import org.apache.spark.sql.connector.read._
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream
-import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.sources.Filter
+import org.apache.spark.sql.types.{LongType, StructField, StructType}
 import org.apache.spark.sql.vectorized.ColumnarBatch
 import org.json4s._
 import org.json4s.JsonDSL._
+import org.json4s.jackson.JsonMethods.{compact, parse, render}
 
-/** Collects what a query needs of a table; each query has its own. */
-class StoreScanBuilder(
-    columns: StructType, options: util.Map[String, String], pinned: () => JValue, python: ScanBuilder)
-    extends ScanBuilder with SupportsPushDownRequiredColumns {
-  private var required = columns
+/** What one query needs of a table. Each query has its own, so that its filters concern no other. */
+class StoreScanBuilder(table: StoreTable, stream: () => MicroBatchStream)
+    extends ScanBuilder
+    with SupportsPushDownRequiredColumns
+    with SupportsPushDownFilters
+    with SupportsPushDownAggregates
+    with SupportsPushDownLimit {
+  private var columns = table.schema
+  private var filters = Array.empty[Filter]
+  private var limit: Option[Int] = None
+  private var counted: Option[CountScan] = None
 
-  override def pruneColumns(needed: StructType): Unit = required = needed
+  override def pruneColumns(needed: StructType): Unit = columns = needed
 
-  override def build(): Scan = new StoreScan(required, options, pinned, python)
+  /** Rows that can't pass are left out where that saves reading them; Spark evaluates all filters again. */
+  override def pushFilters(given: Array[Filter]): Array[Filter] = {
+    filters = given.filter(Filters.json(_).nonEmpty)
+    given
+  }
+
+  override def pushedFilters(): Array[Filter] = filters
+
+  /** A limit of each task, which reads no more than that; Spark limits their sum. */
+  override def pushLimit(rows: Int): Boolean = {
+    limit = Some(rows)
+    true
+  }
+
+  override def supportCompletePushDown(aggregation: Aggregation): Boolean =
+    aggregation.groupByExpressions.isEmpty && filters.isEmpty &&
+      aggregation.aggregateExpressions.forall(_.isInstanceOf[CountStar])
+
+  /** Answers `count(*)` without reading a row, if the store knows the number. */
+  override def pushAggregation(aggregation: Aggregation): Boolean = {
+    if (supportCompletePushDown(aggregation)) {
+      counted = table.count().map(new CountScan(table.name, _, aggregation.aggregateExpressions.length))
+    }
+    counted.nonEmpty
+  }
+
+  override def build(): Scan = counted.getOrElse(new StoreScan(table, columns, filters, limit, stream))
 }
 
-class StoreScan(columns: StructType, options: util.Map[String, String], pinned: () => JValue, python: ScanBuilder)
-    extends Scan with Batch {
+/** A number of rows that is known when the query is planned. */
+class CountScan(table: String, rows: Long, times: Int) extends LocalScan {
+  override def readSchema: StructType =
+    StructType(Array.tabulate(times)(place => StructField(s"count_$place", LongType, nullable = false)))
+
+  override def rows(): Array[InternalRow] = Array(InternalRow(Seq.fill(times)(rows): _*))
+
+  override def description: String = s"$table count $rows"
+}
+
+class StoreScan(
+    table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int], stream: () => MicroBatchStream)
+    extends Scan with Batch with SupportsReportStatistics {
+  private lazy val python = Python.of(SparkSession.active)
+  private lazy val planned =
+    table.ask(python, ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> filters.flatMap(Filters.json).toList))
+
   override def readSchema: StructType = columns
 
-  override def description: String = s"kvstore ${options.get("table")} ${columns.simpleString}"
+  override def description: String =
+    s"${table.name} ${columns.simpleString}" + (if (filters.isEmpty) "" else filters.mkString(" where ", ", ", "")) +
+      limit.fold("")(rows => s" limit $rows")
 
   override def toBatch: Batch = this
 
-  override def toMicroBatchStream(checkpoint: String): MicroBatchStream = python.build().toMicroBatchStream(checkpoint)
+  override def toMicroBatchStream(checkpoint: String): MicroBatchStream = stream()
 
-  private lazy val interpreter = Python.of(SparkSession.active)
+  override def planInputPartitions(): Array[InputPartition] =
+    (planned \ "tasks").children.collect { case JString(task) => StorePartition(task) }.toArray
 
-  override def planInputPartitions(): Array[InputPartition] = {
-    val request = ("do" -> "plan") ~ ("options" -> options.asScala.toMap) ~ ("pinned" -> pinned()) ~
-      ("columns" -> columns.json)
-    val JArray(tasks) = Helper.plan(interpreter, request) \ "tasks": @unchecked
-    tasks.collect { case JString(task) => StorePartition(task) }.toArray
+  override def createReaderFactory(): PartitionReaderFactory = {
+    val request = ("do" -> "read") ~ ("columns" -> columns.json) ~ ("filter" -> planned \ "filter") ~ ("limit" -> limit)
+    new StoreReaderFactory(python, compact(render(request)))
   }
 
-  override def createReaderFactory(): PartitionReaderFactory = new StoreReaderFactory(interpreter, columns)
+  /** At most as many rows, so that Spark knows a table that is small enough for each executor. */
+  override def estimateStatistics(): Statistics = new Statistics {
+    override def numRows: OptionalLong = table.rows.fold(OptionalLong.empty)(OptionalLong.of(_))
+
+    override def sizeInBytes: OptionalLong =
+      table.rows.fold(OptionalLong.empty)(rows => OptionalLong.of(math.max(1, rows) * columns.defaultSize.max(1)))
+  }
 }
 
-/** A task of the Python source, as JSON. */
+/** A task, in words of Python's own. */
 case class StorePartition(task: String) extends InputPartition
 
-class StoreReaderFactory(python: Python, columns: StructType) extends PartitionReaderFactory {
+/** Reads tasks; `request` is all that they have in common. */
+class StoreReaderFactory(python: Python, request: String) extends PartitionReaderFactory {
   override def supportColumnarReads(partition: InputPartition): Boolean = true
 
   override def createReader(partition: InputPartition): PartitionReader[InternalRow] =
     throw new UnsupportedOperationException("Data come as columns.")
 
-  override def createColumnarReader(partition: InputPartition): PartitionReader[ColumnarBatch] =
-    new ColumnReader(python, partition.asInstanceOf[StorePartition].task, columns)
+  override def createColumnarReader(partition: InputPartition): PartitionReader[ColumnarBatch] = {
+    val JObject(fields) = parse(request): @unchecked
+    new ColumnReader(python, JObject(fields :+ ("task" -> JString(partition.asInstanceOf[StorePartition].task))))
+  }
 }

@@ -34,15 +34,16 @@ class Source extends TableProvider with DataSourceRegister {
     new StoreTable(schema, options, loaded)
 }
 
-/** What is read: the columns to choose from, and the offsets, both as of the moment it was loaded. */
-class Loaded(val columns: StructType, val pinned: JValue) // pinned is of Python's own
+/** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows there are. */
+class Loaded(val columns: StructType, val pinned: JValue, val rows: Option[Long])
 
 object Loaded {
   def of(options: util.Map[String, String], given: Option[StructType]): Loaded = {
     val request = ("do" -> "load") ~ ("options" -> options.asScala.toMap) ~ ("columns" -> given.map(_.json))
     val answer = Helper.plan(Python.of(SparkSession.active), request)
+    val rows = Option(answer \ "rows").collect { case JInt(rows) => rows.toLong }
     answer \ "columns" match {
-      case JString(columns) => new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned")
+      case JString(columns) => new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows)
       case other => throw new IllegalStateException(s"No columns: $other")
     }
   }
@@ -68,7 +69,18 @@ class StoreTable(columns: StructType, options: util.Map[String, String], first: 
   override def capabilities: util.Set[TableCapability] = python.capabilities
 
   override def newScanBuilder(given: CaseInsensitiveStringMap): ScanBuilder =
-    new StoreScanBuilder(columns, options, () => loaded.pinned, python.newScanBuilder(given))
+    new StoreScanBuilder(this, () => python.newScanBuilder(given).build().toMicroBatchStream(""))
 
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = python.newWriteBuilder(info)
+
+  /** Asks about what was loaded. */
+  def ask(python: Python, request: JObject): JValue =
+    Helper.plan(python, request ~ ("options" -> options.asScala.toMap) ~ ("pinned" -> loaded.pinned))
+
+  /** The number of rows, if it is known without reading them. */
+  def count(): Option[Long] =
+    Option(ask(Python.of(SparkSession.active), "do" -> "count") \ "count").collect { case JInt(rows) => rows.toLong }
+
+  /** About how many rows there are. */
+  def rows: Option[Long] = loaded.rows
 }
