@@ -23,6 +23,7 @@ from kvstore.testing.model import Answer, Model, Operation, Refused, Row, Rules
 from logformat.ids import BucketId, Offset, Position
 from logformat.log import index_state
 from merge_engines.spec import engine_of
+from tests.support.examples import slow
 from tests.support.tables import assert_equals_model
 
 WRITERS = (0, 1)
@@ -325,4 +326,4 @@ def pairs_of(index: Path) -> tuple[dict[bytes, bytes], index_state.IndexState]:
 
 
 TestEngines = Machine.TestCase
-TestEngines.settings = settings(max_examples=max(50, settings().max_examples // 2), stateful_step_count=20)
+TestEngines.settings = slow(max(50, settings().max_examples // 2), stateful_step_count=20)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 import kvstore
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from tests.support.disks import FailingDisk
+from tests.support.examples import slow
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -67,7 +68,7 @@ codes = st.lists(st.sampled_from([0, 0, 0, errno.EIO, errno.ENOSPC]), max_size=S
 full = [errno.ENOSPC] * 6
 
 
-@settings(max_examples=50)
+@slow(50)
 @given(
     faults=st.fixed_dictionaries(dict.fromkeys(CALLS, codes)),
     healthy_from=st.integers(2, STEPS),

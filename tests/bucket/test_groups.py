@@ -13,7 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.bucket import batching, write_path as apply
@@ -22,6 +22,7 @@ from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.log.batch import decode_batch
 from tests.support.clocks import SetClock
+from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
@@ -115,7 +116,7 @@ def records_at_most(limit: int) -> Iterator[None]:
         yield
 
 
-@settings(max_examples=60)
+@slow(60)
 @given(
     requests=REQUESTS,
     options=st.sampled_from(

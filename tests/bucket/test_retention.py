@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 import kvstore
@@ -26,6 +26,7 @@ from kvstore.options import StoreOptions
 from kvstore.store import Store
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
+from tests.support.examples import slow
 from tests.support.indexes import BUCKET, contents, files_in, lose_index
 from tests.support.tables import changes_of, rows_of
 from tests.table.test_against_model import TableMachine
@@ -416,4 +417,4 @@ class RetentionMachine(TableMachine):
 
 
 TestRetention = RetentionMachine.TestCase
-TestRetention.settings = settings(max_examples=40, stateful_step_count=25)
+TestRetention.settings = slow(40, stateful_step_count=25)

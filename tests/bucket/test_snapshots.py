@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.bucket import snapshot
@@ -29,6 +29,7 @@ from tests.conftest import OpenStore
 from tests.crash.places import workplace
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
+from tests.support.examples import slow
 from tests.support.indexes import BUCKET, contents, files_in, lose_index
 from tests.support.tables import changes_of, rows_of
 
@@ -497,7 +498,7 @@ class History:
                 assert (answer.duplicated, answer.first_offset, answer.last_offset) == (True, first, last)
 
 
-@settings(max_examples=25)
+@slow(25)
 @given(steps=steps_drawn, cuts=st.booleans())
 @pytest.mark.parametrize("kind", TABLES)
 def test_any_history_is_restored_from_a_snapshot_and_the_log(kind: str, steps: list[Step], cuts: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.checkpoint import recovery
@@ -28,6 +28,7 @@ from logformat.catalog import edits
 from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit
 from logformat.ids import Epoch, Txid
 from tests.checkpoint.catalogs import STORE, Catalog, checkpoint, encoded
+from tests.support.examples import slow
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -105,7 +106,7 @@ def damage_value(catalog: Catalog, txid: int) -> None:
     environment.close()
 
 
-@settings(max_examples=15)
+@slow(15)
 @given(st.integers(0, 2**32), st.data())
 def test_what_is_right_is_kept_and_what_is_gone_is_said(seed: int, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:

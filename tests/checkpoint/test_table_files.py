@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.checkpoint import recovery
@@ -28,6 +28,7 @@ from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId
 from tests.checkpoint.catalogs import Here
+from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -120,7 +121,7 @@ def test_tables_of_lost_edits_come_back_with_their_rows(tmp_path: Path) -> None:
         assert store.check()
 
 
-@settings(max_examples=30)
+@slow(30)
 @given(st.integers(0, 2**32))
 @pytest.mark.usefixtures("images_of_this_process")
 def test_after_any_history_every_live_table_comes_back(seed: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from kvstore.cli.load.portions import portions
 from logformat.rows.value_bytes import row_bytes
+from tests.support.examples import slow
 
 SCHEMA = pa.schema(
     {
@@ -36,7 +37,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@slow(60)
 @given(st.lists(ROWS, max_size=30), st.lists(st.integers(0, 7), max_size=30), st.integers(1, 8), st.integers(1, 300))
 def test_where_a_batch_ends_depends_on_the_rows_alone(
     rows: list[dict[str, object]], pieces: list[int], rows_max: int, bytes_max: int

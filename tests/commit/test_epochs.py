@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.calls import Call
@@ -30,6 +30,7 @@ from logformat.log.batch import decode_header
 from tests.conftest import OpenStore
 from tests.support.commits import refuse_ends_of_commits
 from tests.support.disks import FailingDisk, failing
+from tests.support.examples import slow
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int8(), False)])
@@ -77,7 +78,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@slow(40)
 @given(first=st.integers(0, 2**40), steps=STEPS)
 def test_epochs_are_applied_once_and_in_order(first: int, steps: list[tuple[str, Any]], tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("s") / "store"

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.environment import Environment, open_environment
@@ -27,6 +27,7 @@ from logformat.catalog.edits import AllocateWriter, CreateTable, DropConsumer, S
 from logformat.ids import Offset, TableId
 from tests.support.clocks import SetClock
 from tests.support.edits import columns
+from tests.support.examples import slow
 from tests.support.tables import rows_of
 
 STORE = UUID(int=9)
@@ -140,7 +141,7 @@ def test_what_waits_is_added_after_a_while(tmp_path: Path) -> None:
     assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer) and each.is_alive()]
 
 
-@settings(max_examples=60)
+@slow(60)
 @given(st.lists(st.tuples(st.sampled_from(["on", "now", "other", "writer", "flush"]), st.integers(0, 9)), max_size=30))
 def test_in_whatever_order_both_come_to_the_same(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.testing.model import Model
+from tests.support.examples import slow
 
 SCHEMA = pa.schema([pa.field("k", pa.int8(), False), pa.field("v", pa.int64())])
 OPERATIONS = st.tuples(
@@ -18,7 +19,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=40)
+@slow(40)
 @given(batches=st.lists(st.lists(OPERATIONS, max_size=8), max_size=8))
 def test_rows_as_of_every_offset(
     batches: list[list[tuple[str, dict[str, Any]]]], tmp_path_factory: pytest.TempPathFactory

@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest
 from kvstore.index.index import View
+from tests.support.examples import slow
 
 KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1) | st.integers(-5, 5)),
@@ -48,7 +49,7 @@ def filters(values: st.SearchStrategy[Any], kind: pa.DataType) -> st.SearchStrat
 
 
 @pytest.mark.parametrize("of", KEYS)
-@settings(max_examples=40)
+@slow(40)
 @given(data=st.data())
 def test_a_filter_finds_the_same_rows_as_a_full_scan(
     of: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.bucket import maintenance as maintenance
@@ -23,6 +23,7 @@ from kvstore.spark import KvStoreSource
 from kvstore.store import Store
 from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
 from tests.support.clocks import SetClock
+from tests.support.examples import slow
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 OPTIONS = kvstore.StoreOptions(segment_bytes_max=1, log_bytes_max=1)
@@ -123,7 +124,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@slow(40)
 @given(during=st.lists(steps, max_size=16), most=st.none() | st.integers(1, 9))
 def test_whatever_expires_and_dies_every_change_is_had_once(
     during: list[tuple[str, Any]], most: int | None, tmp_path_factory: pytest.TempPathFactory

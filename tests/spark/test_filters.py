@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -36,6 +36,7 @@ from kvstore.log.segments import LogFiles
 from kvstore.spark import KvStoreSource
 from kvstore.spark.read.batch import KvStoreReader
 from tests.spark.test_source import listed, load
+from tests.support.examples import slow
 
 NAN = math.nan
 TIMES = [dt.datetime(2026, 1, 1, 0, 0, n, tzinfo=dt.UTC) for n in range(3)]
@@ -136,7 +137,7 @@ def every_value(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield store
 
 
-@settings(max_examples=200)
+@slow(200)
 @given(wanted=st.lists(filters(), min_size=1, max_size=3), changes=st.booleans())
 def test_no_row_is_left_out_that_spark_would_keep(
     wanted: list[Filter], changes: bool, every_value: kvstore.Store

@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.spark import KvStoreSource
 from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
+from tests.support.examples import slow
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 AT = ("_bucket", "_log_offset")
@@ -61,7 +62,7 @@ COLUMNS = ["_bucket", "_log_offset", "_change_type", "_commit_version", "k", "v"
 
 
 @pytest.mark.parametrize("mode", ["full", "earliest", "latest", "offsets", "timestamp"])
-@settings(max_examples=25)
+@slow(25)
 @given(before=st.lists(steps, max_size=6), during=st.lists(steps, max_size=14), most=st.none() | st.integers(1, 9))
 def test_every_change_is_had_once(
     mode: str,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvstore
 from kvstore.errors import OutOfOrderSequence
 from kvstore.testing.model import Answer, Model, Operation, Refused
+from tests.support.examples import slow
 from tests.support.tables import assert_equals_model, binlog_of, operations_of
 
 WRITERS = (0, 1, 7)
@@ -170,4 +171,4 @@ class TextKeyMachine(TableMachine):
 
 TestIntKey = TableMachine.TestCase
 TestTextKey = TextKeyMachine.TestCase
-TestIntKey.settings = TestTextKey.settings = settings(max_examples=40, stateful_step_count=25)
+TestIntKey.settings = TestTextKey.settings = slow(40, stateful_step_count=25)

@@ -6,13 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.errors import AggregateOverflow, InvalidRequest, SchemaMismatch
 from kvstore.testing.model import Model
 from tests.conftest import OpenStore
 from tests.store.helpers import run
+from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("a", pa.int32(), False), pa.field("b", pa.string(), False), pa.field("v", pa.int64())])
@@ -25,7 +26,7 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in KEY)
 
 
-@settings(max_examples=40)
+@slow(40)
 @given(batches=BATCHES, buckets=st.integers(1, 5), bucket_key=st.sampled_from([None, "a", "b", ["b", "a"]]))
 def test_each_bucket_is_a_table_of_its_keys(
     batches: list[list[tuple[str, dict[str, Any]]]], buckets: int, bucket_key: Any, tmp_path_factory: Any

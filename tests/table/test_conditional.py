@@ -22,6 +22,7 @@ from kvstore.errors import (
     StoreError,
     UnsupportedOperation,
 )
+from tests.support.examples import slow
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
@@ -127,6 +128,7 @@ def test_no_update_of_processes_that_take_turns_is_lost(store: kvstore.Store, tm
     program = """
 import sys, time, kvstore
 from kvstore.errors import StoreLocked
+from tests.support.examples import slow
 for _ in range(4):
     while True:
         with kvstore.open(sys.argv[1]) as store:
@@ -293,7 +295,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@slow(40)
 @given(
     steps=st.lists(STEPS, max_size=25),
     buckets=st.integers(1, 3),

@@ -12,11 +12,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from tests.cli.commands import fine
+from tests.support.examples import slow
 
 SCHEMA = pa.schema([pa.field("path", pa.string(), False), pa.field("size", pa.int64())])
 ROWS = [{"path": name, "size": size} for name, size in [("a", 1), ("b", None), ("c", 2**60 + 1)]]
@@ -199,7 +200,7 @@ def records(data: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
     return list(intake.record_batches(data, schema))
 
 
-@settings(max_examples=60)
+@slow(60)
 @given(
     rows=st.lists(
         st.tuples(st.text(max_size=4), st.none() | st.integers(-(2**63), 2**63 - 1), st.booleans()),

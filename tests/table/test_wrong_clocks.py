@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 import kvstore
 from kvstore.bucket.maintenance import Maintenance
@@ -22,6 +22,7 @@ from kvstore.options import StoreOptions
 from kvstore.read.changelog import CHANGE_FIELDS
 from kvstore.store import Store
 from tests.support.clocks import JumpingClock, SetClock
+from tests.support.examples import slow
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 OPTIONS = StoreOptions(segment_bytes_max=900, commit_idle_ms=60_000, commit_wait_ms=60_000, map_bytes=1 << 27)
@@ -126,7 +127,7 @@ class World:
             assert passing <= {offset for first, last in ranges for offset in range(first, last)}
 
 
-@settings(max_examples=40)
+@slow(40)
 @given(steps=STEPS)
 @example(steps=[("write", 0), ("reopen", 0), ("set", 10 * DAY), ("reopen", 0), ("own", 0), ("set", 0), ("again", 0)])
 @example(steps=[("write", 0), ("set", YEARS), ("own", 0), ("again", 0), ("lose", 0), ("again", 0), ("write", 0)])
