@@ -154,7 +154,7 @@ class TableDefinition:
         Returns:
             For each column that the table had then its name; None for one that is dropped.
         """
-        if schema_id not in self.schemas:  # of a catalog that this one has replaced
+        if schema_id == self.schema_id or schema_id not in self.schemas:  # or of a catalog that this one has replaced
             return {}
         then = self.schemas[schema_id].names
         now = self.stored.names[: len(then)]
