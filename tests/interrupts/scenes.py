@@ -175,6 +175,12 @@ def _read(world: World) -> None:
     assert table.count()
 
 
+def _patched(world: World) -> Call:
+    changes = Changes.upserts(pa.RecordBatch.from_pylist(_rows(200), SCHEMA))
+    patch = kvstore.Patch.of(world.table(), changes)
+    return lambda: patch.apply(world.table())
+
+
 SCENES: dict[str, Scene] = {
     "open": Scene(_plain(lambda world: _opened(kvstore.open(world.path))), opens=False),
     "open a new store": Scene(_plain(lambda world: _opened(kvstore.open(world.path.parent / "new"))), opens=False),
@@ -211,6 +217,8 @@ SCENES: dict[str, Scene] = {
     "follow": Scene(_plain(_followed)),
     "snapshot": Scene(_plain(lambda world: world.table().snapshot())),
     "undo": Scene(_plain(lambda world: world.table(ONE).undo({0: 20}))),
+    "history": Scene(_plain(lambda world: world.table().history(1))),
+    "apply a patch": Scene(_patched),
     "checkpoint": Scene(_plain(lambda world: world.open.checkpoint())),
     "check": Scene(_plain(lambda world: world.open.check())),
     "health": Scene(_plain(lambda world: world.open.health())),

@@ -507,6 +507,8 @@ def test_use_after_close(store: kvstore.Store) -> None:
         lambda: table.changelog(follow=True),
         lambda: table.binlog(),
         lambda: table.undo(0),
+        lambda: table.history("a"),
+        lambda: kvstore.Patch.of(table, nothing()),
         lambda: bucket.apply(nothing()),
         table.count,
         table.offsets,
