@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +69,3 @@ def check_start(start: Any) -> None:
     """
     if isinstance(start, str) and start == "full":
         raise InvalidRequest("The past begins at an offset, a time, `earliest` or `latest`.", start=start)
-
-
-def offsets_by_bucket(place: Mapping[BucketId, Offset]) -> dict[str, int]:
-    """Offsets of buckets as JSON has them."""
-    return {str(bucket): int(offset) for bucket, offset in sorted(place.items())}

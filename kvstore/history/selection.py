@@ -11,9 +11,9 @@ from kvstore.history.origin import Origin
 from logformat.ids import OFFSET_MAX
 
 
-@dataclass(frozen=True)
+@dataclass
 class Selection:
-    """Changes by their origin; None stands for any.
+    """Changes by their origin; None stands for any. It notes which writers it has met, for one undo.
 
     Attributes:
         writer: Name or id of a writer.

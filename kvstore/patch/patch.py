@@ -106,7 +106,7 @@ class Patch:
 
     @property
     def writer(self) -> str:
-        """Name of the writer of its commit, in :attr:`Table.writers` and in :meth:`Table.history`."""
+        """Name of the writer of its commit, in :attr:`Table.writers` and in :meth:`Table.history`; it never expires."""
         return f"patch {self._contents.header.id}"
 
     @property
