@@ -51,7 +51,7 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     if module == "kvstore.spark":
         pytest.importorskip("pyspark")
     page = (DOCS / "api.md").read_text()
-    named = {*re.findall(r"^\.\. auto(?:class|function|data):: ([\w.]+)$", page, re.MULTILINE)}
+    named = {*re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)$", page, re.MULTILINE)}
     others = {*re.findall(r"^`([\w.]+)` and `([\w.]+)` are those of `kvstore`", page, re.MULTILINE)}
     named |= {name for pair in others for name in pair}
     whole = re.findall(r"^\.\. automodule:: ([\w.]+)\n +:members:$", page, re.MULTILINE)
