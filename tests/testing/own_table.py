@@ -98,8 +98,8 @@ class OwnTable:
         self._lose_indexes()
         self._open()
 
-    def close(self) -> None:
-        findings = self._store.check().findings
+    def close(self, *, checked: bool = True) -> None:
+        findings = self._store.check().findings if checked else []
         self._store.close()
         if self._is_renumbered:  # which a check finds
             findings = [finding for finding in findings if "Out of order batch sequence" not in finding]
