@@ -35,7 +35,7 @@ def replay(history: History, path: Path) -> None:
         assert store.check().ok
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(history=histories())
 def test_a_table_agrees_with_the_model(history: History, tmp_path_factory: pytest.TempPathFactory) -> None:
     replay(history, tmp_path_factory.mktemp("history") / "store")
