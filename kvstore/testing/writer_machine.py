@@ -19,6 +19,8 @@ from logformat.rows.changes import Changes
 from writer.target import AppendTarget
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+_BATCHES = st.lists(st.integers(0, 3), min_size=1, max_size=WINDOW + 2)
+_FIRST_BATCHES = st.lists(st.integers(0, 3), min_size=WINDOW, max_size=WINDOW + 3)
 _ROUNDS_MAX = 200
 
 
@@ -69,12 +71,13 @@ class WriterMachine(RuleBasedStateMachine):
     def close(self) -> None:
         """Give up ``self.writer``; called at the end of each history."""
 
-    @initialize()
-    def begin(self) -> None:
-        """Create the writer."""
+    @initialize(batches=_FIRST_BATCHES)
+    def begin(self, batches: list[int]) -> None:
+        """Create the writer, and give it the first batches."""
         self.writer = self.create(self._watched)
+        self.send(batches)
 
-    @rule(batches=st.lists(st.integers(0, 3), min_size=1, max_size=WINDOW + 2))
+    @rule(batches=_BATCHES)
     def send(self, batches: list[int]) -> None:
         """Give batches of some rows to the writer."""
         for rows in batches:
@@ -116,7 +119,7 @@ class WriterMachine(RuleBasedStateMachine):
             self.writer.poll(0.0)
         else:
             waiting = self.writer.waiting()
-            raise RuleBroken("end", f"{waiting} batches still wait, {_ROUNDS_MAX} polls after the last loss.")
+            raise RuleBroken("end", f"Batches that still wait {_ROUNDS_MAX} polls after the last loss: {waiting}.")
         found = len(self.bucket.model.log)
         if found != self._rows:
             raise RuleBroken("once", f"All is acknowledged, but the log has {found} rows instead of {self._rows}.")

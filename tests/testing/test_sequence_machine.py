@@ -62,7 +62,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_every_planted_bug_is_found_with_any_seed(bug: Bug, attempt: int) -> None:
     with pytest.raises(RuleBroken):
-        run_state_machine_as_test(machine_of(bug), settings=settings(FIND, derandomize=False))
+        run_state_machine_as_test(machine_of(bug), settings=settings(FIND, max_examples=1000, derandomize=False))
 
 
 @pytest.mark.long

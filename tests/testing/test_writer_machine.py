@@ -110,7 +110,7 @@ def test_a_rule_that_is_taken_out_of_our_writer_is_missed(
 @pytest.mark.parametrize("bug", producers.BUGS, ids=lambda bug: bug.__name__)
 def test_every_planted_bug_is_found_with_any_seed(bug: type[Producer], attempt: int) -> None:
     with pytest.raises(RuleBroken):
-        run_state_machine_as_test(machine_of(bug), settings=settings(FIND, derandomize=False))
+        run_state_machine_as_test(machine_of(bug), settings=settings(FIND, max_examples=1000, derandomize=False))
 
 
 @pytest.mark.long
