@@ -98,6 +98,13 @@ class SequenceMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Create the target, and the models."""
+        if self.image not in ("full", "wal", "append") or not 1 <= self.buckets <= _BUCKETS_MAX or self.writers < 1:
+            raise errors.InvalidRequest(
+                f"A machine has the image `full`, `wal` or `append`, 1 to {_BUCKETS_MAX} buckets, and a writer.",
+                image=self.image,
+                buckets=self.buckets,
+                writers=self.writers,
+            )
         self.target = self.create()
         key = () if self.image == "append" else ("k",)
         rules = Rules(EngineModel("last_row", _SCHEMA, key), image="wal" if self.image == "wal" else "full")

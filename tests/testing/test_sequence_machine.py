@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvstore.errors import InvalidRequest
 from kvstore.testing import RuleBroken, SequenceMachine
 from kvstore.testing.model import Row
 from tests.testing import planted
@@ -68,3 +69,15 @@ def test_every_planted_bug_is_found_with_any_seed(bug: Bug, attempt: int) -> Non
 @pytest.mark.long
 def test_a_store_without_bugs_keeps_the_rules_for_long() -> None:
     run_state_machine_as_test(ToyMachine, settings=settings(max_examples=2000, stateful_step_count=50))
+
+
+@pytest.mark.parametrize("wrong", [{"image": "none"}, {"buckets": 5}, {"buckets": 0}, {"writers": 0}])
+def test_a_machine_that_is_set_up_wrongly_says_so(wrong: dict[str, Any]) -> None:
+    machine = type("Wrong", (ToyMachine,), wrong)
+    with pytest.raises(InvalidRequest, match="1 to 4 buckets"):
+        run_state_machine_as_test(machine, settings=FIND)
+
+
+def test_a_machine_without_a_target_says_what_is_missing() -> None:
+    with pytest.raises(NotImplementedError, match="must have `create`"):
+        run_state_machine_as_test(SequenceMachine, settings=FIND)
