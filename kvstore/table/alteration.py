@@ -66,7 +66,9 @@ class Alterations:
 
     def rename_columns(self, table: TableDefinition, names: Mapping[str, str]) -> None:
         """Give columns other names; see :meth:`kvstore.Store.rename_columns`."""
-        self._append(table, lambda _, now: _renamed(now, names))
+        _check_there(table, list(names))
+        if changed := {name: new for name, new in names.items() if name != new}:
+            self._append(table, lambda _, now: _renamed(now, changed))
 
     def drop_columns(self, table: TableDefinition, names: Sequence[str]) -> None:
         """Drop columns; see :meth:`kvstore.Store.drop_columns`."""
