@@ -56,6 +56,9 @@ test: setup lint
 test-long: setup lint .venv/connect .venv/docs
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) KVSTORE_TEST_SPARK=python \
+	  $(BIN)/pytest -m "not long and not nightly" --ignore=tests/spark/test_connector.py --ignore=tests/spark/test_catalog.py \
+	  tests/spark
 
 # Tries every promise of reliability; docs/reliability.md has the figures.
 # make proof PEERS=1 also tries other stores under the same damage, which takes a quarter of an hour.

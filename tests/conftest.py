@@ -174,6 +174,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = configure(SparkSession.builder.master("local[2]"))
     for name, value in settings.items():
         builder = builder.config(name, value)
+    if os.environ.get("KVSTORE_TEST_SPARK") == "python":
+        builder = builder.config("spark.jars", "")  # the Python source instead of the connector
     session = builder.getOrCreate()
     session.dataSource.register(KvStoreSource)
     yield session

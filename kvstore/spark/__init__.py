@@ -3,7 +3,10 @@
 Besides the demo, only this room imports pyspark, which the extra ``spark`` installs.
 """
 
+from kvstore.spark import frame_reader
 from kvstore.spark.session import configure
 from kvstore.spark.source import KvStoreSource
 
-__all__ = ["KvStoreSource", "configure"]
+read = frame_reader.read  # after the imports above, which give this name to the modules of the same name
+
+__all__ = ["KvStoreSource", "configure", "read"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
+from kvstore.errors import UnsupportedOperation
 from kvstore.spark.connector.jar import find_jar
 from kvstore.spark.java import find_java
 
@@ -17,19 +20,31 @@ SETTINGS = {
     # How long a worker and Spark wait for each other's first message; 15 s are too few on a busy machine.
     "spark.python.authenticate.socketTimeout": "10min",
 }
+CATALOG = "kvstore.spark.StoreCatalog"
+"""The class of the connector that is a catalog."""
 WORKER_PYTHON = Path(__file__).with_name("worker-python")
 """The script that starts Python for a worker; it explains why."""
 _PYTHON = "KVSTORE_SPARK_PYTHON"
 
 
-def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
+def configure(
+    builder: SparkSession.Builder, catalogs: Mapping[str, str | os.PathLike[str]] | None = None
+) -> SparkSession.Builder:
     """Add the settings that make reading a store fast, and select this Python and an installed Java.
+
+    Where the connector's jar was built (``make setup``, ``make wheel``), it is loaded: ``format("kvstore")`` is then
+    the connector, else the Python source. A session that is running already does not load it.
 
     Earlier values of these settings are overwritten; checkpoints and durability are not affected. If the environment
     has no ``PYSPARK_PYTHON``, workers run this Python, at the same path on each machine.
 
+    Args:
+        catalogs: Catalogs of the session: from their names to the directory of a store, or the directory or URL of a
+            replica. ``{"kv": "/data/store"}`` makes ``SELECT * FROM kv.files`` possible.
+
     Raises:
-        UnsupportedOperation: There is no Java 17 or newer; the message says how to get one.
+        UnsupportedOperation: There is no Java 17 or newer, or there should be catalogs and there is no jar for this
+            PySpark; the message says how to get one.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     if "PYSPARK_PYTHON" not in os.environ:
@@ -41,7 +56,19 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     jar = find_jar()
-    return builder if jar is None else builder.config("spark.jars", _with(builder, str(jar)))
+    if jar is not None:
+        builder = builder.config("spark.jars", _with(builder, str(jar)))
+    elif catalogs:
+        raise UnsupportedOperation(
+            "Catalogs need the connector, which was not built for this PySpark; build it with "
+            '`python -m kvstore.spark.connector.build`, or use format("kvstore").',
+            pyspark=pyspark.__version__,
+        )
+    for name, place in (catalogs or {}).items():
+        path = os.fspath(place)
+        builder = builder.config(f"spark.sql.catalog.{name}", CATALOG)
+        builder = builder.config(f"spark.sql.catalog.{name}.path", path if "://" in path else os.path.abspath(path))
+    return builder
 
 
 def _with(builder: SparkSession.Builder, jar: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
+from kvstore.spark import read
 from kvstore.spark.connector import build
 from kvstore.spark.connector.jar import find_jar
 
@@ -65,6 +67,8 @@ def test_only_the_columns_of_a_query_are_read(spark: SparkSession, path: Path) -
     }
     frame = load(spark, path, "t$binlog").where("before.k = after.k").select("before.s", "after.s", "after.k")
     assert [tuple(row) for row in frame.collect()] == [("s7", "other", 7)]
+    batches = load(spark, path, "t$binlog").where("before is null").select("after.k").coalesce(1)  # more than one
+    assert sorted(row.k for row in batches.collect()) == [row["k"] for row in ROWS]
 
 
 def test_the_jar_has_no_moment_and_no_order_of_its_own() -> None:
@@ -124,6 +128,14 @@ def test_a_small_table_is_known_to_be_small(spark: SparkSession, path: Path) -> 
     small = load(spark, path, "t")
     joined = spark.range(100_000_000).withColumnRenamed("id", "k").join(small, "k")
     assert "BroadcastHashJoin" in planned(joined)
+
+
+def test_read_takes_options_as_python_has_them(spark: SparkSession, path: Path) -> None:
+    rows = read(spark, path, "t", columns=["s", "k"], asOf={0: 0, 1: 0})
+    assert (rows.columns, rows.count()) == (["s", "k"], 0)
+    late = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    changes = read(spark, path, "t$changelog", startingTimestamp=late, failOnDataLoss=False)
+    assert changes.count() == len(ROWS) + 3
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import kvstore
+from kvstore.errors import UnsupportedOperation
 from kvstore.spark.connector import jar
 from kvstore.spark.frames import mapped
 from kvstore.spark.session import WORKER_PYTHON, configure
@@ -64,6 +65,18 @@ def test_a_connector_for_another_pyspark_is_not_used(monkeypatch: pytest.MonkeyP
     settings = Settings()
     configure(settings)  # type: ignore[arg-type]
     assert "spark.jars" not in settings.configured
+
+
+def test_catalogs_need_the_connector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings()
+    configure(settings, catalogs={"kv": "store", "far": "s3://bucket/path"})  # type: ignore[arg-type]
+    assert settings.configured["spark.sql.catalog.kv"] == "kvstore.spark.StoreCatalog"
+    assert settings.configured["spark.sql.catalog.kv.path"] == str(tmp_path / "store")
+    assert settings.configured["spark.sql.catalog.far.path"] == "s3://bucket/path"
+    monkeypatch.setattr(pyspark, "__version__", "4.3.99")
+    with pytest.raises(UnsupportedOperation, match=r"(?s)not built for this PySpark.*pyspark=4\.3\.99"):
+        configure(settings, catalogs={"kv": "store"})  # type: ignore[arg-type]
 
 
 def test_what_else_is_on_the_path_of_a_worker_stays(tmp_path: Path) -> None:

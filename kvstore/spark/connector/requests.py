@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import StoreError
 from kvstore.read.scan import first_rows
+from kvstore.spark.connector import catalog
 from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
 from kvstore.spark.connector.plans import (
@@ -43,6 +44,8 @@ def answer(request: Message, messages: Messages) -> None:
         match request["do"]:
             case "load":
                 messages.send(_load(request))
+            case "catalog":
+                messages.send(_catalog(request))
             case "plan":
                 messages.send(_plan(request))
             case "count":
@@ -55,14 +58,36 @@ def answer(request: Message, messages: Messages) -> None:
 
 def _load(request: Message) -> Message:
     """Columns to choose from, and the pinned read; none if only a stream can begin where the options say."""
+    found: Message = {}
+    if "properties" in request:
+        found["properties"], log_columns = catalog.described(request["options"])
+        if log_columns is not None:
+            return found | {"columns": log_columns.json()}
     source = KvStoreSource(request["options"])
     columns, pinned = source.pin(_columns(request["columns"]) if "columns" in request else None)
-    found: Message = {"columns": columns.json()}
+    found["columns"] = columns.json()
     if pinned is not None:
         found["pinned"] = encode_read(pinned)
     if source.rows_max is not None:
         found["rows"] = source.rows_max
     return found
+
+
+def _catalog(request: Message) -> Message:
+    """What the catalog of a store has, or a change of it."""
+    path, table = request["path"], request.get("table", "")
+    match request["to"]:
+        case "list":
+            return {"tables": catalog.tables(path)}
+        case "create":
+            catalog.create(path, table, _columns(request["columns"]), request.get("key"), request["properties"])
+        case "alter":
+            catalog.alter(path, table, request["changes"])
+        case "rename":
+            catalog.rename(path, table, request["name"])
+        case "drop":
+            return {"dropped": catalog.drop(path, table)}
+    return {}
 
 
 def _plan(request: Message) -> Message:

@@ -1,10 +1,16 @@
 package kvstore.spark
 
 import org.apache.arrow.memory.RootAllocator
+import org.apache.arrow.vector.ValueVector
 import org.apache.arrow.vector.ipc.ArrowStreamReader
 import org.apache.spark.sql.connector.read.PartitionReader
 import org.apache.spark.sql.vectorized.{ArrowColumnVector, ColumnVector, ColumnarBatch}
 import org.json4s.JObject
+
+/** A column of a stream, whose next batch goes into the same vector: Spark must not close it after each. */
+private class StreamColumn(vector: ValueVector) extends ArrowColumnVector(vector) {
+  override def closeIfFreeable(): Unit = ()
+}
 
 /** Reads one task's columns from the helper: an Arrow stream, and then one message that says how it ended. */
 class ColumnReader(python: Python, request: JObject) extends PartitionReader[ColumnarBatch] {
@@ -15,7 +21,7 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
     try {
       connection.ask(request)
       val vectors = stream.getVectorSchemaRoot.getFieldVectors
-      new ColumnarBatch(Array.tabulate[ColumnVector](vectors.size)(place => new ArrowColumnVector(vectors.get(place))))
+      new ColumnarBatch(Array.tabulate[ColumnVector](vectors.size)(place => new StreamColumn(vectors.get(place))))
     } catch {
       case error: Throwable => close(); throw error
     }

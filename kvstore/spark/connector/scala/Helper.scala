@@ -62,6 +62,11 @@ private class Helper(python: Python) {
   }
 }
 
+/** What a store refuses while a query is analysed or planned, in the words that Spark has for sources in Python. */
+class Refused(val refusal: String, action: String, of: String)
+    extends AnalysisException(
+      "PYTHON_DATA_SOURCE_ERROR", Map("action" -> action, "type" -> of, "msg" -> s"$refusal\n"), None)
+
 /** The helper processes of this process: one for each Python. */
 object Helper {
   private val running = mutable.Map.empty[Python, Helper]
@@ -84,13 +89,9 @@ object Helper {
   }
 
   /** Asks while a query is analysed or planned; says what the store refuses as Spark says it of Python's sources. */
-  def plan(python: Python, request: JObject): JValue =
+  def plan(python: Python, request: JObject, action: String = "create", of: String = "instance"): JValue =
     try ask(python, request)
-    catch {
-      case refused: StoreFailure =>
-        val parameters = Map("action" -> "create", "type" -> "instance", "msg" -> s"${refused.line}\n")
-        throw new AnalysisException("PYTHON_DATA_SOURCE_ERROR", parameters, None)
-    }
+    catch { case refused: StoreFailure => throw new Refused(refused.line, action, of) }
 
   private def current(python: Python): (Helper, Boolean) = synchronized {
     running.get(python).filter(_.isAlive) match {

@@ -31,26 +31,34 @@ class Source extends TableProvider with DataSourceRegister {
 
   override def getTable(
       schema: StructType, partitioning: Array[Transform], options: util.Map[String, String]): Table =
-    new StoreTable(schema, options, loaded)
+    new StoreTable(schema, options, loaded, s"kvstore ${options.get("table")}")
 }
 
 /** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows there are. */
-class Loaded(val columns: StructType, val pinned: JValue, val rows: Option[Long])
+class Loaded(
+    val columns: StructType, val pinned: JValue, val rows: Option[Long], val properties: Map[String, String])
 
 object Loaded {
-  def of(options: util.Map[String, String], given: Option[StructType]): Loaded = {
-    val request = ("do" -> "load") ~ ("options" -> options.asScala.toMap) ~ ("columns" -> given.map(_.json))
+  def of(options: util.Map[String, String], given: Option[StructType], withProperties: Boolean = false): Loaded = {
+    val request = ("do" -> "load") ~ ("options" -> options.asScala.toMap) ~ ("columns" -> given.map(_.json)) ~
+      ("properties" -> Option.when(withProperties)(true))
     val answer = Helper.plan(Python.of(SparkSession.active), request)
     val rows = Option(answer \ "rows").collect { case JInt(rows) => rows.toLong }
     answer \ "columns" match {
-      case JString(columns) => new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows)
+      case JString(columns) =>
+        val properties = answer \ "properties" match {
+          case JObject(fields) => fields.collect { case (name, JString(value)) => name -> value }.toMap
+          case _ => Map.empty[String, String]
+        }
+        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows, properties)
       case other => throw new IllegalStateException(s"No columns: $other")
     }
   }
 }
 
 /** A table of a store, its changelog or its binlog. What is not here yet goes through the Python source. */
-class StoreTable(columns: StructType, options: util.Map[String, String], first: Option[Loaded])
+class StoreTable(
+    columns: StructType, options: util.Map[String, String], first: Option[Loaded], override val name: String)
     extends Table with SupportsRead with SupportsWrite {
 
   /** A schema that the user gave is checked, and offsets are pinned, by the first query. */
@@ -62,16 +70,37 @@ class StoreTable(columns: StructType, options: util.Map[String, String], first: 
     new PythonTable(source, "kvstore", columns)
   }
 
-  override def name: String = s"kvstore ${options.get("table")}"
-
   override def schema: StructType = columns
+
+  override def properties: util.Map[String, String] = first.fold(Map.empty[String, String])(_.properties).asJava
 
   override def capabilities: util.Set[TableCapability] = python.capabilities
 
-  override def newScanBuilder(given: CaseInsensitiveStringMap): ScanBuilder =
-    new StoreScanBuilder(this, () => python.newScanBuilder(given).build().toMicroBatchStream(""))
+  override def newScanBuilder(given: CaseInsensitiveStringMap): ScanBuilder = {
+    val all = withOwn(given)
+    val table =
+      if (all == new CaseInsensitiveStringMap(options)) this
+      else new StoreTable(columns, all.asCaseSensitiveMap, None, name) // options of one query on a table of a catalog
+    new StoreScanBuilder(table, () => python.newScanBuilder(all).build().toMicroBatchStream(""))
+  }
 
-  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = python.newWriteBuilder(info)
+  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
+    python.newWriteBuilder(new LogicalWriteInfo {
+      override def options: CaseInsensitiveStringMap = withOwn(info.options)
+
+      override def queryId: String = info.queryId
+
+      override def schema: StructType = info.schema
+    })
+
+  private def withOwn(given: CaseInsensitiveStringMap): CaseInsensitiveStringMap = {
+    val all = new util.HashMap[String, String](options)
+    given.asCaseSensitiveMap.forEach { (name, value) =>
+      all.keySet.removeIf(_.equalsIgnoreCase(name))
+      all.put(name, value)
+    }
+    new CaseInsensitiveStringMap(all)
+  }
 
   /** Asks about what was loaded. */
   def ask(python: Python, request: JObject): JValue =

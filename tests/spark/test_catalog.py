@@ -1,0 +1,100 @@
+"""A store as a catalog of Spark SQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+import kvstore
+
+pytestmark = pytest.mark.spark
+
+CREATE = "CREATE TABLE kv.t (k bigint, s string, PRIMARY KEY (k)) TBLPROPERTIES ('bucket.num' = '2')"
+
+
+@pytest.fixture
+def store_of_catalog(spark: SparkSession, store: kvstore.Store) -> Iterator[kvstore.Store]:
+    """A store that is the catalog `kv`."""
+    name = f"kv{id(store)}"
+    spark.conf.set(f"spark.sql.catalog.{name}", "kvstore.spark.StoreCatalog")
+    spark.conf.set(f"spark.sql.catalog.{name}.path", str(store.path))
+    spark.conf.set("kvstore.test.catalog", name)
+    yield store
+    for setting in (f"spark.sql.catalog.{name}", f"spark.sql.catalog.{name}.path", "kvstore.test.catalog"):
+        spark.conf.unset(setting)
+
+
+def run(spark: SparkSession, sql: str) -> list[tuple[object, ...]]:
+    name = spark.conf.get("kvstore.test.catalog")
+    return [tuple(row) for row in spark.sql(sql.replace("kv.", f"{name}.").replace("IN kv", f"IN {name}")).collect()]
+
+
+def test_a_table_from_its_creation_to_its_end(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    store = store_of_catalog
+    run(spark, CREATE)
+    assert [row[1] for row in run(spark, "SHOW TABLES IN kv")] == ["t"] == store.list_tables()
+    table = store["t"]
+    assert (table.primary_key, table.buckets, table.schema.field("s").nullable) == (("k",), 2, True)
+    assert ("primary.key", "k") in run(spark, "SHOW TBLPROPERTIES kv.t")
+    run(spark, "INSERT INTO kv.t VALUES (1, 'a'), (2, 'b')")
+    assert run(spark, "SELECT * FROM kv.t ORDER BY k") == [(1, "a"), (2, "b")]
+    run(spark, "ALTER TABLE kv.t ADD COLUMN n int")
+    run(spark, "ALTER TABLE kv.t RENAME COLUMN s TO text")
+    run(spark, "ALTER TABLE kv.t SET TBLPROPERTIES ('table.log.ttl' = '7 d')")
+    assert store["t"].schema.names == ["k", "text", "n"]
+    assert store["t"].options.retention_ms == dt.timedelta(days=7) // dt.timedelta(milliseconds=1)
+    run(spark, "ALTER TABLE kv.t DROP COLUMN n")
+    run(spark, "ALTER TABLE kv.t RENAME TO kv.u")
+    assert run(spark, "SELECT text FROM kv.u WHERE k = 2") == [("b",)]
+    run(spark, "DROP TABLE kv.u")
+    assert run(spark, "SHOW TABLES IN kv") == []
+
+
+def test_each_query_reads_what_is_committed_and_as_of_pins(
+    spark: SparkSession, store_of_catalog: kvstore.Store
+) -> None:
+    table = store_of_catalog.create_table("t", {"k": "int64 not null", "s": "string"}, "k")
+    for number in range(3):
+        table.upsert({"k": number, "s": "x"})
+        table.flush()
+        assert run(spark, "SELECT count(*) FROM kv.t") == [(number + 1,)]
+    assert run(spark, "SELECT k FROM kv.t VERSION AS OF 2 ORDER BY k") == [(0,), (1,)]
+    assert run(spark, "SELECT count(*) FROM kv.t TIMESTAMP AS OF '2020-01-01 00:00:00'") == [(0,)]
+    assert run(spark, "SELECT count(*) FROM kv.`t$changelog`") == [(3,)]
+    assert run(spark, "SELECT after.k FROM kv.`t$binlog` WHERE after.k > 1") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("CREATE TABLE kv.t (k bigint)", "TABLE_OR_VIEW_ALREADY_EXISTS"),
+        ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('buckets' = '2')", r"Unknown property.*buckets.*bucket\.num"),
+        (
+            "CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('bucket.num' = 'two')",
+            "InvalidRequest: `bucket.num` is a number",
+        ),
+        ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('primary.key' = 'z')", "InvalidRequest"),
+        ("ALTER TABLE kv.t SET TBLPROPERTIES ('bucket.num' = '3')", "property can't be changed"),
+        ("SELECT * FROM kv.nope", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("SELECT * FROM kv.lines", "log table has no key"),
+    ],
+)
+def test_what_is_refused(spark: SparkSession, store_of_catalog: kvstore.Store, sql: str, message: str) -> None:
+    store_of_catalog.create_table("t", {"k": "int64 not null"}, "k")
+    store_of_catalog.create_table("lines", {"k": "int64"})
+    with pytest.raises(AnalysisException, match=f"(?s){message}"):
+        run(spark, sql)
+    assert store_of_catalog.list_tables() == ["lines", "t"]
+
+
+def test_the_directory_of_a_catalog_must_be_a_store(spark: SparkSession, tmp_path: Path) -> None:
+    spark.conf.set("spark.sql.catalog.nowhere", "kvstore.spark.StoreCatalog")
+    spark.conf.set("spark.sql.catalog.nowhere.path", str(tmp_path / "nowhere"))
+    with pytest.raises(AnalysisException, match="NotAStore: There is no store here"):
+        spark.sql("CREATE TABLE nowhere.t (k bigint)")
+    assert not (tmp_path / "nowhere").exists()
