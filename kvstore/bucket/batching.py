@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
-from kvstore.errors import WriterRejected
 from kvstore.request.request import Request, group
 from kvstore.request.row_layout import TableLayout
 from kvstore.request.targets import filled
@@ -26,8 +25,7 @@ def beginning(requests: Iterable[Request], fits: Callable[[Request], bool], is_n
 
     Args:
         fits: Whether a request may be joined with others at all.
-        is_new: Whether it is the next request of its writer, after those applied before all of these; may raise
-            WriterRejected.
+        is_new: Whether it is the next request of its writer, after those applied before all of these.
     """
     rows = count = 0
     latest: dict[WriterId, Request] = {}
@@ -55,7 +53,4 @@ def _is_next(request: Request, before: Request | None, is_new: Callable[[Request
     if before is not None:
         follows = request.sequence == next_sequence(before.sequence)
         return follows and request.writer_epoch == before.writer_epoch
-    try:
-        return is_new(request)
-    except WriterRejected:
-        return False  # the error is raised when the request is applied alone
+    return is_new(request)

@@ -50,9 +50,9 @@ from kvstore.log.segments import LogFiles
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
+from kvstore.request.small import SmallRequest, Submitted
 from logformat.log.index_state import IndexState
 
-Submitted: TypeAlias = Request | RowRequest | ConditionalRequest
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
 
 GROUP_REQUESTS_MAX = 1024
@@ -223,7 +223,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while isinstance(item, (Request, RowRequest, ConditionalRequest)):
+        while isinstance(item, (Request, SmallRequest, RowRequest, ConditionalRequest)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TypeAlias
 
 from kvstore.bucket.write_path import Outcome, WritePath
-from kvstore.errors import InvalidRequest, WriterRejected
+from kvstore.errors import InvalidRequest
 from kvstore.request.preparation import request_of, requests_of
-from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.request import ConditionalRequest
 from kvstore.request.row_layout import layout_of
+from kvstore.request.small import Submitted
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
-
-Submitted: TypeAlias = Request | RowRequest | ConditionalRequest
 
 
 def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome | None]:
@@ -29,8 +27,8 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
             found += [_apply_if(path, each) for each in run if isinstance(each, ConditionalRequest)]
             continue
         requests = requests_of([each for each in run if not isinstance(each, ConditionalRequest)], path.definition)
-        applied = iter(path.apply_all([each for each in requests if isinstance(each, Request)]))
-        found += [next(applied) if isinstance(each, Request) else each for each in requests]
+        applied = iter(path.apply_all([each for each in requests if not isinstance(each, InvalidRequest)]))
+        found += [each if isinstance(each, InvalidRequest) else next(applied) for each in requests]
     return found
 
 
@@ -50,6 +48,6 @@ def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
             return None
         if known is not definition:
             changes = renamed(changes, definition.renamed_since(request.definition.schema_id))
-        return path.apply(request_of(changes, definition))
-    except (InvalidRequest, WriterRejected) as error:
+        return path.apply_all([request_of(changes, definition)])[0]
+    except InvalidRequest as error:
         return error

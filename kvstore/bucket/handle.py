@@ -27,7 +27,8 @@ from kvstore.lock import is_locked
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
-from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
+from kvstore.request.request import Prepared
+from kvstore.request.small import Submitted
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
@@ -81,7 +82,7 @@ class BucketHandle:
         with self._view() as view:
             return view.state().back_offset
 
-    def submit(self, request: Request | RowRequest | ConditionalRequest, *, waits: bool = True) -> Future[Any]:
+    def submit(self, request: Submitted, *, waits: bool = True) -> Future[Any]:
         """Have one batch applied, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
 
         Args:

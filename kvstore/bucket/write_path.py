@@ -13,7 +13,7 @@ last. The change records of the request become one batch, which the committer ap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 
 from kvstore.bucket import cdc
 from kvstore.bucket.batching import beginning, joined
+from kvstore.bucket.merge.exchange import Effect, Exchanged
+from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
@@ -40,6 +42,7 @@ from kvstore.request.request import Request, group
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
+from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
 from logformat.binary_column import BinaryColumn
@@ -75,6 +78,7 @@ _LEAVES_A_ROW[[ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
 _IS_FINAL = _LEAVES_A_ROW.copy()
 _IS_FINAL[ChangeType.DELETE] = True
 _NO_CHANGE_TYPES = np.zeros(0, np.uint8)
+_NO_ROWS = pa.record_batch([], names=[])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +132,17 @@ class WritePath:
         """Last sequence of each remembered writer, expired or not."""
         return {id: entry.batches[-1].sequence for id, entry in self._writers.all().items()}
 
-    def apply_all(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Apply requests in order, as :meth:`apply` does; small ones in one pass where the result is the same.
+    def apply_all(self, given: Sequence[Request | SmallRequest]) -> list[Outcome]:
+        """Apply requests in order, as :meth:`apply` does; many in one pass where the result is the same.
 
         Raises:
             CorruptData: A stored row is damaged; :meth:`restore` the index.
             lmdb.Error: The index is full or failed; :meth:`restore` it.
         """
-        outcomes: list[Outcome] = []
-        while rest := requests[len(outcomes) :]:
+        outcomes: list[Outcome] = list(self._begin_small(given))
+        requests = [each.request() if isinstance(each, SmallRequest) else each for each in given[len(outcomes) :]]
+        first = len(outcomes)
+        while rest := requests[len(outcomes) - first :]:
             now_ms = self._now_ms()
             count = beginning(rest, self._replaces, partial(self._is_new, now_ms))
             if count > 1:
@@ -242,7 +248,7 @@ class WritePath:
     def _replay(self, batches: Sequence[LogBatch]) -> None:
         """Replay batches of one schema."""
         has_key = self.definition.primary_key is not None
-        self._note(batches, self._replay_rows(batches) if has_key else _Effect(sum(b.record_count for b in batches)))
+        self._note(batches, self._replay_rows(batches) if has_key else Effect(sum(b.record_count for b in batches)))
         # Little is not durable, and the sync may be what failed.
         if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
             self._commit_index()
@@ -269,18 +275,22 @@ class WritePath:
             return 0
         return uncounted_after(self._state.last_timestamp, self._state.uncounted_ms, timestamp)
 
-    def _seen(self, request: Request, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
+    def _seen(self, request: Request | SmallRequest, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
         """See :meth:`TableWriters.check` and :meth:`WriterStates.check`."""
         if not decided:
             self.named.check(request.writer_id, request.writer_epoch)
         now_ms -= self._uncounted_ms(now_ms)
-        last_offset = Offset(self._state.applied_offset + max(len(request.changes) - 1, 0))
+        last_offset = Offset(self._state.applied_offset + max(request.count - 1, 0))
         return self._writers.check(
             request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
         )
 
-    def _is_new(self, now_ms: int, request: Request) -> bool:
-        return self._seen(request, now_ms) is None
+    def _is_new(self, now_ms: int, request: Request | SmallRequest) -> bool:
+        """Whether it is the next batch of its writer, certain to be applied if its content is not refused."""
+        try:
+            return self._seen(request, now_ms) is None
+        except WriterRejected:
+            return False  # the error is raised when the request is applied alone
 
     def _replaces(self, request: Request) -> bool:
         """Whether its rows replace the stored rows without a look at them."""
@@ -293,8 +303,24 @@ class WritePath:
         rows = filled(request.changes.rows, self.definition.schema)
         batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
         encoded = self._encoded(batch)
-        self._note([batch], _Effect(rows.num_rows))
+        self._note([batch], Effect(rows.num_rows))
         return encoded
+
+    def _begin_small(self, requests: Sequence[Request | SmallRequest]) -> Iterator[Applied]:
+        """Apply requests that are few rows together, from the first on, until one needs the long way."""
+        writes = small_writes(self.definition)
+        if writes is None or not writes.fit(requests):
+            return
+        for request in requests:
+            timestamp = self._now_ms()
+            if not self._is_new(timestamp, request) or (merged := merge_small(writes, request, self.index.get)) is None:
+                return
+            batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=len(merged.change_types))
+            encoded = writes.records.batch(batch, merged.change_types, merged.columns)
+            self.index.put(merged.put, merged.values)
+            self.index.remove(merged.removed)
+            self._note([batch], Effect(merged.added_rows, merged.digest))
+            yield _applied(EncodedBatch(batch.base_offset, batch.next_offset, timestamp, [encoded]))
 
     def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
         if self._replaces(request):
@@ -361,7 +387,7 @@ class WritePath:
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
         gone = old_hashes[changed[there]]
         digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
-        self._note([batch], _Effect(added, digest))
+        self._note([batch], Effect(added, digest))
         return encoded
 
     def _engine_of(self, request: Request) -> MergeEngine:
@@ -419,7 +445,7 @@ class WritePath:
         kept = operations.kept(merged.after, identical)
         return Merged(merged.pool, operations.before(kept), kept)
 
-    def _replay_rows(self, batches: Sequence[LogBatch]) -> _Effect:
+    def _replay_rows(self, batches: Sequence[LogBatch]) -> Effect:
         kinds = [batch.change_types for batch in batches]
         finals = [_IS_FINAL[each] for each in kinds]
         rows = pa.concat_batches(
@@ -434,7 +460,7 @@ class WritePath:
 
     def _exchange(
         self, keys: BinaryColumn, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
-    ) -> _Exchanged:
+    ) -> Exchanged:
         """Store or remove the rows of keys, and return the values that the index held: one pass does both.
 
         Args:
@@ -455,9 +481,9 @@ class WritePath:
             old = both.tolist()
         found = BinaryColumn.from_list(old)
         there = found.lengths > 0
-        return _Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
+        return Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
 
-    def _put_back(self, exchanged: _Exchanged) -> None:
+    def _put_back(self, exchanged: Exchanged) -> None:
         """Undo an exchange."""
         there = [bool(value) for value in exchanged.old]
         self.index.replace(list(compress(exchanged.keys, there)), list(filter(None, exchanged.old)))
@@ -490,9 +516,16 @@ class WritePath:
         return batches
 
     def _batch(
-        self, request: Request, timestamp: int, rows: pa.RecordBatch, change_types: np.ndarray, attributes: int = 0
+        self,
+        request: Request | SmallRequest,
+        timestamp: int,
+        rows: pa.RecordBatch,
+        change_types: np.ndarray,
+        attributes: int = 0,
+        count: int | None = None,
     ) -> LogBatch:
-        count = rows.num_rows
+        if count is None:
+            count = rows.num_rows
         if self.named.is_named(request.writer_id):
             attributes |= NAMED_WRITER
         return LogBatch(
@@ -518,7 +551,7 @@ class WritePath:
         pieces = encode_parts(batch, compression=None if small else self.definition.options.compression)
         return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
 
-    def _note(self, batches: Sequence[LogBatch], effect: _Effect) -> None:
+    def _note(self, batches: Sequence[LogBatch], effect: Effect) -> None:
         """Record batches whose rows are in the index: their writers, and the new state of the index."""
         self.index.begin()
         before, back = self._state.last_timestamp, self._state.back_offset
@@ -561,39 +594,3 @@ class WritePath:
 def _applied(encoded: EncodedBatch) -> Applied:
     result = AppendResult(encoded.base_offset, Offset(encoded.next_offset - 1), False, encoded.timestamp)
     return Applied(result, encoded)
-
-
-@dataclass(frozen=True, slots=True)
-class _Effect:
-    """Change of the row count and of the digest (modulo 2^64) by a batch."""
-
-    added_rows: int
-    digest: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchanged:
-    """Values stored in the index and values returned from it, for each key.
-
-    Attributes:
-        keys, sums: The keys, and their ``checksum.key_sums``.
-        put: Whether a row was stored for the key.
-        hashes: Hashes of the stored rows.
-        old: Values that the index held; empty where there was none.
-        there: Whether the index held a value.
-        values: The values that the index held.
-    """
-
-    keys: list[bytes]
-    sums: np.ndarray
-    put: np.ndarray
-    hashes: np.ndarray
-    old: list[bytes]
-    there: np.ndarray
-    values: BinaryColumn
-
-    def effect(self, old_hashes: np.ndarray) -> _Effect:
-        """Change of the count and the digest, given the hashes of the old rows."""
-        added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
-        digest = int(self.hashes.sum(dtype=np.uint64)) - int(old_hashes.sum(dtype=np.uint64))
-        return _Effect(int(added), digest)

@@ -15,6 +15,7 @@ from kvstore.request.request import Request, RowRequest, group
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.sizes import bytes_of
+from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.arrow_message import RAW_BYTES_MAX
@@ -28,14 +29,16 @@ GROUPED_LATER_MAX = 64
 """Up to this number of rows, a request is sorted together with others: sorting few rows costs as much as many."""
 
 
-def requests_of(given: Several[Request | RowRequest], definition: TableDefinition) -> list[Request | InvalidRequest]:
+def requests_of(
+    given: Several[Request | SmallRequest | RowRequest], definition: TableDefinition
+) -> list[Request | SmallRequest | InvalidRequest]:
     """Convert single-row requests together: ten rows cost nearly the same as one; others get the table's present names.
 
     Returns:
         For each input a request, or the reason that its row does not fit.
     """
     rows = [each.row for each in given if isinstance(each, RowRequest)]
-    made = [in_present_names(each, definition) for each in given if isinstance(each, Request)]
+    made = [_up_to_date(each, definition) for each in given if not isinstance(each, RowRequest)]
     if not rows:
         return list(made)
     schema = schema_given(definition, definition.schema, None)
@@ -47,7 +50,7 @@ def requests_of(given: Several[Request | RowRequest], definition: TableDefinitio
         slices = (Changes.upserts(batch.slice(place, 1)) for place in range(len(rows)))
         alone = iter([request_of(changes, definition) for changes in slices])
     others = iter(made)
-    return [next(others) if isinstance(each, Request) else next(alone) for each in given]
+    return [next(alone) if isinstance(each, RowRequest) else next(others) for each in given]
 
 
 def _request_of_row(row: Any, definition: TableDefinition) -> Request | InvalidRequest:
@@ -117,6 +120,14 @@ def request_of(
         # With several buckets, a key that is too long must be detected before any bucket is written.
         grouping = group(layout_of(definition).encode_keys(changes.rows))
     return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id)
+
+
+def _up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
+    if isinstance(request, SmallRequest):
+        if request.writes is small_writes(definition):
+            return request
+        request = request.request()  # the table was altered
+    return in_present_names(request, definition)
 
 
 def in_present_names(request: Request, definition: TableDefinition) -> Request:

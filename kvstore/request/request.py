@@ -58,6 +58,11 @@ class Request:
     answer: Future[AppendResult] = field(default_factory=Answer)
 
     @property
+    def count(self) -> int:
+        """Number of operations."""
+        return len(self.changes)
+
+    @property
     def size(self) -> int:
         """Size in bytes."""
         return bytes_of(self.changes.rows)

@@ -22,11 +22,12 @@ from kvstore.meta.writers import NamedWriter
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
 from kvstore.request.preparation import fitted, request_of
-from kvstore.request.request import RowRequest
+from kvstore.request.request import Request, RowRequest
 from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult, spanning
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
+from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.targets import filled, renamed, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
@@ -84,6 +85,9 @@ class Table(EverydayReads):
         """
         self._access.check_writable()
         definition = self._current()
+        writes = small_writes(definition) if columns is None else None
+        if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
+            return WriteResult(self._apply_requests(writes.requests(few)))
         if type(data) is dict and columns is None and definition.buckets == 1:
             answer = self._handles[0].submit(RowRequest(data.copy()))
             return WriteResult({BucketId(0): answer_of(answer)})
@@ -118,6 +122,9 @@ class Table(EverydayReads):
             if keys is not None or columns is not None:
                 raise InvalidRequest("Give either `keys` or `where`; `where` removes whole rows.")
             return self._apply_where(definition, where, deletion(where))
+        writes = small_writes(definition) if columns is None else None
+        if writes is not None and (few := writes.deletes(keys, self._batch_rows_max)) is not None:
+            return WriteResult(self._apply_requests(writes.requests(few)))
         targets = self._targets(definition, columns)
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
         batches = of_size(iter([key_rows]), self._batch_rows_max)
@@ -533,17 +540,20 @@ class Table(EverydayReads):
     ) -> None:
         """Apply changes to the buckets they belong to, all at once."""
         other = BucketId(next(self._turn) % len(self._handles))
-        requests = [
-            (bucket, request_of(part, definition, targets=targets))
-            for bucket, part in spread(definition, changes, other)
-        ]
+        parts = spread(definition, changes, other)
+        requests = {bucket: request_of(part, definition, targets=targets) for bucket, part in parts}
+        for bucket, result in self._apply_requests(requests).items():
+            found.setdefault(bucket, []).append(result)
+
+    def _apply_requests(self, requests: Mapping[BucketId, Request | SmallRequest]) -> dict[BucketId, AppendResult]:
+        """Submit a request to each of several buckets, all at once, and wait for the answers."""
         # A bucket that another process writes is found before anything is written to the other buckets.
-        for bucket, _ in requests:
+        for bucket in requests:
             self._handles[bucket].write()
         answers: dict[BucketId, Future[AppendResult]] = {}
 
         def submit() -> None:
-            for bucket, request in requests:
+            for bucket, request in requests.items():
                 answers[bucket] = self._handles[bucket].submit(request)
 
         try:
@@ -551,8 +561,7 @@ class Table(EverydayReads):
                 submit()
             else:
                 uninterrupted(submit)()  # to all buckets, or to none
-            for bucket, answer in answers.items():
-                found.setdefault(bucket, []).append(answer_of(answer))
+            return {bucket: answer_of(answer) for bucket, answer in answers.items()}
         except StoreError as error:
             for answer in answers.values():
                 wait_for(answer)

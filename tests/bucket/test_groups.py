@@ -19,6 +19,7 @@ import kvstore
 from kvstore.bucket import batching, write_path as apply
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.options import StoreOptions
+from kvstore.request import small
 from kvstore.store import Store
 from logformat.log.batch import decode_batch
 from tests.support.clocks import SetClock
@@ -132,21 +133,31 @@ def records_at_most(limit: int) -> Iterator[None]:
             {"skip_identical_updates": True},
         ]
     ),
-    records_max=st.sampled_from([1000, 1000, RECORDS_MAX]),
+    limits=st.sampled_from([(0, 0, 1000), (0, 0, RECORDS_MAX), (64, 0, 1000), (0, 64, 1000), (5, 5, 1000)]),
 )
 def test_a_group_equals_its_requests_one_by_one(
-    requests: list[tuple[Any, ...]], options: dict[str, Any], records_max: int, tmp_path_factory: Any
+    requests: list[tuple[Any, ...]],
+    options: dict[str, Any],
+    limits: tuple[int, int, int],
+    tmp_path_factory: Any,
 ) -> None:
+    """Whether they are small writes, or go the long way, where batches of many records may be refused."""
     path = tmp_path_factory.mktemp("stores")
+    *small_rows_max, records_max = limits
     with records_at_most(records_max), table_of(path / "a", **options) as a, table_of(path / "b", **options) as b:
-        assert together(a, requests) == one_by_one(b, requests)
+        with mock.patch.object(small, "ROWS_MAX", small_rows_max[0]):
+            answers = together(a, requests)
+        with mock.patch.object(small, "ROWS_MAX", small_rows_max[1]):
+            assert answers == one_by_one(b, requests)
         assert written(a) == written(b)
 
 
 class TestAGroup:
+    """Of requests that are no small writes."""
+
     @pytest.fixture
     def table(self, tmp_path: Path) -> Iterator[kvstore.Table]:
-        with table_of(tmp_path / "store") as table:
+        with mock.patch.object(small, "ROWS_MAX", 0), table_of(tmp_path / "store") as table:
             yield table
 
     @pytest.fixture

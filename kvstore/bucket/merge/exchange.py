@@ -1,0 +1,45 @@
+"""What a batch changes in the index, and what it takes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from logformat.binary_column import BinaryColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Change of the row count and of the digest (modulo 2^64) by a batch."""
+
+    added_rows: int
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Values stored in the index and values returned from it, for each key.
+
+    Attributes:
+        keys, sums: The keys, and their ``checksum.key_sums``.
+        put: Whether a row was stored for the key.
+        hashes: Hashes of the stored rows.
+        old: Values that the index held; empty where there was none.
+        there: Whether the index held a value.
+        values: The values that the index held.
+    """
+
+    keys: list[bytes]
+    sums: np.ndarray
+    put: np.ndarray
+    hashes: np.ndarray
+    old: list[bytes]
+    there: np.ndarray
+    values: BinaryColumn
+
+    def effect(self, old_hashes: np.ndarray) -> Effect:
+        """Change of the count and the digest, given the hashes of the old rows."""
+        added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
+        digest = int(self.hashes.sum(dtype=np.uint64)) - int(old_hashes.sum(dtype=np.uint64))
+        return Effect(int(added), digest)

@@ -1,0 +1,91 @@
+"""Merges a small write into the stored rows, one row after the other: what the engine ``last_row`` does to columns.
+
+Nothing is changed here. A write that turns out to need the long way has read rows, and that is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstore.request.request import Request
+from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
+from logformat.log.change import ChangeType
+from logformat.log.few_records import ColumnCells
+from logformat.rows.few_rows import Cells
+
+_INSERT, _BEFORE, _AFTER, _DELETE = map(
+    int, (ChangeType.INSERT, ChangeType.UPDATE_PREIMAGE, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallMerge:
+    """What a small write makes of the stored rows.
+
+    Attributes:
+        change_types: Codes of its change records.
+        columns: Cells of their rows.
+        put, values: Keys to store, in order, and their values.
+        removed: Keys to remove, in order.
+        added_rows, digest: Change of the row count and of the digest (modulo 2^64).
+    """
+
+    change_types: bytes
+    columns: Sequence[ColumnCells]
+    put: list[bytes]
+    values: list[bytes]
+    removed: list[bytes]
+    added_rows: int
+    digest: int
+
+
+def merge_small(
+    writes: SmallWrites, request: Request | SmallRequest, get: Callable[[Sequence[bytes]], list[bytes]]
+) -> SmallMerge | None:
+    """Merge a request; None if it needs the long way.
+
+    Args:
+        writes: Small writes of the table as it is now.
+        get: Returns the stored values of keys, empty where there is none.
+
+    Raises:
+        CorruptData: A stored row is damaged.
+    """
+    operations = writes.operations_of(request)
+    if operations is None:
+        return None
+    keys = sorted({each.code for each in operations})
+    rows = dict(zip(keys, get(keys), strict=True))
+    if sum(map(len, rows.values())) > BYTES_MAX:
+        return None
+    there = [key for key in keys if rows[key]]
+    digest = 0
+    for key in there:
+        old_hash = writes.rows.hash_of(key, rows[key])
+        if old_hash is None:
+            return None
+        digest -= old_hash
+    change_types = bytearray()
+    records: list[tuple[Cells, bytes]] = []
+    hashes: dict[bytes, int] = {}
+    for code, cells, after, its_hash in operations:
+        before = rows[code]
+        if before and (after is None or writes.preimages):
+            change_types.append(_DELETE if after is None else _BEFORE)
+            records.append((cells, before))
+        if after is not None:
+            # Without preimages, an insert is not told from an update.
+            change_types.append(_INSERT if writes.preimages and not before else _AFTER)
+            records.append((cells, after))
+        rows[code], hashes[code] = after or b"", its_hash
+    put = [key for key in keys if rows[key]]
+    return SmallMerge(
+        bytes(change_types),
+        writes.rows.columns(records),
+        put,
+        [rows[key] for key in put],
+        [key for key in there if not rows[key]],
+        len(put) - len(there),
+        digest + sum(hashes.values()),
+    )

@@ -1,0 +1,147 @@
+"""Small writes: a few rows on their way into a bucket without numpy or Arrow, whose calls cost more than the rows.
+
+:func:`small_writes` decides which tables take this way, and the methods of :class:`SmallWrites` which rows do. All
+others go the long way, which makes the same bytes; so does a small request of a table that was altered before its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, TypeAlias
+
+import pyarrow as pa
+
+from kvstore.calls import Answer
+from kvstore.meta.state import TableDefinition
+from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.results import AppendResult
+from kvstore.request.rules import engine_of_table
+from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, WriterId
+from logformat.log.few_records import FewRecordsEncoder
+from logformat.rows.bucketing import bucket_of
+from logformat.rows.changes import Changes
+from logformat.rows.few_rows import FewRowsCodec, Operation
+from merge_engines.last_row import LastRow
+
+ROWS_MAX = 64
+"""Largest number of rows of a small write; for more, whole columns are faster."""
+BYTES_MAX = 1 << 20
+"""Largest number of bytes of the values that a small write stores, and of those that it replaces."""
+
+
+@lru_cache(maxsize=256)
+def small_writes(definition: TableDefinition) -> SmallWrites | None:
+    """The small writes of a table, built once for each definition; None if the table takes none."""
+    options = definition.options
+    if definition.primary_key is None or options.auto_increment is not None or options.skip_identical_updates:
+        return None
+    if not isinstance(engine_of_table(definition), LastRow) or not FewRowsCodec.supports(definition.schema):
+        return None
+    return SmallWrites(definition, definition.primary_key)
+
+
+class SmallWrites:
+    """Small writes of one table; see :func:`small_writes`.
+
+    Attributes:
+        rows, records: Codecs of stored rows and of batches.
+        preimages: Whether the changelog has the rows that updates replace.
+    """
+
+    def __init__(self, definition: TableDefinition, key: tuple[str, ...]) -> None:
+        self._definition = definition
+        self.schema_id = definition.schema_id
+        self.rows = FewRowsCodec(definition.schema, key, definition.schema_id)
+        self.records = FewRecordsEncoder(definition.schema)
+        self.preimages = definition.options.changelog_image == "full"
+        self._places = [key.index(name) for name in definition.bucket_key or ()]
+
+    def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
+        """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
+        rows = [data] if type(data) is dict else data
+        if type(rows) is not list or not 0 < len(rows) <= min(rows_max, ROWS_MAX) or set(map(type, rows)) != {dict}:
+            return None
+        return _complete([self.rows.upsert(row) for row in rows])
+
+    def deletes(self, keys: Any, rows_max: int) -> list[Operation] | None:
+        """Operations that delete a key or a list of keys, values or tuples; None if one is another, or misfits."""
+        listed = keys if type(keys) is list else [keys]
+        if self._definition.options.delete_behavior != "allow" or not 0 < len(listed) <= min(rows_max, ROWS_MAX):
+            return None
+        return _complete([self.rows.delete(key) for key in listed])
+
+    def operations_of(self, request: Request | SmallRequest) -> list[Operation] | None:
+        """The operations of a request when its turn comes; None if it is no small write of the table as it is now."""
+        if isinstance(request, SmallRequest):
+            return request.operations if request.writes is self else None
+        rows = request.changes.rows
+        if rows.num_rows > ROWS_MAX or request.targets is not None or not rows.schema.equals(self._definition.schema):
+            return None
+        operations = self.rows.operations(rows, request.changes.is_delete)
+        return None if operations is None or bytes_of(operations) > BYTES_MAX else operations
+
+    def fit(self, requests: Several[Request | SmallRequest]) -> bool:
+        """Whether the requests of a group are few rows together; for more, one pass over their columns is faster."""
+        return sum([request.count for request in requests]) <= ROWS_MAX
+
+    def requests(self, operations: list[Operation]) -> dict[BucketId, SmallRequest]:
+        """A request for each bucket that has any of the operations, in the order of buckets."""
+        if self._definition.buckets == 1:
+            return {BucketId(0): SmallRequest(operations, self)}
+        parts: dict[BucketId, list[Operation]] = {}
+        for each in operations:
+            code = b"".join([self.rows.code_of(each.key, place) for place in self._places])
+            parts.setdefault(BucketId(bucket_of(code, self._definition.buckets)), []).append(each)
+        return {bucket: SmallRequest(part, self) for bucket, part in sorted(parts.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class SmallRequest:
+    """A small write without a writer, and the future of its answer.
+
+    Attributes:
+        operations: At least one.
+        writes: Of the table's definition as it was when the request was made.
+    """
+
+    writer_id: ClassVar[WriterId] = NO_WRITER
+    sequence: ClassVar[Sequence] = NO_SEQUENCE
+    writer_epoch: ClassVar[Epoch] = Epoch(0)
+    operations: list[Operation]
+    writes: SmallWrites
+    answer: Future[AppendResult] = field(default_factory=Answer)
+
+    @property
+    def count(self) -> int:
+        """Number of operations."""
+        return len(self.operations)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return bytes_of(self.operations)
+
+    def request(self) -> Request:
+        """The same for the long way."""
+        rows = [(each.key, each.value) for each in self.operations]
+        batch = self.writes.records.rows(len(rows), self.writes.rows.columns(rows))
+        changes = Changes(batch, pa.array([each.value is None for each in self.operations], pa.bool_()))
+        numbers = self.writer_id, self.sequence, self.writer_epoch
+        return Request(changes, *numbers, None, schema_id=self.writes.schema_id, answer=self.answer)
+
+
+Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest
+"""What a bucket's queue takes of one caller."""
+
+
+def bytes_of(operations: Several[Operation]) -> int:
+    """Bytes of the values of operations."""
+    return sum([len(each.value) for each in operations if each.value is not None])
+
+
+def _complete(operations: list[Operation | None]) -> list[Operation] | None:
+    found = [each for each in operations if each is not None]
+    return found if len(found) == len(operations) and bytes_of(found) <= BYTES_MAX else None

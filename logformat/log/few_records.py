@@ -1,0 +1,111 @@
+"""Encodes batches of a few records without Arrow or numpy, from a template of the message that Arrow makes.
+
+The metadata of an Arrow message has the same bytes for all batches of a schema but for the number of rows, the nulls of
+each column and the places of the buffers: so Arrow makes them once, and these are filled in. The bytes are those of
+:func:`logformat.log.batch.encode_batch`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pyarrow as pa
+
+from logformat.checksum import crc32c
+from logformat.log.arrow_message import FlatTable, follow
+from logformat.log.batch import ALIGNMENT, LAYOUTS, LOG_OVERHEAD, MAGIC, BatchHeader
+
+_PREFIX_BYTES = 8
+"""Continuation mark and length before the metadata."""
+_BUFFER_ALIGNMENT = 8
+_HEADER = struct.Struct(LAYOUTS[MAGIC].format)
+_CRC = slice(16, 20)
+
+ColumnCells = tuple[Sequence[bytes], int]
+"""A column's cells, and its nulls as bits; see :class:`logformat.rows.few_rows.FewRowsCodec`."""
+
+
+class FewRecordsEncoder:
+    """Encoder of batches in one schema.
+
+    Args:
+        schema: Of flat columns.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        sample = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+        message = sample.serialize().to_pybytes()
+        (metadata_bytes,) = struct.unpack_from("<i", message, 4)
+        metadata = memoryview(message)[_PREFIX_BYTES : _PREFIX_BYTES + metadata_bytes]
+        self._template = message[: _PREFIX_BYTES + metadata_bytes]
+        top = FlatTable(metadata, follow(metadata, 0))
+        batch = FlatTable(metadata, follow(metadata, top.field(2)))
+        self._body_length_at = _PREFIX_BYTES + top.field(3)
+        self._count_at = _PREFIX_BYTES + batch.field(0)
+        self._nodes_at = _PREFIX_BYTES + follow(metadata, batch.field(1)) + 4
+        self._buffers_at = _PREFIX_BYTES + follow(metadata, batch.field(2)) + 4
+        self._is_bits = [pa.types.is_boolean(field.type) for field in schema]
+        self._is_text = [pa.types.is_string(field.type) or pa.types.is_binary(field.type) for field in schema]
+        self._nodes = struct.Struct(f"<{2 * len(schema)}q")
+        self._buffers = struct.Struct(f"<{2 * (2 * len(schema) + sum(self._is_text))}q")
+
+    def rows(self, count: int, columns: Sequence[ColumnCells]) -> pa.RecordBatch:
+        """The rows as Arrow data; there is at least one."""
+        return pa.ipc.read_record_batch(pa.py_buffer(self.message(count, columns)), self._schema)
+
+    def message(self, count: int, columns: Sequence[ColumnCells]) -> bytes:
+        """The Arrow message of ``count`` rows, at least one."""
+        pieces: list[bytes] = []
+        nodes: list[int] = []
+        buffers: list[int] = []
+        end = 0
+        bitmap_bytes = (count + 7) // 8
+        for (cells, nulls), is_bits, is_text in zip(columns, self._is_bits, self._is_text, strict=True):
+            nodes += count, nulls.bit_count()
+            parts = [((1 << count) - 1 ^ nulls).to_bytes(bitmap_bytes, "little") if nulls else b""]
+            if is_bits:
+                bits = sum(1 << row for row, cell in enumerate(cells) if cell != b"\0")
+                parts.append(bits.to_bytes(bitmap_bytes, "little"))
+            else:
+                if is_text:
+                    parts.append(struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, cells))))
+                parts.append(b"".join(cells))
+            for part in parts:
+                buffers += end, len(part)
+                padding = -len(part) % _BUFFER_ALIGNMENT
+                pieces += part, bytes(padding)
+                end += len(part) + padding
+        head = bytearray(self._template)
+        struct.pack_into("<q", head, self._body_length_at, end)
+        struct.pack_into("<q", head, self._count_at, count)
+        self._nodes.pack_into(head, self._nodes_at, *nodes)
+        self._buffers.pack_into(head, self._buffers_at, *buffers)
+        return b"".join((head, *pieces))
+
+    def batch(self, header: BatchHeader, change_types: bytes, columns: Sequence[ColumnCells]) -> memoryview:
+        """One whole batch, uncompressed; its count of records is that of the change types.
+
+        Args:
+            header: Size, checksum and positions are computed.
+        """
+        count = len(change_types)
+        message = self.message(count, columns) if count else b""
+        place = _HEADER.size + count
+        start = place + -place % ALIGNMENT
+        size = start + len(message)
+        size += -size % ALIGNMENT
+        batch = bytearray(size)
+        _HEADER.pack_into(
+            *(batch, 0, header.base_offset, size - LOG_OVERHEAD, MAGIC, header.attributes, header.schema_id, 0),
+            *(max(count - 1, 0), header.commit_timestamp, header.writer_id, header.batch_sequence),
+            *(header.writer_epoch, count, header.leader_epoch, header.durable_end, header.table_id),
+            *(header.bucket_id, 0, start if count else 0, header.uncounted_ms),
+        )
+        batch[_HEADER.size : place] = change_types
+        batch[start : start + len(message)] = message
+        view = memoryview(batch)
+        batch[_CRC] = crc32c(view[_CRC.stop :], crc32c(view[: _CRC.start])).to_bytes(4, "little")
+        return view

@@ -1,0 +1,355 @@
+"""Codec of a few rows of flat columns without numpy or Arrow, where one call costs more than a whole row here.
+
+A *cell* is the bytes of one value as Arrow stores them: little-endian; one byte for a boolean; the bytes of a string or
+binary; zeros for a null. Keys, stored values and Arrow's buffers all consist of cells, so stored rows are not decoded
+to values. The bytes are those of ``logformat.rows.keys`` and ``logformat.rows.rows``, which handle whole columns and
+every type.
+
+* Python values that are not exactly of their column's type are left to the general code: a method returns None.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from logformat.binary_column import WORD
+from logformat.checksum import row_hash
+from logformat.errors import CorruptData
+from logformat.ids import SchemaId
+from logformat.rows.keys import KEY_BYTES_MAX, ROW
+from logformat.rows.schema import fixed_width
+
+Cells = tuple[bytes, ...]
+
+_HEAD = struct.Struct("<IH")
+_LENGTH = struct.Struct("<I")
+_SIGN = 0x80
+_CHECKSUM = 0xFFFFFFFF
+_EPOCH = dt.datetime(1970, 1, 1)
+_EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+class Operation(NamedTuple):
+    """One upsert or delete of a row.
+
+    Attributes:
+        code: The encoded key.
+        key: Cells of the key's columns, in key order.
+        value: The value to store, with its checksum; None for a delete.
+        hash: Hash of the row; 0 for a delete.
+    """
+
+    code: bytes
+    key: Cells
+    value: bytes | None
+    hash: int
+
+
+class FewRowsCodec:
+    """Codec of rows in one schema of a table.
+
+    Args:
+        schema: All columns; see :meth:`supports`.
+        key: Names of the key's columns, in key order.
+        schema_id: Id of the schema.
+    """
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], schema_id: SchemaId) -> None:
+        names = [*key, *(name for name in schema.names if name not in key)]
+        self._schema_id = schema_id
+        self._names = names
+        self._columns = [_Column(schema.field(name)) for name in names]
+        self._key = self._columns[: len(key)]
+        self._values = values = self._columns[len(key) :]
+        self._all_null = dict.fromkeys(names)
+        self._get = itemgetter(*names) if len(names) > 1 else _getter_of_one(names[0])
+        self._in_order = [names.index(name) for name in schema.names]
+        self._head = bytes(4) + schema_id.to_bytes(2, "little")
+        self._bitmap_bytes = (len(values) + 7) // 8
+        self._no_nulls = bytes(self._bitmap_bytes)
+        cells = "".join(f"{column.width}s" if column.width else "I" for column in values)
+        self._fixed = struct.Struct(f"<{_HEAD.size}x{self._bitmap_bytes}s{cells}")
+        self._texts = [nth for nth, column in enumerate(values, 1) if not column.width]
+        nulls = ((1 << len(values)) - 1).to_bytes(self._bitmap_bytes, "little")
+        self._null_value = self._head + nulls + bytes(self._fixed.size - _HEAD.size - self._bitmap_bytes)
+
+    @staticmethod
+    def supports(schema: pa.Schema) -> bool:
+        """Whether rows of a schema are supported: no column is nested."""
+        return not any(pa.types.is_nested(field.type) for field in schema)
+
+    def upsert(self, row: Mapping[str, Any]) -> Operation | None:
+        """The operation that stores a row; None if it needs the general code, or does not fit."""
+        if len(row) != len(self._names):
+            row = {**self._all_null, **row}
+            if len(row) != len(self._names):
+                return None
+        cells, nulls = [], 0
+        try:
+            for nth, (column, value) in enumerate(zip(self._columns, self._get(row), strict=True)):
+                if type(value) is column.kind:
+                    cells.append(column.cell_of(value))
+                elif value is None and column.nullable:
+                    nulls |= 1 << nth
+                    cells.append(column.zero)
+                else:
+                    return None
+        except _MISFITS:
+            return None
+        return self._upsert(cells, nulls)
+
+    def delete(self, key: Any) -> Operation | None:
+        """The operation that deletes a key, a value or a tuple in key order; None if it needs the general code."""
+        values = key if type(key) is tuple else (key,)
+        if len(values) != len(self._key):
+            return None
+        if any(type(value) is not column.kind for column, value in zip(self._key, values, strict=True)):
+            return None
+        try:
+            return self._delete([column.cell_of(value) for column, value in zip(self._key, values, strict=True)])
+        except _MISFITS:
+            return None
+
+    def operations(self, rows: pa.RecordBatch, is_delete: pa.BooleanArray) -> list[Operation] | None:
+        """The operations of rows that fit this schema; None if a key is too long."""
+        columns = [
+            _ArrowCells(rows.column(name), column) for name, column in zip(self._names, self._columns, strict=True)
+        ]
+        deletes = is_delete.to_pylist() if is_delete.true_count else [False] * len(is_delete)
+        found = []
+        for place, deleted in enumerate(deletes):
+            if deleted:
+                operation = self._delete([column.cell(place) for column in columns[: len(self._key)]])
+            else:
+                nulls = sum(1 << nth for nth, column in enumerate(columns) if column.is_null(place))
+                operation = self._upsert([column.cell(place) for column in columns], nulls)
+            if operation is None:
+                return None
+            found.append(operation)
+        return found
+
+    def code_of(self, key: Cells, place: int) -> bytes:
+        """The part of an encoded key that is one of its columns."""
+        return self._key[place].code_of(key[place])
+
+    def hash_of(self, code: bytes, value: bytes) -> int | None:
+        """Hash of a stored row; None if it was written in another schema.
+
+        Raises:
+            CorruptData: The value differs from what was written, or is under another key.
+        """
+        if len(value) < WORD or len(value) % WORD:
+            raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=len(value))
+        checksum, schema_id = _HEAD.unpack_from(value)
+        found = row_hash(code, value)
+        if found & _CHECKSUM != checksum:
+            raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
+        return found if schema_id == self._schema_id else None
+
+    def columns(self, rows: Iterable[tuple[Cells, bytes | None]]) -> list[tuple[Sequence[bytes], int]]:
+        """Cells of rows for each column in the order of the schema, and the nulls among them as bits.
+
+        Args:
+            rows: For each row the cells of its key and its value, which was verified; None for nulls.
+
+        Raises:
+            CorruptData: A value does not fit the schema.
+        """
+        found, bitmaps = [], []
+        for key, value in rows:
+            value = value or self._null_value
+            place = self._fixed.size
+            if place > len(value):
+                raise CorruptData("A stored record is cut short; run `kvstore check`.")
+            nulls, *cells = self._fixed.unpack_from(value)
+            for nth in self._texts:
+                end = place + cells[nth - 1]
+                cells[nth - 1] = value[place:end]
+                place = end
+            if place > len(value):
+                raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
+            bitmaps.append(nulls)
+            found.append((*key, *cells))
+        columns = list(zip(*found, strict=True)) or [()] * len(self._names)
+        if all(nulls == self._no_nulls for nulls in bitmaps):
+            return [(columns[nth], 0) for nth in self._in_order]
+        nulls_of = [0] * len(self._names)
+        for row, nulls in enumerate(bitmaps):
+            bits = int.from_bytes(nulls, "little")
+            for nth in range(len(self._values)):
+                nulls_of[len(self._key) + nth] |= (bits >> nth & 1) << row
+        return [(columns[nth], nulls_of[nth]) for nth in self._in_order]
+
+    def _upsert(self, cells: Sequence[bytes], nulls: int) -> Operation | None:
+        key = tuple(cells[: len(self._key)])
+        code = self._code(key)
+        if code is None:
+            return None
+        fixed, texts = [self._head, (nulls >> len(key)).to_bytes(self._bitmap_bytes, "little")], []
+        for column, cell in zip(self._values, cells[len(key) :], strict=True):
+            if column.width:
+                fixed.append(cell)
+            else:
+                fixed.append(_LENGTH.pack(len(cell)))
+                texts.append(cell)
+        value = b"".join(fixed + texts)
+        value += bytes(-len(value) % WORD)
+        found = row_hash(code, value)
+        return Operation(code, key, (found & _CHECKSUM).to_bytes(4, "little") + value[4:], found)
+
+    def _delete(self, key: Sequence[bytes]) -> Operation | None:
+        code = self._code(key)
+        return None if code is None else Operation(code, tuple(key), None, 0)
+
+    def _code(self, key: Sequence[bytes]) -> bytes | None:
+        code = ROW + b"".join([column.code_of(cell) for column, cell in zip(self._key, key, strict=True)])
+        return code if len(code) <= KEY_BYTES_MAX else None
+
+
+_MISFITS = (KeyError, OverflowError, UnicodeEncodeError, struct.error, TypeError)
+
+
+class _Column:
+    """One column.
+
+    Attributes:
+        width: Bytes of a cell; 0 if cells differ in length.
+        zero: The cell of a null.
+        kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``_MISFITS`` if one does not fit.
+        code_of: Encodes a cell as a part of a key.
+    """
+
+    def __init__(self, field: pa.Field) -> None:
+        self.type, self.nullable = field.type, field.nullable
+        is_text = pa.types.is_string(self.type) or pa.types.is_binary(self.type)
+        self.width = 0 if is_text else fixed_width(self.type)
+        self.zero = bytes(self.width)
+        self.kind, self.cell_of = _conversion(self.type)
+        self.code_of = _code_of(self.type)
+
+
+class _ArrowCells:
+    """Cells of an Arrow column.
+
+    Attributes:
+        is_null: Whether the value at a place is null.
+        cell: The cell at a place.
+    """
+
+    def __init__(self, column: pa.Array, about: _Column) -> None:
+        self._zero = about.zero
+        self._width = about.width
+        self._is_bits = pa.types.is_boolean(about.type)
+        buffers = [None if buffer is None else memoryview(buffer) for buffer in column.buffers()]
+        self._validity = buffers[0] if column.null_count else None
+        self._data = buffers[-1] or memoryview(b"")
+        self._offset = column.offset
+        self._ends: tuple[int, ...] = ()
+        if not about.width and len(column):
+            assert buffers[1] is not None
+            self._ends = struct.unpack_from(f"<{len(column) + 1}i", buffers[1], 4 * column.offset)
+
+    def is_null(self, place: int) -> bool:
+        place += self._offset
+        return self._validity is not None and not self._validity[place >> 3] >> (place & 7) & 1
+
+    def cell(self, place: int) -> bytes:
+        if self.is_null(place):
+            return self._zero
+        if self._ends:
+            return bytes(self._data[self._ends[place] : self._ends[place + 1]])
+        place += self._offset
+        if self._is_bits:
+            return bytes((self._data[place >> 3] >> (place & 7) & 1,))
+        return bytes(self._data[place * self._width : (place + 1) * self._width])
+
+
+def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return lambda row: (row[name],)
+
+
+_PACKED = {
+    pa.int8(): (int, "<b"),
+    pa.int16(): (int, "<h"),
+    pa.int32(): (int, "<i"),
+    pa.int64(): (int, "<q"),
+    pa.uint8(): (int, "<B"),
+    pa.uint16(): (int, "<H"),
+    pa.uint32(): (int, "<I"),
+    pa.uint64(): (int, "<Q"),
+    pa.float32(): (float, "<f"),
+    pa.float64(): (float, "<d"),
+    pa.bool_(): (bool, "<?"),
+}
+"""Types that ``struct`` packs, with the type of their values in Python."""
+
+
+def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes]]:
+    """The type of Python values that become cells of a stored type directly, and the function that does it."""
+    if stored in _PACKED:
+        kind, form = _PACKED[stored]
+        return kind, struct.Struct(form).pack
+    if pa.types.is_string(stored):
+        return str, str.encode
+    if pa.types.is_binary(stored):
+        return bytes, bytes
+    if pa.types.is_date32(stored):
+        return dt.date, _days
+    if pa.types.is_timestamp(stored):
+        zone, epoch = (None, _EPOCH) if stored.tz is None else (dt.UTC, _EPOCH_UTC)
+        return dt.datetime, _Time(zone, epoch, _UNITS[stored.unit])
+    return None, _nothing
+
+
+def _days(value: dt.date) -> bytes:
+    return struct.pack("<i", value.toordinal() - _EPOCH.toordinal())
+
+
+class _Time:
+    """Converts a time to a cell, if nothing is lost."""
+
+    def __init__(self, zone: dt.tzinfo | None, epoch: dt.datetime, units: int) -> None:
+        self._zone, self._epoch, self._units = zone, epoch, units
+
+    def __call__(self, value: dt.datetime) -> bytes:
+        if value.tzinfo is not self._zone:
+            raise TypeError
+        step = value - self._epoch
+        seconds = step.days * 86400 + step.seconds
+        units, rest = divmod(step.microseconds * self._units, 10**6)
+        if rest:
+            raise OverflowError
+        return struct.pack("<q", seconds * self._units + units)
+
+
+def _nothing(_: Any) -> bytes:
+    raise TypeError
+
+
+def _code_of(stored: pa.DataType) -> Callable[[bytes], bytes]:
+    """Encodes a cell as a part of a key; see :mod:`logformat.rows.keys`."""
+    types = pa.types
+    if types.is_string(stored) or types.is_binary(stored):
+        return _text_code
+    if types.is_boolean(stored) or (types.is_fixed_size_binary(stored) and not types.is_decimal(stored)):
+        return bytes
+    return _unsigned_code if types.is_unsigned_integer(stored) else _signed_code
+
+
+def _text_code(cell: bytes) -> bytes:
+    return cell.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
+
+
+def _unsigned_code(cell: bytes) -> bytes:
+    return cell[::-1]
+
+
+def _signed_code(cell: bytes) -> bytes:
+    return bytes((cell[-1] ^ _SIGN,)) + cell[-2::-1]

@@ -1,0 +1,281 @@
+"""Small writes take a way of their own, and leave the same bytes in log and index as the long way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lmdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore.bucket import write_path
+from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch, StoreError
+from kvstore.index.index import Index
+from kvstore.options import StoreOptions
+from kvstore.request import small
+from kvstore.store import Store
+from tests.read.test_follow import wait_until
+from tests.support.clocks import SetClock
+from tests.support.strategies import KEY_TYPES, SCALAR_TYPES, record_batches
+from tests.support.tables import changes_of, rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string()), pa.field("f", pa.float64(), False)])
+
+
+@contextmanager
+def store_at(path: Path) -> Iterator[Store]:
+    with Store(path, StoreOptions(), clock=SetClock()) as store:
+        yield store
+        assert store.check().ok
+
+
+def written(table: kvstore.Table) -> Any:
+    """Everything in the index, and all bytes of the log but for what depends on when it was synced."""
+    found = []
+    for bucket in range(table.buckets):
+        handle = table.bucket(bucket).handle
+        with handle.snapshot() as view:
+            state, writers = view.state(), view.writers()
+            rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
+        batches = [bytes(each.data) for each in handle.log.batches(0, state.applied_offset)]
+        found.append((replace(state, synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches))
+    return found
+
+
+@pytest.fixture
+def small_ones() -> Iterator[list[int]]:
+    """Numbers of change records of the writes that took the small way."""
+    found: list[int] = []
+    merge = write_path.merge_small
+
+    def noticed(*arguments: Any) -> Any:
+        merged = merge(*arguments)
+        if merged is not None:
+            found.append(len(merged.change_types))
+        return merged
+
+    with mock.patch.object(write_path, "merge_small", noticed):
+        yield found
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[pa.Schema, list[str], dict[str, Any], list[tuple[Any, ...]]]:
+    """A table's columns, key and options, and numbered batches of changes, in which keys meet again."""
+    keys = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
+    others = draw(st.lists(st.sampled_from(SCALAR_TYPES), max_size=6))
+    fields = [pa.field(f"k{nth}", kind, False) for nth, kind in enumerate(keys)]
+    fields += [pa.field(f"c{nth}", kind) for nth, kind in enumerate(others)]
+    schema = pa.schema(draw(st.permutations(fields)))
+    options = {
+        "changelog_image": draw(st.sampled_from(["full", "full", "wal"])),
+        "buckets": draw(st.sampled_from([1, 1, 3])),
+        "compression": draw(st.sampled_from(["lz4", None])),
+    }
+    # Arrow writes what a column has under its nulls: here it is nothing, elsewhere it may be garbage.
+    pool = draw(record_batches(pa.schema([field.with_nullable(False) for field in schema]), rows_max=6))
+    there = [
+        draw(st.lists(st.booleans(), min_size=pool.num_rows, max_size=pool.num_rows)) if field.nullable else True
+        for field in schema
+    ]
+    columns = [pc.if_else(valid, column, None) for valid, column in zip(there, pool.columns, strict=True)]
+    pool = pa.RecordBatch.from_arrays(columns, schema=schema)
+    batches = []
+    for _ in range(draw(st.integers(1, 5)) if pool.num_rows else 0):
+        places = draw(st.lists(st.integers(0, pool.num_rows - 1), max_size=6))
+        is_delete = draw(st.lists(st.sampled_from([False, False, True]), min_size=len(places), max_size=len(places)))
+        numbers = draw(st.just((-1, -1, 0)) | st.tuples(st.integers(1, 2), st.integers(0, 2), st.sampled_from([0, 1])))
+        batches.append((pool.take(pa.array(places, pa.int64())), is_delete, numbers, draw(st.booleans())))
+    return schema, [f"k{nth}" for nth in range(len(keys))], options, batches
+
+
+def applied(table: kvstore.Table, batches: list[tuple[Any, ...]]) -> list[Any]:
+    found: list[Any] = []
+    for rows, is_delete, numbers, overwrite in batches:
+        changes = kvstore.Changes(rows, is_delete)
+        for bucket, part in table.by_bucket(changes).items():
+            try:
+                found.append(table.bucket(bucket).apply(part, *numbers, overwrite=overwrite))
+            except StoreError as error:
+                found.append((type(error), str(error)))
+    return found
+
+
+@settings(max_examples=30)
+@given(history=histories())
+def test_log_and_index_have_the_bytes_of_the_long_way(history: Any, tmp_path_factory: Any) -> None:
+    schema, key, options, batches = history
+    path = tmp_path_factory.mktemp("stores")
+    found = []
+    for rows_max in (0, small.ROWS_MAX):
+        with mock.patch.object(small, "ROWS_MAX", rows_max), store_at(path / str(rows_max)) as store:
+            table = store.create_table("t", schema, key, **options)
+            found.append((applied(table, batches), written(table)))
+    assert found[0] == found[1]
+
+
+ROWS = st.fixed_dictionaries(
+    {"k": st.integers(0, 3), "f": st.floats(width=64)}, optional={"s": st.none() | st.text("a\x00é", max_size=3)}
+)
+CALLS = st.lists(
+    st.tuples(st.just("upsert"), ROWS | st.lists(ROWS, min_size=1, max_size=4))
+    | st.tuples(st.just("delete"), st.integers(0, 3) | st.lists(st.integers(0, 3), min_size=1, max_size=4)),
+    max_size=6,
+)
+
+
+@settings(max_examples=30)
+@given(calls=CALLS, buckets=st.sampled_from([1, 3]), image=st.sampled_from(["full", "wal"]))
+def test_rows_of_python_have_the_bytes_of_the_long_way(
+    calls: list[tuple[str, Any]], buckets: int, image: Any, tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.mktemp("stores")
+    found = []
+    for rows_max in (0, small.ROWS_MAX):
+        with mock.patch.object(small, "ROWS_MAX", rows_max), store_at(path / str(rows_max)) as store:
+            table = store.create_table("t", SCHEMA, "k", buckets=buckets, changelog_image=image)
+            found.append(([getattr(table, name)(given) for name, given in calls], written(table)))
+    assert found[0] == found[1]
+
+
+ROW = {"k": 1, "s": "a", "f": 1.5}
+Write = Callable[[kvstore.Table], Any]
+
+
+class TestTheWay:
+    """Which writes are small; all others are tested throughout."""
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda table: table.upsert(ROW),
+            lambda table: table.upsert([ROW, ROW]),
+            lambda table: table.upsert(pa.Table.from_pylist([ROW], SCHEMA)),
+            lambda table: table.delete(1),
+            lambda table: table.delete([1, 2]),
+            lambda table: table.delete(pa.array([1], pa.int32())),
+            lambda table: table.apply(kvstore.Changes.of([("upsert", ROW), ("delete", {"k": 1})], SCHEMA)),
+            lambda table: table.put_if(ROW, None),
+            lambda table: table.__setitem__(1, {"s": None, "f": 0.0}),
+        ],
+    )
+    def test_a_few_rows_are_small(self, store: kvstore.Store, small_ones: list[int], write: Write) -> None:
+        write(store.create_table("t", SCHEMA, "k"))
+        assert len(small_ones) == 1
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            *({"merge_engine": "first_row"}, {"skip_identical_updates": True}),
+            *({"merge_engine": kvstore.Aggregate({"s": "last_value"})}, {"primary_key": None}),
+        ],
+    )
+    def test_tables_with_other_rules_take_the_long_way(
+        self, store: kvstore.Store, small_ones: list[int], options: dict[str, Any]
+    ) -> None:
+        table = store.create_table("t", SCHEMA.set(2, pa.field("f", pa.float64())), **{"primary_key": "k", **options})
+        table.upsert([ROW])
+        assert small_ones == []
+
+    def test_nested_columns_take_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
+        table = store.create_table("t", SCHEMA.append(pa.field("l", pa.list_(pa.int8()))), "k")
+        table.upsert({**ROW, "l": [1]})
+        assert small_ones == []
+
+    def test_what_is_not_whole_or_not_few_takes_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
+        table = store.create_table("t", SCHEMA.set(2, pa.field("f", pa.float64())), "k")
+        table.upsert({"k": 1, "s": "x"}, columns=["k", "s"])
+        table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX + 1)])
+        table.upsert({**ROW, "s": "x" * small.BYTES_MAX})
+        table.delete(1)  # replaces as much
+        assert small_ones == []
+        assert rows_of(table)[0] == {**ROW, "k": 0}
+
+    @pytest.mark.parametrize("behavior", ["ignore", "disable"])
+    def test_deletes_that_the_table_does_not_take_are_no_small_writes(
+        self, store: kvstore.Store, small_ones: list[int], behavior: Any
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k", delete_behavior=behavior)
+        table.upsert(ROW)
+        if behavior == "disable":
+            with pytest.raises(DeletionDisabled):
+                table.delete(1)
+        else:
+            table.delete(1)
+        assert (rows_of(table), small_ones) == ([ROW], [1] if behavior == "disable" else [1, 0])
+
+    def test_a_row_that_does_not_fit_is_refused_as_ever(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        for wrong in ({**ROW, "k": 2**31}, {"k": 1, "f": None}, {**ROW, "other": 1}, [ROW, {"k": 1}]):
+            with pytest.raises(SchemaMismatch):
+                table.upsert(wrong)
+        assert table.offsets() == {0: (0, 0)}
+
+    def test_rows_of_an_earlier_schema_are_merged_the_long_way(
+        self, store: kvstore.Store, small_ones: list[int]
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([ROW, {**ROW, "k": 2}])
+        store.add_columns("t", [pa.field("new", pa.int8())])
+        table.upsert({**ROW, "new": 1})
+        table.upsert({**ROW, "new": 2})
+        table.delete(2)
+        assert small_ones == [2, 2]  # of the later ones, only that of the row which was stored with the new column
+        assert rows_of(table) == [{**ROW, "new": 2}]
+
+    def test_a_table_that_is_altered_before_the_turn_of_a_write(
+        self, store: kvstore.Store, small_ones: list[int]
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        handle = table.bucket(0).handle
+        handle.write()
+        assert handle.engine is not None
+        committer = handle.engine.committer
+        writes = [lambda: table.upsert([ROW, {**ROW, "k": 2}]), lambda: table.delete(2)]
+        with ThreadPoolExecutor() as threads, handle.latest():  # the bucket's lock
+            for nth, write in enumerate(writes):
+                threads.submit(write)
+                wait_until(lambda nth=nth: committer.waiting > nth)
+            store.add_columns("t", [pa.field("new", pa.int8())])
+        assert rows_of(table) == [{**ROW, "new": None}]
+        assert [change[1] for change in changes_of(table)] == ["insert", "insert", "delete"]
+        assert small_ones == []
+
+    def test_a_damaged_row_is_reported_and_nothing_is_written(
+        self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([ROW, {**ROW, "k": 2}])
+        get = Index.get
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, "get", lambda *given: [value[:-1] + b"x" for value in get(*given)])
+            with pytest.raises(CorruptData):
+                table.upsert({**ROW, "s": "b"})
+        table.upsert({**ROW, "s": "c"})
+        assert [row["s"] for row in rows_of(table)] == ["c", "a"]
+        assert table.offsets() == {0: (0, 4)}
+
+    def test_an_index_that_is_full_grows_in_a_small_write(
+        self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(ROW)
+        put, failures = Index.put, [lmdb.MapFullError(), lmdb.MapFullError()]
+
+        def failing(index: Index, keys: list[bytes], values: list[bytes]) -> None:
+            put(index, keys[:1], values[:1])
+            if failures:
+                raise failures.pop()
+            put(index, keys, values)
+
+        monkeypatch.setattr(Index, "put", failing)
+        table.upsert([{**ROW, "s": "b"}, {**ROW, "k": 2}])
+        assert (table.count(), table.offsets(), failures) == (2, {0: (0, 4)}, [])
