@@ -135,14 +135,62 @@ class Answer(Future[T]):
         self._condition = _Condition()
 
 
-def wait_for(future: Future[T]) -> Future[T]:
+class Reply(Generic[T]):
+    """An answer for which only the thread that asked waits: what it needs of a future, at a fifth of the cost."""
+
+    def __init__(self) -> None:
+        self._answered: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_done = False
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def set_result(self, result: T) -> None:
+        """Give the answer."""
+        self._result.append(result)
+        self._end()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give the reason why there is none."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._is_done = True  # first, so that a wait that an interrupt ended is not repeated
+        self._answered.put(None)
+
+    def done(self) -> bool:
+        """Whether it was answered."""
+        return self._is_done
+
+    def wait(self) -> None:
+        """Return once it was answered."""
+        if not self._is_done:
+            self._answered.get()
+
+    def exception(self) -> BaseException | None:
+        """Why there is no answer; None if there is one."""
+        self.wait()
+        return self._error
+
+    def result(self) -> T:
+        """The answer."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+def wait_for(future: Future[T] | Reply[T]) -> Future[T] | Reply[T]:
     """Wait until there is an answer: what ``wait()`` does, which can end with a RuntimeError when Ctrl-C comes."""
+    if isinstance(future, Reply):
+        future.wait()
+        return future
     answered: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
     future.add_done_callback(answered.put)
     return answered.get()
 
 
-def answer_of(future: Future[T]) -> T:
+def answer_of(future: Future[T] | Reply[T]) -> T:
     """Wait for an answer, like ``future.result()``."""
     return wait_for(future).result()
 

@@ -145,10 +145,9 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, request: Submitted) -> Future[Any]:
-        """Submit a request. Returns its future answer; if that is an error, nothing of the request was written."""
+    def submit(self, request: Submitted) -> None:
+        """Submit a request. If its answer is an error, nothing of the request was written."""
         self._enqueue(request)
-        return request.answer
 
     def prepare(self, part: Prepared) -> None:
         """Submit a request as a part of a commit; the caller has to decide the commit."""
@@ -243,7 +242,9 @@ class Committer:
     def _another(self, there: int) -> Item | None:
         """The next item, if one comes soon: callers that were just answered often send again at once."""
         try:
-            return self._queue.get(timeout=GATHER_SECONDS if there < self._together else 0.0)
+            if there < self._together:
+                return self._queue.get(timeout=GATHER_SECONDS)
+            return None if self._queue.empty() else self._queue.get_nowait()
         except queue.Empty:
             return None
 
@@ -277,7 +278,7 @@ class Committer:
             if isinstance(outcome, StoreError):
                 request.answer.set_exception(copy(outcome))
             else:
-                answer: Future[Any] = request.answer
+                answer: Any = request.answer
                 answer.set_result(None if outcome is None else outcome.result)
         self._meter.append.since(began)
 
@@ -337,8 +338,7 @@ class Committer:
         return failure
 
     def _prepare(self) -> None:
-        self._path.named = self._catalog.writers()
-        definition = self._catalog.definition()  # read after them: it has the schemas of all that is staged
+        definition, self._path.named = self._catalog.now()  # it has the schemas of all that is staged
         if definition is not self._path.definition:
             self._path.use(definition)
             self._changed()

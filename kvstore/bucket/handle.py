@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.context import BucketContext
@@ -82,8 +81,8 @@ class BucketHandle:
         with self._view() as view:
             return view.state().back_offset
 
-    def submit(self, request: Submitted, *, waits: bool = True) -> Future[Any]:
-        """Have one batch applied, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
+    def submit(self, request: Submitted, *, waits: bool = True) -> None:
+        """Have a request answered, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
 
         Args:
             waits: For a commit of another process, to which the bucket was handed over.
@@ -95,9 +94,9 @@ class BucketHandle:
         while True:
             engine = self._writer(waits=waits)
             try:
-                answer = engine.committer.submit(request)
+                engine.committer.submit(request)
                 self._ownership.writes_alone = True
-                return answer
+                break
             except StoreClosed:
                 if not self._gave_up(engine):
                     raise

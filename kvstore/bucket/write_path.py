@@ -313,7 +313,8 @@ class WritePath:
             return
         for request in requests:
             timestamp = self._now_ms()
-            if not self._is_new(timestamp, request) or (merged := merge_small(writes, request, self.index.get)) is None:
+            is_new = isinstance(request, SmallRequest) or self._is_new(timestamp, request)
+            if not is_new or (merged := merge_small(writes, request, self.index.get)) is None:
                 return
             batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=len(merged.change_types))
             encoded = writes.records.batch(batch, merged.change_types, merged.columns)

@@ -33,14 +33,23 @@ class TableCatalog:
         Raises:
             NoSuchTable: The table was dropped.
         """
-        now = self.journal.state().tables.get(self.table)
-        if now is None:
-            raise NoSuchTable("The table was dropped.", table=self.name)
-        return now
+        return self.now()[0]
 
     def writers(self) -> TableWriters:
         """Named writers of the table, and its open commits."""
         return self.journal.state().writers_of(self.table)
+
+    def now(self) -> tuple[TableDefinition, TableWriters]:
+        """Definition and writers of the table, as of one moment.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+        """
+        state = self.journal.state()
+        definition = state.tables.get(self.table)
+        if definition is None:
+            raise NoSuchTable("The table was dropped.", table=self.name)
+        return definition, state.writers_of(self.table)
 
     @contextmanager
     def reader_positions(self, bucket: BucketId) -> Iterator[list[Offset]]:

@@ -57,6 +57,8 @@ class ReplicaLeadership:
         """
         state = catalog.state()
         state.check_leads()
+        if not state.replicas:
+            return
         leases = [self._lease(replica.url, catalog.store_id) for replica in state.replicas.values()]
         for lease in leases:
             lease.renew(state)

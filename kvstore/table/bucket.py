@@ -121,7 +121,8 @@ class Bucket:
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
         request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
-        return self.handle.submit(request, waits=waits)
+        self.handle.submit(request, waits=waits)
+        return request.answer
 
     def begin(self, writer_id: int) -> int | None:
         """Become the bucket's writer, and tell the sequence of the last batch of a writer; None if there is none.

@@ -69,7 +69,8 @@ def _submit(
 ) -> None:
     for bucket, places in row_indices_by_bucket(definition, keys, BucketId(0)):
         encoded = layout_of(definition).encode_keys(keys if places is None else keys.take(places))
-        answers[bucket] = handles[bucket].submit(ConditionalRequest(encoded.to_list(), decide, definition))
+        handles[bucket].submit(request := ConditionalRequest(encoded.to_list(), decide, definition))
+        answers[bucket] = request.answer
 
 
 def deletion(where: pc.Expression | None = None) -> Decide:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
-from kvstore.calls import answer_of, uninterrupted, wait_for
+from kvstore.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex
@@ -84,13 +84,13 @@ class Table(EverydayReads):
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._access.check_writable()
-        definition = self._current()
+        definition = self._catalog.definition()
         writes = small_writes(definition) if columns is None else None
         if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
             return WriteResult(self._apply_requests(writes.requests(few)))
         if type(data) is dict and columns is None and definition.buckets == 1:
-            answer = self._handles[0].submit(RowRequest(data.copy()))
-            return WriteResult({BucketId(0): answer_of(answer)})
+            self._handles[0].submit(row := RowRequest(data.copy()))
+            return WriteResult({BucketId(0): answer_of(row.answer)})
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
         batches = of_size(intake.record_batches(data, given, fills=targets is None), self._batch_rows_max)
@@ -547,14 +547,16 @@ class Table(EverydayReads):
 
     def _apply_requests(self, requests: Mapping[BucketId, Request | SmallRequest]) -> dict[BucketId, AppendResult]:
         """Submit a request to each of several buckets, all at once, and wait for the answers."""
-        # A bucket that another process writes is found before anything is written to the other buckets.
-        for bucket in requests:
-            self._handles[bucket].write()
-        answers: dict[BucketId, Future[AppendResult]] = {}
+        if len(requests) > 1:
+            # A bucket that another process writes is found before anything is written to the other buckets.
+            for bucket in requests:
+                self._handles[bucket].write()
+        answers: dict[BucketId, Future[AppendResult] | Reply[AppendResult]] = {}
 
         def submit() -> None:
             for bucket, request in requests.items():
-                answers[bucket] = self._handles[bucket].submit(request)
+                self._handles[bucket].submit(request)
+                answers[bucket] = request.answer
 
         try:
             if len(requests) == 1:

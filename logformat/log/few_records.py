@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ _PREFIX_BYTES = 8
 _BUFFER_ALIGNMENT = 8
 _HEADER = struct.Struct(LAYOUTS[MAGIC].format)
 _CRC = slice(16, 20)
+_NUMBER = struct.Struct("<q")
+_ZEROS = bytes(_BUFFER_ALIGNMENT)
 
 ColumnCells = tuple[Sequence[bytes], int]
 """A column's cells, and its nulls as bits; see :class:`logformat.rows.few_rows.FewRowsCodec`."""
@@ -58,32 +61,32 @@ class FewRecordsEncoder:
 
     def message(self, count: int, columns: Sequence[ColumnCells]) -> bytes:
         """The Arrow message of ``count`` rows, at least one."""
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         nodes: list[int] = []
-        buffers: list[int] = []
-        end = 0
         bitmap_bytes = (count + 7) // 8
         for (cells, nulls), is_bits, is_text in zip(columns, self._is_bits, self._is_text, strict=True):
             nodes += count, nulls.bit_count()
-            parts = [((1 << count) - 1 ^ nulls).to_bytes(bitmap_bytes, "little") if nulls else b""]
+            parts.append(((1 << count) - 1 ^ nulls).to_bytes(bitmap_bytes, "little") if nulls else b"")
             if is_bits:
-                bits = sum(1 << row for row, cell in enumerate(cells) if cell != b"\0")
+                bits = sum([1 << row for row, cell in enumerate(cells) if cell != b"\0"])
                 parts.append(bits.to_bytes(bitmap_bytes, "little"))
-            else:
-                if is_text:
-                    parts.append(struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, cells))))
-                parts.append(b"".join(cells))
-            for part in parts:
-                buffers += end, len(part)
-                padding = -len(part) % _BUFFER_ALIGNMENT
-                pieces += part, bytes(padding)
-                end += len(part) + padding
+                continue
+            if is_text:
+                parts.append(_ends(count + 1).pack(0, *accumulate(map(len, cells))))
+            parts.append(b"".join(cells))
+        buffers: list[int] = []
+        end = 0
+        for part in parts:
+            size = len(part)
+            buffers += end, size
+            end += size + (-size & _BUFFER_ALIGNMENT - 1)
+        body = b"".join([part + _ZEROS[: -len(part) & _BUFFER_ALIGNMENT - 1] for part in parts if part])
         head = bytearray(self._template)
-        struct.pack_into("<q", head, self._body_length_at, end)
-        struct.pack_into("<q", head, self._count_at, count)
+        _NUMBER.pack_into(head, self._body_length_at, end)
+        _NUMBER.pack_into(head, self._count_at, count)
         self._nodes.pack_into(head, self._nodes_at, *nodes)
         self._buffers.pack_into(head, self._buffers_at, *buffers)
-        return b"".join((head, *pieces))
+        return bytes(head + body)
 
     def batch(self, header: BatchHeader, change_types: bytes, columns: Sequence[ColumnCells]) -> memoryview:
         """One whole batch, uncompressed; its count of records is that of the change types.
@@ -109,3 +112,8 @@ class FewRecordsEncoder:
         view = memoryview(batch)
         batch[_CRC] = crc32c(view[_CRC.stop :], crc32c(view[: _CRC.start])).to_bytes(4, "little")
         return view
+
+
+@lru_cache(maxsize=256)
+def _ends(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}i")

@@ -192,14 +192,13 @@ class FewRowsCodec:
         code = self._code(key)
         if code is None:
             return None
-        fixed, texts = [self._head, (nulls >> len(key)).to_bytes(self._bitmap_bytes, "little")], []
-        for column, cell in zip(self._values, cells[len(key) :], strict=True):
-            if column.width:
-                fixed.append(cell)
-            else:
-                fixed.append(_LENGTH.pack(len(cell)))
-                texts.append(cell)
-        value = b"".join(fixed + texts)
+        bitmap = (nulls >> len(key)).to_bytes(self._bitmap_bytes, "little") if nulls else self._no_nulls
+        parts = [self._head, bitmap, *cells[len(key) :]]
+        for nth in self._texts:
+            cell = parts[nth + 1]
+            parts[nth + 1] = _LENGTH.pack(len(cell))
+            parts.append(cell)
+        value = b"".join(parts)
         value += bytes(-len(value) % WORD)
         found = row_hash(code, value)
         return Operation(code, key, (found & _CHECKSUM).to_bytes(4, "little") + value[4:], found)

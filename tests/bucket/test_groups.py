@@ -133,7 +133,7 @@ def records_at_most(limit: int) -> Iterator[None]:
             {"skip_identical_updates": True},
         ]
     ),
-    limits=st.sampled_from([(0, 0, 1000), (0, 0, RECORDS_MAX), (64, 0, 1000), (0, 64, 1000), (5, 5, 1000)]),
+    limits=st.sampled_from([(0, 0, 1000), (0, 0, RECORDS_MAX), (32, 0, 1000), (0, 32, 1000), (5, 5, 1000)]),
 )
 def test_a_group_equals_its_requests_one_by_one(
     requests: list[tuple[Any, ...]],

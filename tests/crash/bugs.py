@@ -61,6 +61,11 @@ def _index_is_committed_before_the_log_is_synced() -> Patches:
     return [patch.object(WritePath, "commit", commit)]
 
 
+def _no_small_writes() -> Any:
+    """For bugs of the long way."""
+    return patch.object(apply, "small_writes", return_value=None)
+
+
 def _file_is_published_before_it_is_synced() -> Patches:
     def create(self: Files, path: Path, data: bytes) -> int:
         temporary = path.with_name(path.name + ".tmp")
@@ -105,7 +110,7 @@ def _empty_batch_is_not_appended() -> Patches:
                 end = self.state.applied_offset
                 return Applied(AppendResult(end, end, False, 0), None)
 
-    return [patch.object(bucket_recovery, "WritePath", WithoutEmptyBatches)]
+    return [patch.object(bucket_recovery, "WritePath", WithoutEmptyBatches), _no_small_writes()]
 
 
 def _replay_merges_again() -> Patches:
@@ -138,7 +143,8 @@ def _checksum_leaves_the_header_out() -> Patches:
     def checksum(data: memoryview, magic: int) -> int:
         return crc32c(data[header:])
 
-    return [patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "checksum", checksum)]
+    checksums = patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "checksum", checksum)
+    return [*checksums, _no_small_writes()]
 
 
 def _image_is_not_synced() -> Patches:

@@ -16,7 +16,7 @@ from tests.crash.judges import Judges
 from tests.crash.recorder import Recorder
 from tests.crash.rot import rotten
 from tests.crash.vfs import Disk
-from tests.crash.workload import Script, StepKind, script
+from tests.crash.workload import SMALL_ROWS_MAX, Script, StepKind, script
 from tests.support.proof import Proves
 
 QUICK_STATES_MIN = 80
@@ -36,14 +36,17 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
     """Several short scripts, for the longer a log is, the longer takes each state."""
     report = Report()
     steps: set[str] = set()
+    sizes: set[int] = set()
     for seed in (3, 4):
         plan = script(seed, 6, segment_bytes_max=1800)
         steps |= {step.kind for step in plan.steps}
+        sizes |= {len(step.operations) for step in plan.steps}
         report.add(explored(plan, work, recorder, judges, Limits(draws=1, share=0.08, seed=seed)))
     tell(*report.lines())
     assert not report.bad, "\n".join(map(str, report.bad[:5]))
     assert report.states >= QUICK_STATES_MIN
     assert steps == set(get_args(StepKind)) - {"snapshot"}  # see test_snapshots
+    assert {size > SMALL_ROWS_MAX for size in sizes - {0}} == {False, True}  # small writes, and others
     kinds = {kind for _, kind in report.distinct}
     assert {"kill", "durable", "names", "prefix", "random", "again prefix", "again random"} <= kinds
     report.prove(proves)

@@ -26,7 +26,7 @@ from kvstore.files import Files
 from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
 from tests.checkpoint.catalogs import Here
-from tests.crash.workload import MARKS, REFUSED, STORE
+from tests.crash.workload import BOTH_WAYS, MARKS, REFUSED, STORE
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 BUCKETS = {"t": 2, "d": 1}
@@ -194,7 +194,8 @@ class Actor:
 
     def batch(self, store: kvstore.Store, act: Act) -> None:
         table = store.table(act.table)
-        table.bucket(act.bucket).apply(changes_of(act, table.schema), act.writer, act.number)
+        with BOTH_WAYS:
+            table.bucket(act.bucket).apply(changes_of(act, table.schema), act.writer, act.number)
 
     def named(self, store: kvstore.Store, act: Act) -> None:
         table = store.table(act.table)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
+from unittest import mock
 
 import pyarrow as pa
 
@@ -26,6 +27,7 @@ from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import Durability, JournalSync
+from kvstore.request import small
 from kvstore.testing.model import WINDOW, Operation
 from logformat.catalog.edits import AllocateWriter, SetConsumer
 from logformat.ids import Offset, TableId
@@ -38,6 +40,10 @@ STORE, MARKS = "store", "marks"
 """Names in the directory of a run."""
 REFUSED = 3
 """Exit status when the store refused to go on, clearly."""
+
+SMALL_ROWS_MAX = 2
+BOTH_WAYS = mock.patch.object(small, "ROWS_MAX", SMALL_ROWS_MAX)
+"""While it lasts, larger batches are no small writes, so that some go either way."""
 
 SETTINGS = {
     "segment_bytes_max": 3500,
@@ -204,7 +210,8 @@ class _Worker:
             store.create_table(TABLE, SCHEMA, primary_key="k", retention=retention)
         elif step.kind == "batch":
             changes = kvstore.Changes.of(list(step.operations), SCHEMA)
-            store.table(TABLE).bucket(0).apply(changes, step.writer, step.sequence)
+            with BOTH_WAYS:
+                store.table(TABLE).bucket(0).apply(changes, step.writer, step.sequence)
         elif step.kind == "flush":
             store.flush()
         elif step.kind == "snapshot":
