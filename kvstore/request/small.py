@@ -23,6 +23,7 @@ from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
 from logformat.rows.changes import Changes
 from logformat.rows.few_rows import FewRowsCodec, Operation
+from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
 ROWS_MAX = 32
@@ -35,9 +36,9 @@ BYTES_MAX = 1 << 20
 def small_writes(definition: TableDefinition) -> SmallWrites | None:
     """The small writes of a table, built once for each definition; None if the table takes none."""
     options = definition.options
-    if definition.primary_key is None or options.auto_increment is not None or options.skip_identical_updates:
+    if definition.primary_key is None or options.auto_increment is not None:
         return None
-    if not isinstance(engine_of_table(definition), LastRow) or not FewRowsCodec.supports(definition.schema):
+    if not isinstance(engine_of_table(definition), (LastRow, FirstRow)) or not FewRowsCodec.supports(definition.schema):
         return None
     return SmallWrites(definition, definition.primary_key)
 
@@ -48,6 +49,9 @@ class SmallWrites:
     Attributes:
         rows, records: Codecs of stored rows and of batches.
         preimages: Whether the changelog has the rows that updates replace.
+        tells_inserts: Whether it tells an insert from an update; else both are updates.
+        keeps_first: Whether an upsert of a key that is there does nothing; then there are no deletes.
+        skips_identical: Whether an upsert of an identical row does nothing.
     """
 
     def __init__(self, definition: TableDefinition, key: tuple[str, ...]) -> None:
@@ -56,6 +60,9 @@ class SmallWrites:
         self.rows = FewRowsCodec(definition.schema, key, definition.schema_id)
         self.records = FewRecordsEncoder(definition.schema)
         self.preimages = definition.options.changelog_image == "full"
+        self.keeps_first = isinstance(engine_of_table(definition), FirstRow)
+        self.tells_inserts = self.preimages or self.keeps_first
+        self.skips_identical = definition.options.skip_identical_updates
         self._places = [key.index(name) for name in definition.bucket_key or ()]
 
     def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
@@ -78,6 +85,8 @@ class SmallWrites:
             return request.operations if request.writes is self else None
         rows = request.changes.rows
         if rows.num_rows > ROWS_MAX or request.targets is not None or not rows.schema.equals(self._definition.schema):
+            return None
+        if self.keeps_first and (request.overwrite or request.changes.is_delete.true_count):
             return None
         operations = self.rows.operations(rows, request.changes.is_delete)
         return None if operations is None or bytes_of(operations) > BYTES_MAX else operations

@@ -1,4 +1,4 @@
-"""Merges a small write into the stored rows, one row after the other: what the engine ``last_row`` does to columns.
+"""Merges a small write into the stored rows, row by row: what ``last_row`` and ``first_row`` do to whole columns.
 
 Nothing is changed here. A write that turns out to need the long way has read rows, and that is all.
 """
@@ -59,33 +59,34 @@ def merge_small(
     rows = dict(zip(keys, get(keys), strict=True))
     if sum(map(len, rows.values())) > BYTES_MAX:
         return None
-    there = [key for key in keys if rows[key]]
-    digest = 0
-    for key in there:
-        old_hash = writes.rows.hash_of(key, rows[key])
-        if old_hash is None:
-            return None
-        digest -= old_hash
+    old_hashes: dict[bytes, int] = {}
+    for key in keys:
+        if rows[key]:
+            old_hash = writes.rows.hash_of(key, rows[key])
+            if old_hash is None:
+                return None
+            old_hashes[key] = old_hash
     change_types = bytearray()
     records: list[tuple[Cells, bytes]] = []
     hashes: dict[bytes, int] = {}
     for code, cells, after, its_hash in operations:
         before = rows[code]
+        if before and (writes.keeps_first or (writes.skips_identical and after == before)):
+            continue
         if before and (after is None or writes.preimages):
             change_types.append(_DELETE if after is None else _BEFORE)
             records.append((cells, before))
         if after is not None:
-            # Without preimages, an insert is not told from an update.
-            change_types.append(_INSERT if writes.preimages and not before else _AFTER)
+            change_types.append(_INSERT if writes.tells_inserts and not before else _AFTER)
             records.append((cells, after))
         rows[code], hashes[code] = after or b"", its_hash
-    put = [key for key in keys if rows[key]]
+    put = [key for key in keys if rows[key] and key in hashes]
     return SmallMerge(
         bytes(change_types),
         writes.rows.columns(records),
         put,
         [rows[key] for key in put],
-        [key for key in there if not rows[key]],
-        len(put) - len(there),
-        digest + sum(hashes.values()),
+        [key for key in old_hashes if not rows[key]],
+        sum(map(bool, rows.values())) - len(old_hashes),
+        sum(hashes.values()) - sum([old_hashes[key] for key in hashes if key in old_hashes]),
     )
