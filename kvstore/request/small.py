@@ -38,6 +38,8 @@ def small_writes(definition: TableDefinition) -> SmallWrites | None:
     options = definition.options
     if definition.primary_key is None or options.auto_increment is not None:
         return None
+    if definition.stored is not definition.schema:  # it has dropped columns
+        return None
     if not isinstance(engine_of_table(definition), (LastRow, FirstRow)) or not FewRowsCodec.supports(definition.schema):
         return None
     return SmallWrites(definition, definition.primary_key)
@@ -137,9 +139,7 @@ class SmallRequest:
         rows = [(each.key, each.value) for each in self.operations]
         batch = self.writes.records.rows(len(rows), self.writes.rows.columns(rows))
         changes = Changes(batch, pa.array([each.value is None for each in self.operations], pa.bool_()))
-        return Request(
-            changes, self.writer_id, self.sequence, self.writer_epoch, None, schema_id=self.writes.schema_id
-        )
+        return Request(changes, self.writer_id, self.sequence, self.writer_epoch, None, schema_id=self.writes.schema_id)
 
 
 Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest

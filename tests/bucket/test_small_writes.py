@@ -23,9 +23,9 @@ from kvstore.index.index import Index
 from kvstore.options import StoreOptions
 from kvstore.request import small
 from kvstore.store import Store
+from kvstore.testing import strategies
 from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
-from tests.support.strategies import KEY_TYPES, SCALAR_TYPES, record_batches
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string()), pa.field("f", pa.float64(), False)])
@@ -70,8 +70,8 @@ def small_ones() -> Iterator[list[int]]:
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[pa.Schema, list[str], dict[str, Any], list[tuple[Any, ...]]]:
     """A table's columns, key and options, and numbered batches of changes, in which keys meet again."""
-    keys = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
-    others = draw(st.lists(st.sampled_from(SCALAR_TYPES), max_size=6))
+    keys = draw(st.lists(st.sampled_from(strategies.KEY_TYPES), min_size=1, max_size=2))
+    others = draw(st.lists(st.sampled_from(strategies.SCALAR_TYPES), max_size=6))
     fields = [pa.field(f"k{nth}", kind, False) for nth, kind in enumerate(keys)]
     fields += [pa.field(f"c{nth}", kind) for nth, kind in enumerate(others)]
     schema = pa.schema(draw(st.permutations(fields)))
@@ -83,7 +83,7 @@ def histories(draw: st.DrawFn) -> tuple[pa.Schema, list[str], dict[str, Any], li
         "skip_identical_updates": draw(st.sampled_from([False, False, True])),
     }
     # Arrow writes what a column has under its nulls: here it is nothing, elsewhere it may be garbage.
-    pool = draw(record_batches(pa.schema([field.with_nullable(False) for field in schema]), rows_max=6))
+    pool = draw(strategies.rows(pa.schema([field.with_nullable(False) for field in schema]), rows_max=6))
     there = [
         draw(st.lists(st.booleans(), min_size=pool.num_rows, max_size=pool.num_rows)) if field.nullable else True
         for field in schema
@@ -249,6 +249,27 @@ class TestTheWay:
         assert rows_of(table) == [{**ROW, "new": None}]
         assert [change[1] for change in changes_of(table)] == ["insert", "insert", "delete"]
         assert small_ones == []
+
+    def test_rows_of_a_table_whose_columns_have_other_names_or_are_dropped(
+        self, store: kvstore.Store, small_ones: list[int]
+    ) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        handle = table.bucket(0).handle
+        handle.write()
+        with ThreadPoolExecutor() as threads, handle.latest():  # the bucket's lock
+            threads.submit(table.upsert, [ROW, {**ROW, "k": 2}])
+            wait_until(lambda: handle.engine is not None and handle.engine.committer.waiting > 0)
+            store.rename_columns("t", {"s": "text", "k": "key"})
+        renamed = {"text": "a", "f": 1.5}
+        assert rows_of(table) == [{"key": 1, **renamed}, {"key": 2, **renamed}]
+        table.upsert({"key": 1, "text": "b", "f": 0.5})
+        assert small_ones == [2, 2]
+        store.drop_columns("t", "text")
+        table.upsert({"key": 2, "f": 2.5})
+        with pytest.raises(SchemaMismatch):
+            table.upsert({"key": 2, "f": 2.5, "text": "d"})
+        assert rows_of(table) == [{"key": 1, "f": 0.5}, {"key": 2, "f": 2.5}]
+        assert small_ones == [2, 2]  # dropped columns need the long way
 
     def test_a_damaged_row_is_reported_and_nothing_is_written(
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.testing.strategies import KEY_TYPES, SCALAR_TYPES, rows as rows_of
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData
@@ -22,7 +23,7 @@ from logformat.rows.few_rows import FewRowsCodec, Operation
 from logformat.rows.intake import one_batch
 from logformat.rows.keys import KeyCodec
 from logformat.rows.rows import RowCodec
-from tests.support.strategies import KEY_TYPES, SCALAR_TYPES, contents, record_batches
+from tests.support.contents import contents
 
 ID = SchemaId(3)
 
@@ -35,7 +36,7 @@ def batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str]]:
     fields = [pa.field(f"k{nth}", kind, False) for nth, kind in enumerate(keys)]
     fields += [pa.field(f"c{nth}", kind, draw(st.booleans())) for nth, kind in enumerate(others)]
     schema = pa.schema(draw(st.permutations(fields)))
-    rows = draw(record_batches(schema, rows_max=12))
+    rows = draw(rows_of(schema, rows_max=12))
     return rows, draw(st.permutations([field.name for field in fields[: len(keys)]]))
 
 
