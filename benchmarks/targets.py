@@ -12,7 +12,7 @@ from benchmarks import growth_results
 from benchmarks.measuring import KVSTORE, Line, Lines
 from benchmarks.peers import RawLimit, Sqlite
 from benchmarks.rows import COMPOSITE_KEYS, STRING_KEYS
-from benchmarks.works import changes, disk, keys, processes, reads, recovery, shapes, wal, writes
+from benchmarks.works import changes, disk, keys, processes, reads, recovery, shapes, small, wal, writes
 
 BEST_PEER = "best peer"
 RAW_LIMIT = RawLimit.name
@@ -51,6 +51,12 @@ TARGETS = [
     Target(keys.KEYS, 0.7, keys.INT64, COMPOSITE_KEYS.name),
     Target(shapes.WIDE_UPDATE, 1, BEST_PEER),
     Target(shapes.NESTED_UPDATE, 1, BEST_PEER),
+    Target(small.CPU_UNSYNCED, 150, at_most=True),
+    Target(small.CPU_ONE, 0.2, small.LONG_WAY, at_most=True),
+    Target(small.CPU_ONE, 2.5, Sqlite.name, at_most=True),
+    Target(small.CPU_TEN, 0.33, small.LONG_WAY, at_most=True),
+    Target(small.CPU_TEN, 2.5, Sqlite.name, at_most=True),
+    Target(small.CPU_THOUSAND, 1.03, small.LONG_WAY, at_most=True),
     Target(reads.GET, 1, Sqlite.name),
     Target(reads.LOOKUP, 1_000_000),
     Target(reads.SCAN, 3_000_000),

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,22 @@ import numpy as np
 
 import kvstore
 from benchmarks.measuring import KVSTORE, Figure, Setting, in_turns, seconds
+from benchmarks.peers import Sqlite
 from benchmarks.rows import SCHEMA, Rows
+from kvstore.request import small
 
 ONE_ROW = "one row, durable when the call returns"
 BY_THREADS = "one row a call, by threads"
 HANDED_OVER = "100,000 updates, by how they are handed over"
+CPU_ONE, CPU_TEN, CPU_THOUSAND = (f"CPU of an update of {rows}, synced" for rows in ("1 row", "10 rows", "1,000 rows"))
+CPU_UNSYNCED = "CPU of an update of 1 row, not synced"
+LONG_WAY = "kvstore, the long way"
 _CALLS = 300
 _THREADS = (1, 2, 4, 8)
 _SECONDS_OF_THREADS = 0.5
 _HANDED_OVER_ROWS = 100_000
+_CPU_ROWS = {CPU_ONE: 1, CPU_TEN: 10, CPU_THOUSAND: 1000}
+_CPU_UPDATES = 200
 
 Row = dict[str, Any]
 
@@ -39,6 +47,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
         ways = {f"{count} threads": _threads(table, few, count) for count in _THREADS}
         yield from in_turns(BY_THREADS, ways, setting.rounds)
         yield from _handed_over(setting, table, rows)
+    yield from _cpu(setting, rows)
 
 
 def _one_row(setting: Setting, table: kvstore.Table, few: list[Row]) -> Iterator[Figure]:
@@ -111,3 +120,55 @@ def _handed_over(setting: Setting, table: kvstore.Table, rows: Rows) -> Iterator
         "row by row, to a writer": timed(row_by_row),
     }
     yield from in_turns(HANDED_OVER, ways, setting.rounds)
+
+
+def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
+    """CPU time of all threads: waiting for the disk and for other programs is not in it."""
+    with (
+        kvstore.open(setting.place("cpu")) as store,
+        kvstore.open(setting.place("unsynced"), durability="none") as unsynced,
+    ):
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(rows.batch(np.arange(rows.count)))
+        peer = Sqlite(setting.place("sqlite"))
+        if setting.with_others:
+            peer.apply(peer.prepare(rows.batch(np.arange(rows.count))))
+        for line, count in _CPU_ROWS.items():
+            number = max(20, _CPU_UPDATES // count)
+            batches = rows.updates(count, 3 * number)
+            given = cycle([batch if count > small.ROWS_MAX else batch.to_pylist() for batch in batches])
+            each = _cpu_each(table.upsert, given, number)
+            ways = {KVSTORE: each, LONG_WAY: _long(each)}
+            if setting.with_others:
+                ways[Sqlite.name] = _cpu_each(peer.apply, cycle(list(map(peer.prepare, batches))), number)
+            yield from in_turns(line, ways, setting.rounds, unit="µs")
+        other = unsynced.create_table("t", SCHEMA, "k")
+        other.upsert(rows.batch(np.arange(rows.count)))
+        ones = cycle([batch.to_pylist()[0] for batch in rows.updates(1, _CPU_UPDATES)])
+        way = _cpu_each(other.upsert, ones, _CPU_UPDATES)
+        yield from in_turns(CPU_UNSYNCED, {KVSTORE: way}, setting.rounds, unit="µs")
+        peer.close()
+
+
+def _cpu_each(write: Callable[[Any], object], given: Iterator[Any], number: int) -> Callable[[], float]:
+    """Writes what comes next: the same rows once more would be found in the processor's caches."""
+
+    def turn() -> float:
+        these = list(islice(given, number))
+        began = time.process_time()
+        for each in these:
+            write(each)
+        return 1e6 * (time.process_time() - began) / number
+
+    return turn
+
+
+def _long(turn: Callable[[], float]) -> Callable[[], float]:
+    def without_small_writes() -> float:
+        rows_max, small.ROWS_MAX = small.ROWS_MAX, 0
+        try:
+            return turn()
+        finally:
+            small.ROWS_MAX = rows_max
+
+    return without_small_writes
