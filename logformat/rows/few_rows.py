@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -119,17 +120,17 @@ class FewRowsCodec:
 
     def operations(self, rows: pa.RecordBatch, is_delete: pa.BooleanArray) -> list[Operation] | None:
         """The operations of rows that fit this schema; None if a key is too long."""
-        columns = [
-            _ArrowCells(rows.column(name), column) for name, column in zip(self._names, self._columns, strict=True)
-        ]
-        deletes = is_delete.to_pylist() if is_delete.true_count else [False] * len(is_delete)
+        columns, nulls_of = [], [0] * rows.num_rows
+        for nth, (name, about) in enumerate(zip(self._names, self._columns, strict=True)):
+            cells, nulls = _cells_of(rows.column(name), about)
+            columns.append(cells)
+            if nulls:
+                for row in range(rows.num_rows):
+                    nulls_of[row] |= (nulls >> row & 1) << nth
+        deletes = is_delete.to_pylist() if is_delete.true_count else [False] * rows.num_rows
         found = []
-        for place, deleted in enumerate(deletes):
-            if deleted:
-                operation = self._delete([column.cell(place) for column in columns[: len(self._key)]])
-            else:
-                nulls = sum(1 << nth for nth, column in enumerate(columns) if column.is_null(place))
-                operation = self._upsert([column.cell(place) for column in columns], nulls)
+        for deleted, nulls, *cells in zip(deletes, nulls_of, *columns, strict=True):
+            operation = self._delete(cells[: len(self._key)]) if deleted else self._upsert(cells, nulls)
             if operation is None:
                 return None
             found.append(operation)
@@ -234,40 +235,30 @@ class _Column:
         self.code_of = _code_of(self.type)
 
 
-class _ArrowCells:
-    """Cells of an Arrow column.
+def _cells_of(column: pa.Array, about: _Column) -> tuple[list[bytes], int]:
+    """Cells of an Arrow column, and its nulls as bits."""
+    rows, offset = len(column), column.offset
+    validity, *_, data = (b"" if buffer is None else memoryview(buffer) for buffer in column.buffers())
+    if about.type == pa.bool_():
+        bits = _bits(data, offset, rows)
+        cells = [b"\1" if bits >> row & 1 else b"\0" for row in range(rows)]
+    elif about.width:
+        width = about.width
+        whole = bytes(data[offset * width : (offset + rows) * width])
+        cells = [whole[place : place + width] for place in range(0, rows * width, width)]
+    else:
+        ends = struct.unpack_from(f"<{rows + 1}i", column.buffers()[1], 4 * offset) if rows else (0,)
+        cells = [bytes(data[start:end]) for start, end in pairwise(ends)]
+    if not column.null_count:
+        return cells, 0
+    nulls = _bits(validity, offset, rows) ^ ((1 << rows) - 1)
+    return [about.zero if nulls >> row & 1 else cell for row, cell in enumerate(cells)], nulls
 
-    Attributes:
-        is_null: Whether the value at a place is null.
-        cell: The cell at a place.
-    """
 
-    def __init__(self, column: pa.Array, about: _Column) -> None:
-        self._zero = about.zero
-        self._width = about.width
-        self._is_bits = pa.types.is_boolean(about.type)
-        buffers = [None if buffer is None else memoryview(buffer) for buffer in column.buffers()]
-        self._validity = buffers[0] if column.null_count else None
-        self._data = buffers[-1] or memoryview(b"")
-        self._offset = column.offset
-        self._ends: tuple[int, ...] = ()
-        if not about.width and len(column):
-            assert buffers[1] is not None
-            self._ends = struct.unpack_from(f"<{len(column) + 1}i", buffers[1], 4 * column.offset)
-
-    def is_null(self, place: int) -> bool:
-        place += self._offset
-        return self._validity is not None and not self._validity[place >> 3] >> (place & 7) & 1
-
-    def cell(self, place: int) -> bytes:
-        if self.is_null(place):
-            return self._zero
-        if self._ends:
-            return bytes(self._data[self._ends[place] : self._ends[place + 1]])
-        place += self._offset
-        if self._is_bits:
-            return bytes((self._data[place >> 3] >> (place & 7) & 1,))
-        return bytes(self._data[place * self._width : (place + 1) * self._width])
+def _bits(buffer: bytes | memoryview, offset: int, count: int) -> int:
+    """Some bits of an Arrow bitmap, the first one lowest."""
+    first, end = offset >> 3, (offset + count + 7) >> 3
+    return int.from_bytes(buffer[first:end], "little") >> (offset & 7) & ((1 << count) - 1)
 
 
 def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
