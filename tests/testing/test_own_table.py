@@ -52,7 +52,7 @@ TestOwnTable.settings = settings(max_examples=8, stateful_step_count=12)
 
 @pytest.mark.long
 def test_our_tables_keep_the_rules_for_long() -> None:
-    run_state_machine_as_test(OwnMachine, settings=settings(max_examples=300, stateful_step_count=30))
+    run_state_machine_as_test(OwnMachine, settings=settings(max_examples=100, stateful_step_count=30))
 
 
 class UncheckedMachine(OwnMachine):

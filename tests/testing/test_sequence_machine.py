@@ -68,7 +68,7 @@ def test_every_planted_bug_is_found_with_any_seed(bug: Bug, attempt: int) -> Non
 
 @pytest.mark.long
 def test_a_store_without_bugs_keeps_the_rules_for_long() -> None:
-    run_state_machine_as_test(ToyMachine, settings=settings(max_examples=2000, stateful_step_count=50))
+    run_state_machine_as_test(ToyMachine, settings=settings(max_examples=500, stateful_step_count=50))
 
 
 @pytest.mark.parametrize("wrong", [{"image": "none"}, {"buckets": 5}, {"buckets": 0}, {"writers": 0}])

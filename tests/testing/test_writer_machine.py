@@ -116,4 +116,4 @@ def test_every_planted_bug_is_found_with_any_seed(bug: type[Producer], attempt: 
 @pytest.mark.long
 @pytest.mark.parametrize("writer", [Producer, OwnQueue])
 def test_a_writer_without_bugs_keeps_the_rules_for_long(writer: Any) -> None:
-    run_state_machine_as_test(machine_of(writer), settings=settings(max_examples=1000, stateful_step_count=50))
+    run_state_machine_as_test(machine_of(writer), settings=settings(max_examples=300, stateful_step_count=50))
