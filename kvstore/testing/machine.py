@@ -47,7 +47,8 @@ class SequenceMachine(RuleBasedStateMachine):
     """Checks the rules of sequences, ``kvstore.testing.RULES``, of any :class:`SequenceTarget`.
 
     A subclass says how to create a target, and how it differs from a table. Its ``TestCase`` is a test for pytest or
-    unittest. A broken rule is a :class:`RuleBroken`, and Hypothesis prints the shortest steps that it finds to it.
+    unittest. A broken rule is a :class:`RuleBroken`, and Hypothesis prints the shortest steps that it finds to it. Any
+    error of the target that is none of the three below fails the test as it is.
 
     Attributes:
         buckets: Number of buckets, at most 4.
@@ -89,8 +90,11 @@ class SequenceMachine(RuleBasedStateMachine):
         """Three keys whose rows belong to a bucket."""
         return range(bucket * _KEYS, (bucket + 1) * _KEYS)
 
-    def bad_row(self, key: Any) -> Row | None:  # noqa: ARG002 - a subclass that has one needs the key
-        """A row that the target refuses for its content; None if it takes every row."""
+    def bad_row(self) -> Row | None:
+        """A row that the target refuses for its content, such as ``{"v": None}``; None if it takes every row.
+
+        A key that it lacks is added.
+        """
         return None
 
     # What Hypothesis does
@@ -277,8 +281,8 @@ class SequenceMachine(RuleBasedStateMachine):
         return [self._operations(bucket, drafts[bucket]) for bucket in range(self.buckets)]
 
     def _bad(self, bucket: int) -> list[Operation]:
-        row = self.bad_row(self.keys_of(bucket % self.buckets)[0])
-        return [] if row is None else [("upsert", row)]
+        row = self.bad_row()
+        return [] if row is None else [("upsert", {"k": self.keys_of(bucket % self.buckets)[0], **row})]
 
     def _batch(
         self, bucket: int, writer: int, sequence: int, operations: list[Operation], epoch: int | None = None

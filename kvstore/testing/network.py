@@ -253,16 +253,8 @@ class ModelTarget:
     def __init__(self, model: Model | None = None) -> None:
         self.model = Model(()) if model is None else model
 
-    def submit(
-        self,
-        changes: Changes,
-        writer_id: int,
-        sequence: int,
-        writer_epoch: int,
-        *,
-        schema_id: int | None = None,  # noqa: ARG002 - a model reads rows by their names
-    ) -> Future[Any]:
-        """Apply a batch; the answer is there at once."""
+    def submit(self, changes: Changes, writer_id: int, sequence: int, writer_epoch: int, **_: Any) -> Future[Any]:
+        """Apply a batch; the answer is there at once. A schema id has no meaning here: rows are read by their names."""
         answer: Future[Any] = Future()
         words = ["delete" if is_delete else "upsert" for is_delete in changes.is_delete.to_pylist()]
         operations: list[Operation] = list(zip(words, changes.rows.to_pylist(), strict=True))

@@ -38,8 +38,8 @@ class ToyMachine(SequenceMachine):
     def create(self) -> Toy:
         return self.toy(self.buckets)
 
-    def bad_row(self, key: Any) -> Row:
-        return {"k": key, "v": None}
+    def bad_row(self) -> Row:
+        return {"v": None}
 
 
 def machine_of(bug: Bug) -> type[SequenceMachine]:
