@@ -4,29 +4,28 @@ Needs Hypothesis, which the extra ``testing`` installs.
 """
 
 try:
-    import hypothesis  # noqa: F401 - here, so that the error names what to install
-except ImportError as error:
+    from kvstore.testing.engine_model import EngineModel
+    from kvstore.testing.histories import Batch, History, changes, histories
+    from kvstore.testing.machine import SequenceMachine
+    from kvstore.testing.model import Answer, Model, Refused, Rules
+    from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Network, Reply, Request, moves
+    from kvstore.testing.sequences import (
+        RULES,
+        WRITER_RULES,
+        AppliesEpochs,
+        NamesWriters,
+        Offsets,
+        Renumbers,
+        Restarts,
+        RuleBroken,
+        SequenceTarget,
+    )
+    from kvstore.testing.strategies import rows, schemas
+    from kvstore.testing.writer_machine import SequenceWriter, WriterMachine
+except ModuleNotFoundError as error:
+    if error.name != "hypothesis":
+        raise
     raise ImportError("kvstore.testing needs Hypothesis: install the extra `testing`, or `hypothesis`.") from error
-
-# isort: split
-from kvstore.testing.engine_model import EngineModel
-from kvstore.testing.histories import Batch, History, changes, histories
-from kvstore.testing.machine import SequenceMachine
-from kvstore.testing.model import Answer, Model, Refused, Rules
-from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Network, Reply, Request, moves
-from kvstore.testing.sequences import (
-    RULES,
-    WRITER_RULES,
-    AppliesEpochs,
-    NamesWriters,
-    Offsets,
-    Renumbers,
-    Restarts,
-    RuleBroken,
-    SequenceTarget,
-)
-from kvstore.testing.strategies import rows, schemas
-from kvstore.testing.writer_machine import SequenceWriter, WriterMachine
 
 __all__ = [
     "MOVES",
