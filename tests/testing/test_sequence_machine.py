@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvstore.errors import InvalidRequest
-from kvstore.testing import RuleBroken, SequenceMachine
-from kvstore.testing.model import Row
+from kvstore.testing import Answer, EngineModel, Model, Refused, RuleBroken, Rules, SequenceMachine
+from kvstore.testing.model import Operation, Row
 from tests.testing import planted
 from tests.testing.toy import BadRow, Fenced, OutOfOrder, Toy, ToyBucket
 
@@ -81,3 +82,33 @@ def test_a_machine_that_is_set_up_wrongly_says_so(wrong: dict[str, Any]) -> None
 def test_a_machine_without_a_target_says_what_is_missing() -> None:
     with pytest.raises(NotImplementedError, match="must have `create`"):
         run_state_machine_as_test(SequenceMachine, settings=FIND)
+
+
+class LogOfOneChange:
+    """A store that logs one change for an update, or only appends: the model, told so."""
+
+    def __init__(self, image: str) -> None:
+        key = () if image == "append" else ("k",)
+        schema = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+        self.models = [Model(key, rules=Rules(EngineModel("last_row", schema, key), image=image))]
+
+    def append(self, operations: list[Operation], *, bucket: int, writer: int, sequence: int, epoch: int) -> Answer:
+        try:
+            return self.models[bucket].apply(operations, writer, sequence, epoch)
+        except Refused as refused:
+            raise refused.error("Refused.") from None
+
+    def changes(self, bucket: int) -> list[tuple[int, str, Row]]:
+        return [(at, "delete" if kind == "delete" else "upsert", row) for at, kind, row, _ in self.models[bucket].log]
+
+
+@pytest.mark.parametrize("image", ["wal", "append"])
+def test_stores_of_other_kinds_keep_the_rules(image: str) -> None:
+    members = {"image": image, "create": lambda _: LogOfOneChange(image)}
+    run_state_machine_as_test(type("Other", (SequenceMachine,), members), settings=settings(FIND, max_examples=15))
+
+
+def test_a_store_of_another_kind_than_the_machine_expects_is_found() -> None:
+    members = {"create": lambda _: LogOfOneChange("wal")}
+    with pytest.raises(RuleBroken):
+        run_state_machine_as_test(type("Other", (SequenceMachine,), members), settings=FIND)
