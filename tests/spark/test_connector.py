@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import signal
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,6 +131,45 @@ def test_a_small_table_is_known_to_be_small(spark: SparkSession, path: Path) -> 
     small = load(spark, path, "t")
     joined = spark.range(100_000_000).withColumnRenamed("id", "k").join(small, "k")
     assert "BroadcastHashJoin" in planned(joined)
+
+
+def test_a_checkpoint_passes_between_the_python_source_and_the_connector(
+    spark: SparkSession, store: kvstore.Store, tmp_path: Path
+) -> None:
+    table = store.create_table("t", {"k": "int64 not null"}, "k", buckets=2)
+    seen: list[int] = []
+    for number, source in enumerate(("kvstore_python", "kvstore", "kvstore", "kvstore_python")):
+        table.upsert([{"k": 10 * number}, {"k": 10 * number + 1}])
+        table.flush()
+        stream = spark.readStream.format(source).options(path=str(store.path), table="t$changelog").load()
+        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer = writer.foreachBatch(lambda rows, _: seen.extend(row.k for row in rows.collect()))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert sorted(seen) == sorted(10 * each + half for each in range(number + 1) for half in (0, 1))
+    offsets = (tmp_path / "checkpoint/offsets").glob("[0-9]*")
+    assert all('{"table": "' in path.read_text() for path in offsets)
+
+
+def helpers(spark: SparkSession) -> list[int]:
+    """Process ids of the helpers of Spark's process, without those that they have forked."""
+    driver = spark.sparkContext._gateway.proc.pid
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            parent = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            if parent == driver and b"kvstore.spark.connector.helper" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def test_a_helper_that_was_killed_is_replaced(spark: SparkSession, path: Path) -> None:
+    frame = load(spark, path, "t")
+    for _ in range(2):
+        (helper,) = helpers(spark)
+        os.kill(helper, signal.SIGKILL)
+        assert len(frame.collect()) == len(ROWS) - 1
+        assert helper not in helpers(spark)
 
 
 def test_read_takes_options_as_python_has_them(spark: SparkSession, path: Path) -> None:

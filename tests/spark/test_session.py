@@ -30,6 +30,7 @@ class Settings:
 
     def __init__(self) -> None:
         self.configured: dict[str, str] = {}
+        self._options = self.configured  # its name in a builder
 
     def config(self, name: str, value: str) -> Settings:
         self.configured[name] = value
@@ -52,12 +53,14 @@ def test_workers_have_minutes_to_say_their_first_word() -> None:
 
 def test_the_connector_comes_after_the_jars_that_a_session_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(jar, "jar_path", lambda: tmp_path / "connector.jar")
-    builder = configure(SparkSession.builder.config("spark.jars", "/a.jar,/b.jar"))
-    assert builder._options["spark.jars"] == "/a.jar,/b.jar"  # there is none
+    settings = Settings()
+    settings.config("spark.jars", "/a.jar,/b.jar")
+    configure(settings)  # type: ignore[arg-type]
+    assert settings.configured["spark.jars"] == "/a.jar,/b.jar"  # there is none
     (tmp_path / "connector.jar").touch()
     for _ in range(2):
-        builder = configure(builder)
-        assert builder._options["spark.jars"] == f"/a.jar,/b.jar,{tmp_path / 'connector.jar'}"
+        configure(settings)  # type: ignore[arg-type]
+        assert settings.configured["spark.jars"] == f"/a.jar,/b.jar,{tmp_path / 'connector.jar'}"
 
 
 def test_a_connector_for_another_pyspark_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +108,7 @@ def test_workers_of_tasks_take_pyspark_from_where_it_is_compiled(spark: SparkSes
 @pytest.mark.spark
 def test_the_worker_of_a_stream_does_too(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
     store.create_table("t", SCHEMA, "k")
-    stream = spark.readStream.format("kvstore").options(path=str(store.path), table="t$changelog").load()
+    stream = spark.readStream.format("kvstore_python").options(path=str(store.path), table="t$changelog").load()
     query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
         driver = spark.sparkContext._gateway.proc.pid

@@ -6,7 +6,7 @@ An error of a store is one line: its class, what happened and what to do.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,7 @@ from kvstore.spark.connector.plans import (
     encode_schema,
     encode_task,
 )
+from kvstore.spark.connector.stream import follow
 from kvstore.spark.options import Options
 from kvstore.spark.read.batch import KvStoreReader
 from kvstore.spark.read.filters import expression_of
@@ -40,20 +41,31 @@ def answer(request: Message, messages: Messages) -> None:
     Raises:
         Broken: The other end has closed.
     """
-    try:
+
+    def run() -> Message:
         match request["do"]:
             case "load":
-                messages.send(_load(request))
+                return _load(request)
             case "catalog":
-                messages.send(_catalog(request))
+                return _catalog(request)
             case "plan":
-                messages.send(_plan(request))
+                return _plan(request)
             case "count":
-                messages.send(_count(request))
+                return _count(request)
+            case "stream":
+                follow(request, _columns(request["columns"]), messages, answered)
             case "read":
                 _read(request, messages)
-    except StoreError as error:
-        messages.send({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
+        return {}
+
+    def answered(run: Callable[[], Message]) -> None:
+        try:
+            found = run()
+        except StoreError as error:
+            found = {"error": f"{type(error).__module__}.{type(error).__name__}: {error}"}
+        messages.send(found)
+
+    answered(run)
 
 
 def _load(request: Message) -> Message:
@@ -119,7 +131,7 @@ def _reader(request: Message, columns: StructType) -> KvStoreReader | KvStoreRep
 
 
 def _read(request: Message, messages: Messages) -> None:
-    """The columns of a task: a message, an Arrow stream, and a message that says that it is complete."""
+    """The columns of a task: a message and an Arrow stream; a message follows that says that it is complete."""
     task = decode_task(request["task"])
     target = arrow_schema(_columns(request["columns"]))
     filter = _expression(request["filter"]) if "filter" in request else None
@@ -129,7 +141,6 @@ def _read(request: Message, messages: Messages) -> None:
         batches = first_rows(batches, request["limit"])
     messages.send({})
     messages.send_batches(target, batches)
-    messages.send({})
 
 
 def _expression(given: Message) -> pc.Expression | None:

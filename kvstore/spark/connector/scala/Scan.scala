@@ -15,7 +15,7 @@ import org.json4s.JsonDSL._
 import org.json4s.jackson.JsonMethods.{compact, parse, render}
 
 /** What one query needs of a table. Each query has its own, so that its filters concern no other. */
-class StoreScanBuilder(table: StoreTable, stream: () => MicroBatchStream)
+class StoreScanBuilder(table: StoreTable)
     extends ScanBuilder
     with SupportsPushDownRequiredColumns
     with SupportsPushDownFilters
@@ -54,7 +54,7 @@ class StoreScanBuilder(table: StoreTable, stream: () => MicroBatchStream)
     counted.nonEmpty
   }
 
-  override def build(): Scan = counted.getOrElse(new StoreScan(table, columns, filters, limit, stream))
+  override def build(): Scan = counted.getOrElse(new StoreScan(table, columns, filters, limit))
 }
 
 /** A number of rows that is known when the query is planned. */
@@ -67,8 +67,7 @@ class CountScan(table: String, rows: Long, times: Int) extends LocalScan {
   override def description: String = s"$table count $rows"
 }
 
-class StoreScan(
-    table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int], stream: () => MicroBatchStream)
+class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int])
     extends Scan with Batch with SupportsReportStatistics {
   private lazy val python = Python.of(SparkSession.active)
   private lazy val planned =
@@ -82,7 +81,9 @@ class StoreScan(
 
   override def toBatch: Batch = this
 
-  override def toMicroBatchStream(checkpoint: String): MicroBatchStream = stream()
+  override def columnarSupportMode: Scan.ColumnarSupportMode = Scan.ColumnarSupportMode.SUPPORTED
+
+  override def toMicroBatchStream(checkpoint: String): MicroBatchStream = new StoreStream(table, columns, python)
 
   override def planInputPartitions(): Array[InputPartition] =
     (planned \ "tasks").children.collect { case JString(task) => StorePartition(task) }.toArray

@@ -56,7 +56,7 @@ object Loaded {
   }
 }
 
-/** A table of a store, its changelog or its binlog. What is not here yet goes through the Python source. */
+/** A table of a store, its changelog or its binlog. Writes go through the Python source. */
 class StoreTable(
     columns: StructType, options: util.Map[String, String], first: Option[Loaded], override val name: String)
     extends Table with SupportsRead with SupportsWrite {
@@ -81,7 +81,7 @@ class StoreTable(
     val table =
       if (all == new CaseInsensitiveStringMap(options)) this
       else new StoreTable(columns, all.asCaseSensitiveMap, None, name) // options of one query on a table of a catalog
-    new StoreScanBuilder(table, () => python.newScanBuilder(all).build().toMicroBatchStream(""))
+    new StoreScanBuilder(table)
   }
 
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
@@ -104,7 +104,9 @@ class StoreTable(
 
   /** Asks about what was loaded. */
   def ask(python: Python, request: JObject): JValue =
-    Helper.plan(python, request ~ ("options" -> options.asScala.toMap) ~ ("pinned" -> loaded.pinned))
+    Helper.plan(python, request ~ ("options" -> optionsAsJson) ~ ("pinned" -> loaded.pinned))
+
+  def optionsAsJson: JObject = JObject(options.asScala.toList.map { case (name, value) => name -> JString(value) })
 
   /** The number of rows, if it is known without reading them. */
   def count(): Option[Long] =
