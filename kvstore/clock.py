@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Protocol
 
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -28,24 +29,20 @@ class SteadyClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.monotonic = clock.monotonic  # as it is: a call more for each read would cost as much as the clock
         self._ahead = clock.now_ms() - 1000 * clock.monotonic()
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump back."""
         return min(self._clock.now_ms(), int(self._ahead + 1000 * self._clock.monotonic()) + 1)
 
-    def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
-        return self._clock.monotonic()
-
 
 class SystemClock:
     """The machine's clock."""
 
+    monotonic = staticmethod(partial(time.clock_gettime, _ELAPSED))
+    """Seconds since some moment; never goes back. Every read asks, so no call of Python is around it."""
+
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump."""
         return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
-        return time.clock_gettime(_ELAPSED)

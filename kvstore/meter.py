@@ -15,7 +15,7 @@ _STEPS = 8
 """Ranges of durations between one and twice it: a quantile is right to a sixteenth."""
 SECONDS_MIN = 1e-9
 """Quantiles take what takes less, or no time on the clock, for this."""
-GETS_TIMED = 8
+GETS_TIMED = 32
 """One of so many gets is counted and timed: more would slow down each of them."""
 
 

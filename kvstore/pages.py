@@ -43,6 +43,8 @@ _UNWRITTEN_PAGES_MAX = 1 << 20
 _META_BODY = Struct("=IIQQ48s48sQQ")  # magic, version, unused address, map size, two trees, last page, transaction
 _TREE = Struct("=IHHQQQQQ")  # page size or unused, flags, depth, pages of three kinds, entries, root
 _WORD = Struct("=Q")
+COMMIT_AT = HEAD.size + _META_BODY.size - _WORD.size
+"""Place of the number of its commit in a meta page."""
 _FREE_FLAGS = 8  # keys are integers
 
 

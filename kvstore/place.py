@@ -66,7 +66,7 @@ class StoreDirectory:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
-        self._clock = clock
+        self._monotonic = clock.monotonic
         self._mutex = threading.Lock()
         self._held = {path: _Held(os.open(path, _DIRECTORY))}
         self.identity = self._held[path].identity
@@ -152,7 +152,7 @@ class StoreDirectory:
 
     def check(self) -> int:
         """Call :meth:`verify` if the last check is ``LOOK_SECONDS`` old; returns the number of checks so far."""
-        now = self._clock.monotonic()
+        now = self._monotonic()
         if now >= self._look_next or self._failure is not None:
             self._look_next = now + LOOK_SECONDS
             self._looks += 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kvstore import this_process
 from kvstore.calls import in_background, uninterrupted
 from kvstore.clock import Clock
 from kvstore.errors import ForkedStore, StoreClosed, StoreReplaced, UnsupportedOperation
@@ -117,9 +118,10 @@ class Session:
             StoreClosed, ForkedStore: It is.
             StoreReplaced: It is. A copy that was replaced by its follower is opened again instead.
         """
-        if self.runtime.pid != os.getpid():
+        if self.runtime.pid != this_process.pid:
             raise ForkedStore("The store was opened before a fork(); open it again in this process.")
-        self._check_not_closed()
+        if self._is_closing:
+            self._check_not_closed()
         try:
             looks = self.runtime.place.check()
             if self.follows and self.read_only:  # no call begins in a copy that was replaced

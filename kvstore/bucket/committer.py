@@ -45,7 +45,6 @@ from kvstore.errors import (
     StoreReplaced,
     WriterRejected,
 )
-from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
@@ -86,6 +85,10 @@ class Committer:
         lock: The bucket's lock.
         gate: Held while the index grows: no transaction of this process may be open meanwhile.
         changed: Called when the log continues in a new segment, or the table has another definition.
+
+    Attributes:
+        index: The index; reads need the bucket's lock while changes are uncommitted.
+        all_committed: Whether the last commit of the index has everything acknowledged, so that a read needs no lock.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Committer:
         changed: Callable[[], None],
     ) -> None:
         self._path = path
+        self.index = path.index
         self._log = LogFiles(context.place.log, context.place.identity, context.files)
         self._context = context
         self._catalog = context.catalog
@@ -108,6 +112,7 @@ class Committer:
         self._changed = changed
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._gate = threading.Lock()
+        self.all_committed = False
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._together = 1
@@ -115,11 +120,6 @@ class Committer:
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
-
-    @property
-    def index(self) -> Index:
-        """The index; reads need the bucket's lock while changes are uncommitted."""
-        return self._path.index
 
     @property
     def state(self) -> IndexState:
@@ -208,7 +208,7 @@ class Committer:
         finally:
             # However the thread ended, no caller may wait for ever for it or for its transaction.
             with self._gate, self._lock:
-                self._ended = ended
+                self._ended, self.all_committed = ended, False
                 self._path.index.abort()
             waiting: list[Item] = [*self._in_hand]
             while not self._queue.empty():
@@ -296,6 +296,7 @@ class Committer:
         except StoreError as error:
             return error
         with self._lock:
+            self.all_committed = False
             try:
                 self._prepare()
                 return work()
@@ -445,6 +446,7 @@ class Committer:
             except lmdb.Error as error:
                 self._restore()
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
+            self.all_committed = True
             self._commit_seconds = self._clock.monotonic() - began
             self._meter.commit.since(began)
 

@@ -154,16 +154,17 @@ class BucketHandle:
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key as :meth:`latest` shows it; None if it is not there."""
-        while (engine := self._engine) is not None:
-            with self._lock:
-                if not self._ended(engine):
-                    return engine.committer.index.value(key)
         while True:
-            index = self.reader()
+            if (engine := self._engine) is not None and not engine.committer.all_committed:
+                with self._lock:
+                    if self._ended(engine):
+                        continue
+                    return engine.committer.index.value(key)
+            index = self.reader() if engine is None else engine.committer.index
             try:
-                return index.committed_value(key)  # an engine may have come, whose changes need the bucket's lock
+                return index.environment.get(key)  # an engine may have come, whose changes need the bucket's lock
             except StoreClosed:
-                if not self._was_closed(index):
+                if not (self._was_closed(index) or self._gave_up(engine)):
                     raise
 
     def state(self) -> IndexState:
@@ -317,7 +318,7 @@ class BucketHandle:
 
     def _copy_continues(self) -> bool:
         copy = self.place.directory / paths.REBUILT_INDEX
-        index = Index(open_environment(copy, self._files, map_bytes=self._options.map_bytes))
+        index = Index(open_environment(copy, self._files, map_bytes=self._options.map_bytes, has_databases=False))
         try:
             with index.view() as view:
                 return view.state().applied_offset >= self.log.start()
@@ -417,8 +418,7 @@ class BucketHandle:
             self._context.commit_lock.presence.show()
 
     def _writer(self, *, waits: bool = True) -> BucketEngine:
-        engine = self._engine
-        return engine if engine is not None else self._become_writer(waits=waits)
+        return self._engine or self._become_writer(waits=waits)
 
     @uninterrupted
     def _become_writer(self, *, waits: bool) -> BucketEngine:
@@ -459,7 +459,7 @@ class BucketHandle:
             return True
         return False
 
-    def _gave_up(self, engine: BucketEngine) -> bool:
+    def _gave_up(self, engine: BucketEngine | None) -> bool:
         return self._engine is not engine
 
     @contextmanager

@@ -72,14 +72,14 @@ def _opened(
             index = None
         if index is None:
             _build(place, definition, log, options, files, clock)
-            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
         path = WritePath(definition, index, log, clock)
         try:
             _replay(path, place, log, files)
         except lmdb.CorruptedError:
             index.close()
             _build(place, definition, log, options, files, clock)
-            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
             path = WritePath(definition, index, log, clock)
             _replay(path, place, log, files)
     except BaseException:
@@ -103,7 +103,7 @@ def is_at_end(place: BucketPlace, state: IndexState) -> bool:
 def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
     """The index if it can be read; it is derived data, so damage to it loses nothing."""
     try:
-        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes))
+        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
     except (FileNotFoundError, CorruptData):
         return None
     try:
@@ -206,7 +206,7 @@ def put_in_place(place: BucketPlace, files: Files) -> None:
 def _unfinished_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index:
     unfinished = place.directory / paths.REBUILT_INDEX
     files.remove_tree(unfinished)
-    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True))
+    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True, has_databases=False))
     try:
         index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
     except BaseException:

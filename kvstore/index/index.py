@@ -237,12 +237,7 @@ class Index:
         """Value of a key, committed or not; the caller holds the committer's lock if there is one."""
         if self._transaction is None:
             return self.environment.get(key)
-        with self.environment.reading():
-            return self._transaction.get(key)
-
-    def committed_value(self, key: bytes) -> bytes | None:
-        """Value of a key in the last commit; the caller needs no lock."""
-        return self.environment.get(key)
+        return self.environment.get_within(self._transaction, key)
 
     def begin(self) -> None:
         """Begin the write transaction if none is open; from then on there is something to commit."""

@@ -30,14 +30,7 @@ import lmdb
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.environment import Transaction, open_environment
-from kvstore.errors import (
-    CorruptImage,
-    StoreError,
-    StoreFull,
-    StoreReplaced,
-    UnsupportedOperation,
-    WriterFenced,
-)
+from kvstore.errors import CorruptImage, StoreError, StoreFull, StoreReplaced, UnsupportedOperation, WriterFenced
 from kvstore.files import Files
 from kvstore.lock import EditLock
 from kvstore.meta.image import TXID_MAX, Image, Images
@@ -135,6 +128,7 @@ class Journal:
         self._timer: threading.Timer | None = None
         self._state = CatalogState()
         self._seen = -1
+        self._known = -1, self._state
         self._loaded = False
         self._mutex = threading.Lock()
         self._edit_lock = EditLock(store / paths.EDIT_LOCK, files, clock)
@@ -149,6 +143,7 @@ class Journal:
             )
         except FileNotFoundError as error:
             raise CorruptImage("The catalog of the store is missing; restore it from a copy.", path=store) from error
+        self._environment.watch_commits()
 
     def listen(self, listener: JournalListener) -> None:
         """Have a listener called after each edit that is added here, from the thread that added it."""
@@ -161,10 +156,15 @@ class Journal:
             CorruptImage: An edit is damaged or missing, and no valid image has it.
             UnsupportedVersion: A newer version wrote an edit or an image.
         """
+        commit, state = self._known  # both as of one moment, so that no thread waits for another that edits
+        if commit == self._environment.last_committed():
+            return state
         with self._mutex:
             if self._environment.last_committed() != self._seen:
                 self._catch_up()
-            return self._with_waiting()
+            state = self._with_waiting()
+            self._known = -1 if self._waiting else self._seen, state
+            return state
 
     def show_last_commit(self) -> None:
         """Make the last committed edit visible even if its writer was killed before publishing it.
@@ -198,6 +198,7 @@ class Journal:
         if may_wait and self._sync == "NO_SYNC":
             with self._mutex:
                 self._waiting.append(decide(self._with_waiting()))
+                self._known = -1, self._state
                 self._wake_later()
                 return self._with_waiting()
         with self._editing():

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.clock import Clock
 from kvstore.errors import NoSuchTable
 from kvstore.meta.journal import Journal
-from kvstore.meta.state import TableDefinition
+from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import TableWriters
 from logformat.ids import BucketId, Offset, TableId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TableCatalog:
     """One table in the catalog: always as of now, edits of other processes included.
 
@@ -26,6 +26,7 @@ class TableCatalog:
     table: TableId
     name: str
     clock: Clock
+    _known: tuple[CatalogState, TableDefinition] | None = field(default=None, init=False, repr=False)
 
     def definition(self) -> TableDefinition:
         """Definition of the table.
@@ -33,7 +34,15 @@ class TableCatalog:
         Raises:
             NoSuchTable: The table was dropped.
         """
-        return self.now()[0]
+        state = self.journal.state()
+        known = self._known
+        if known is not None and known[0] is state:
+            return known[1]
+        now = state.tables.get(self.table)
+        if now is None:
+            raise NoSuchTable("The table was dropped.", table=self.name)
+        self._known = state, now
+        return now
 
     def writers(self) -> TableWriters:
         """Named writers of the table, and its open commits."""

@@ -12,12 +12,13 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, rows_now
-from kvstore.request.partition import buckets_of_rows
+from kvstore.request.partition import bucket_of_key, buckets_of_rows
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
 from logformat.rows import intake
+from logformat.rows.single_row import SingleRowCodec
 
 FOUND = "_found"
 
@@ -48,21 +49,42 @@ def rows_of_keys(
     return pa.Table.from_arrays([*columns, pa.array(there)], schema=pa.schema([*fields, found]))
 
 
-def row_of_key(
-    handles: Sequence[BucketHandle], current: Callable[[], TableDefinition], key: Any
-) -> dict[str, Any] | None:
-    """The row of one key, or None; see :meth:`kvstore.Table.get`."""
-    codec = layout_of(current()).single
-    code = codec.encode_key(key) if codec is not None and len(handles) == 1 else None
-    if codec is not None and code is not None:
-        value = handles[0].value(code)
-        if value is None or codec.knows(value):
-            return None if value is None else codec.decode(key, code, value)
-        # Another process has added a column since.
-    definition = current()
-    key_rows = intake.key_rows([key], layout_of(definition).key_schema)
-    row: dict[str, Any] = rows_of_keys(handles, lambda: current().named_as(definition), key_rows).to_pylist()[0]
-    return row if row.pop(FOUND) else None
+class SingleReads:
+    """Reads rows by one key; see :meth:`kvstore.Table.get`."""
+
+    def __init__(self, handles: Sequence[BucketHandle]) -> None:
+        self._handles = handles
+        self._only = handles[0] if len(handles) == 1 else None
+        self._known: tuple[TableDefinition, SingleRowCodec] | None = None
+
+    def get(
+        self, key: Any, definition: TableDefinition, current: Callable[[], TableDefinition]
+    ) -> dict[str, Any] | None:
+        """The row of a key, or None.
+
+        Args:
+            definition: The table's entry in the catalog.
+            current: Returns the current one; refuses a log table.
+        """
+        known = self._known
+        if known is None or known[0] is not definition:
+            definition = current()
+            self._known = known = definition, layout_of(definition).single
+        codec = known[1]
+        code = codec.encode_key(key)
+        if code is not None:
+            value = (self._only or self._handles[bucket_of_key(definition, key, code)]).value(code)
+            if value is None:
+                return None
+            found = codec.decode(key, code, value)
+            if found is not None:
+                return found
+            # Another process has added a column since, or Python lacks a value: the latter is an error below.
+        definition = current()
+        key_rows = intake.key_rows([key], layout_of(definition).key_schema)
+        found_rows = rows_of_keys(self._handles, lambda: current().named_as(definition), key_rows)
+        row: dict[str, Any] = found_rows.to_pylist()[0]
+        return row if row.pop(FOUND) else None
 
 
 def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:

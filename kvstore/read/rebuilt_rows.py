@@ -77,7 +77,9 @@ class TemporaryRows:
             try:
                 options = StoreOptions()
                 self._index = Index(
-                    open_environment(directory / "index", Files(), map_bytes=options.map_bytes, create=True)
+                    open_environment(
+                        directory / "index", Files(), map_bytes=options.map_bytes, create=True, has_databases=False
+                    )
                 )
             finally:
                 rmtree(directory)

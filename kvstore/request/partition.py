@@ -11,8 +11,9 @@ import pyarrow as pa
 from kvstore.arguments import integer, shown
 from kvstore.errors import InvalidRequest
 from kvstore.meta.state import TableDefinition
+from kvstore.request.row_layout import layout_of
 from logformat.ids import BucketId
-from logformat.rows.bucketing import buckets_of
+from logformat.rows import bucketing
 from logformat.rows.changes import Changes
 from logformat.rows.keys import ROW, KeyCodec
 
@@ -27,7 +28,15 @@ def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.nda
         return np.zeros(rows.num_rows, np.int64)
     assert definition.bucket_key is not None
     keys = KeyCodec([]).encode_prefix([rows.column(name) for name in definition.bucket_key])
-    return buckets_of(keys, definition.buckets, len(ROW))
+    return bucketing.buckets_of(keys, definition.buckets, len(ROW))
+
+
+def bucket_of_key(definition: TableDefinition, key: Any, code: bytes) -> int:
+    """The bucket of a key that the codec of single rows has encoded."""
+    if definition.bucket_key == definition.primary_key:
+        return bucketing.bucket_of(code[len(ROW) :], definition.buckets)
+    names = definition.bucket_key or ()
+    return bucketing.bucket_of(layout_of(definition).single.encode_columns(key, names), definition.buckets)
 
 
 def bucket_of(definition: TableDefinition, values: Mapping[str, pa.Scalar]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,6 @@ class TableLayout:
 
     Args:
         definition: The table's entry in the catalog.
-
-    Attributes:
-        single: Codec of single rows; None if it does not support a column's type.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
@@ -47,10 +44,14 @@ class TableLayout:
         self._has_dropped = len(definition.stored) > len(self.schema)
         self._value_names = {id: [name for name in schema.names if name not in key] for id, schema in stored.items()}
         self._names = [name for name in self.schema.names if name not in key]
-        self.single = SingleRowCodec(stored, key, self.schema.names) if SingleRowCodec.supports(stored, key) else None
         self._rows = RowCodec(
             {id: pa.schema([schema.field(name) for name in self._value_names[id]]) for id, schema in stored.items()}
         )
+
+    @cached_property
+    def single(self) -> SingleRowCodec:
+        """Codec of single rows."""
+        return SingleRowCodec(self._stored, self.key_names, self.schema.names)
 
     def encode_keys(self, rows: pa.RecordBatch) -> BinaryColumn:
         """Encode the keys of rows in any of the table's schemas.

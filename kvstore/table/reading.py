@@ -26,7 +26,7 @@ from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.changelog_reader import AsyncChanges, ChangelogReader
 from kvstore.read.follow import ChangeReader, polled, range_between, together
-from kvstore.read.lookup import prefix_row, row_of_key, rows_of_keys, rows_of_prefix
+from kvstore.read.lookup import SingleReads, prefix_row, rows_of_keys, rows_of_prefix
 from kvstore.read.pruning import ranges_where
 from kvstore.read.scan import (
     KeyRange,
@@ -71,6 +71,7 @@ class TableReads(HistoryReads):
         self._handles = opened.handles
         self._meter = opened.meter
         self._gets = opened.meter.gets
+        self._single = SingleReads(opened.handles)
         self.use_catalog(opened.catalog)
 
     def use_catalog(self, catalog: TableCatalog) -> None:
@@ -140,9 +141,10 @@ class TableReads(HistoryReads):
             CorruptData: The row is damaged.
         """
         if next(self._gets) % GETS_TIMED:
-            return row_of_key(self._handles, self._keyed, key)
+            self._access.check_open()
+            return self._single.get(key, self._catalog.definition(), self._keyed)
         began = self._meter.get.now()
-        row = row_of_key(self._handles, self._keyed, key)
+        row = self._single.get(key, self._keyed(), self._keyed)
         self._meter.get.since(began)
         return row
 
@@ -453,7 +455,8 @@ class TableReads(HistoryReads):
         return Splits(self._handle(bucket), self._keyed, self._held)
 
     def _keyed(self) -> TableDefinition:
-        definition = self._current()
+        self._access.check_open()
+        definition = self._catalog.definition()
         if definition.primary_key is None:
             raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
         return definition

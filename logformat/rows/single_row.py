@@ -1,7 +1,7 @@
 """Codec of single keys and rows without Arrow or numpy, where one call costs more than everything here.
 
-Only for tables whose columns Python's ``struct`` supports, or are strings or bytes. The bytes are the same as those of
-``logformat.rows.keys`` and ``logformat.rows.rows``, which handle whole columns and every type.
+The bytes are the same as those of ``logformat.rows.keys`` and ``logformat.rows.rows``, which handle whole columns; the
+values are those that Arrow's ``to_pylist`` gives.
 """
 
 from __future__ import annotations
@@ -13,155 +13,203 @@ from typing import Any
 
 import pyarrow as pa
 
-from logformat.binary_column import WORD
-from logformat.checksum import row_hash
+from logformat.checksum import verifier
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
+from logformat.rows.plain_values import number_of_value, value_of_number
+from logformat.rows.schema import fixed_width
+from logformat.rows.single_record import SingleRecord
 
-_SIGNED = {pa.int8(): "b", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q"}
-_INTEGERS = {**_SIGNED, pa.uint8(): "B", pa.uint16(): "H", pa.uint32(): "I", pa.uint64(): "Q"}
-_CODES = {**_INTEGERS, pa.float32(): "f", pa.float64(): "d", pa.bool_(): "?"}
-_TEXTS = (pa.string(), pa.binary())
-_HEAD = struct.Struct("<IH")
-_LENGTH = "I"
+_HEAD_BYTES = 6
+_UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+_WHOLE = (tuple, dict)
+"""Types of keys that have all columns of a key; a value of any other type is the key's one column."""
+
+Encode = Callable[[Any], "bytes | None"]
+Decode = Callable[[bytes, Any], list[Any]]
+InOrder = Callable[[list[Any]], Sequence[Any]]
 
 
 class SingleRowCodec:
     """Codec of a table's rows, one at a time.
 
     Args:
-        schemas: All columns by schema id; see ``supports`` for the types allowed.
+        schemas: All columns by schema id.
         key: Names of the key's columns, in key order.
-        columns: Columns of decoded rows, in order; None for all.
+        columns: Columns of decoded rows, in order; None for those of the last schema. Rows that lack one have null.
+
+    Attributes:
+        encode_key: Encodes a key: a value, a tuple in key order, or a dict; None if it needs the general codec, because
+            its type differs or it does not fit.
     """
 
     def __init__(
         self, schemas: Mapping[SchemaId, pa.Schema], key: Sequence[str], columns: Sequence[str] | None = None
     ) -> None:
         schema = schemas[max(schemas)]
+        kinds = [schema.field(name).type for name in key]
         self._schema_id = max(schemas)
-        self._key = [_KeyPart(schema.field(name).type) for name in key]
-        self._values = {
-            id: _Values([field.type for field in each if field.name not in key]) for id, each in schemas.items()
-        }
-        self._count = len(schema)
-        self._names = [*key, *(name for name in schema.names if name not in key)]
-        places = {name: place for place, name in enumerate(self._names)}
-        self._schema_names = schema.names if columns is None else list(columns)
-        wanted = [places[name] for name in self._schema_names]
-        self._in_order = _in_order(wanted) if wanted != list(range(self._count)) else tuple
+        self._key = list(key)
+        self._encoders = list(map(_encoder, kinds))
+        self._as_stored = [(nth, as_stored) for nth, as_stored in enumerate(map(_as_stored, kinds)) if as_stored]
+        self.encode_key = _whole_key(kinds[0], self._encoded) if len(key) == 1 else self._encoded
+        self._names = schema.names if columns is None else list(columns)
+        self._schemas = schemas
+        self._rows: dict[int, tuple[Decode, InOrder | None]] = {}
 
-    @staticmethod
-    def supports(schemas: Mapping[SchemaId, pa.Schema], key: Sequence[str]) -> bool:
-        """Whether this codec supports the rows of such a table."""
-        schema = schemas[max(schemas)]
-        keys = all(schema.field(name).type in (*_INTEGERS, *_TEXTS) for name in key)
-        return keys and all(field.type in (*_CODES, *_TEXTS) for field in schema)
+    def encode_columns(self, key: Any, names: Sequence[str]) -> bytes:
+        """Code of some columns of a key that :meth:`encode_key` has encoded, in this order and without a prefix."""
+        values = self._given(key)
+        places = map(self._key.index, names)
+        return b"".join(self._encoders[place](values[place]) or b"" for place in places)
 
-    def encode_key(self, key: Any) -> bytes | None:
-        """Encode a key: a value, or a tuple in key order.
-
-        Returns:
-            None if the key needs the general codec: its type differs, or it does not fit.
-        """
-        values = key if type(key) is tuple else (key,)
-        if len(values) != len(self._key):
-            return None
-        code = ROW
-        for part, value in zip(self._key, values, strict=True):
-            its_code = part.encode(value)
-            if its_code is None:
-                return None
-            code += its_code
-        return code if len(code) <= KEY_BYTES_MAX else None
-
-    def knows(self, value: bytes) -> bool:
-        """Whether a value's schema is known here; otherwise the catalog has a newer one."""
-        return int.from_bytes(value[4 : _HEAD.size], "little") <= self._schema_id
-
-    def decode(self, key: Any, code: bytes, value: bytes) -> dict[str, Any]:
-        """Decode the row of a key to Python values, in the order of the current schema.
+    def decode(self, key: Any, code: bytes, value: bytes) -> dict[str, Any] | None:
+        """Decode the row of a key to Python values.
 
         Args:
             key: The key, as given to :meth:`encode_key`.
             code: Its code, as returned.
             value: The value as LMDB stores it.
 
+        Returns:
+            None if the general codec has to decode it: its schema is newer than those known here, or Python lacks a
+            value.
+
         Raises:
             CorruptData: The value differs from what was written, or is under another key.
         """
-        if len(value) < WORD or len(value) % WORD:
-            raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=len(value))
-        checksum, schema_id = _HEAD.unpack_from(value)
-        if row_hash(code, value) & 0xFFFFFFFF != checksum:
+        if not verifier(len(code), len(value))(code, value):
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1, key=key)
-        values = self._values.get(schema_id)
-        if values is None:
-            raise CorruptData("A stored row names an unknown schema; run `kvstore check`.", schema_id=schema_id)
-        row = [*key] if type(key) is tuple else [key]
-        row += values.decode(value)
-        if len(row) < self._count:
-            row += [None] * (self._count - len(row))  # the value is older than the last columns
-        return dict(zip(self._schema_names, self._in_order(row), strict=True))
-
-
-def _in_order(places: Sequence[int]) -> Callable[[Any], Any]:
-    """Takes the values at these places from a row."""
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
-
-
-class _KeyPart:
-    """One column of a key."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._is_string = kind == pa.string()
-        self._is_integer = kind in _INTEGERS
-        if self._is_integer:
-            self._pack = struct.Struct(">" + _INTEGERS[kind].upper()).pack
-            bits = kind.bit_width
-            self._low = -(1 << bits - 1) if pa.types.is_signed_integer(kind) else 0
-            self._high = self._low + (1 << bits)
-
-    def encode(self, value: Any) -> bytes | None:
-        if self._is_integer:
-            is_one = type(value) is int and self._low <= value < self._high
-            return self._pack(value - self._low) if is_one else None
-        if self._is_string:
-            if type(value) is not str:
-                return None
-            try:
-                value = value.encode()
-            except UnicodeEncodeError:
-                return None
-        elif type(value) is not bytes:
+        schema_id = value[4] | value[5] << 8
+        if schema_id > self._schema_id:
             return None
-        return value.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
+        decode, in_order = self._rows.get(schema_id) or self._row_of(schema_id)
+        try:
+            row = decode(value, key)
+            if self._as_stored or type(key) in _WHOLE:
+                row[:1] = self._stored(key)
+        except (ValueError, OverflowError):
+            return None
+        return dict(zip(self._names, row if in_order is None else in_order(row), strict=True))
+
+    def _row_of(self, schema_id: int) -> tuple[Decode, InOrder | None]:
+        """Decoder of the columns outside the key, of rows of a schema; and the order of all columns."""
+        schema = self._schemas.get(SchemaId(schema_id))
+        if schema is None:
+            raise CorruptData("A stored row names an unknown schema; run `kvstore check`.", schema_id=schema_id)
+        others = [name for name in schema.names if name not in self._key]
+        record = SingleRecord([schema.field(name).type for name in others], _HEAD_BYTES)
+        found = self._rows[schema_id] = record.decode, _in_order(self._names, [*self._key, *others])
+        return found
+
+    def _given(self, key: Any) -> Sequence[Any]:
+        return key if type(key) is tuple else tuple(map(key.get, self._key)) if type(key) is dict else (key,)
+
+    def _stored(self, key: Any) -> list[Any]:
+        """Values of a key's columns, as they are stored."""
+        values = [*self._given(key)]
+        for place, as_stored in self._as_stored:
+            values[place] = as_stored(values[place])
+        return values
+
+    def _encoded(self, key: Any) -> bytes | None:
+        """Encode any key, column by column."""
+        values = self._given(key)
+        if len(values) != len(self._encoders) or (type(key) is dict and len(key) != len(values)):
+            return None
+        code = ROW
+        for encode, value in zip(self._encoders, values, strict=True):
+            its_code = encode(value)
+            if its_code is None:
+                return None
+            code += its_code
+        return code if len(code) <= KEY_BYTES_MAX else None
 
 
-class _Values:
-    """The columns outside the key, in one schema."""
+def _in_order(names: Sequence[str], there: Sequence[str]) -> InOrder | None:
+    """The function that takes columns from a row by their names; None if the row has just these columns."""
+    if list(names) == list(there):
+        return None
+    places = [there.index(name) if name in there else None for name in names]
+    if None not in places and len(places) > 1:
+        return itemgetter(*places)
+    return lambda row: [None if place is None else row[place] for place in places]
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
-        self._nulls_none = bytes((len(types) + 7) // 8)
-        codes = "".join(_CODES.get(kind, _LENGTH) for kind in types)
-        self._fixed = struct.Struct(f"<{_HEAD.size}x{len(self._nulls_none)}s{codes}")
-        self._texts = [(nth, kind == pa.string()) for nth, kind in enumerate(types) if kind in _TEXTS]
 
-    def decode(self, value: bytes) -> list[Any]:
-        """Decode a value; raises CorruptData if it does not fit the schema."""
-        place = self._fixed.size
-        if place > len(value):
-            raise CorruptData("A stored record is cut short; run `kvstore check`.")
-        nulls, *cells = self._fixed.unpack_from(value)
-        for nth, is_string in self._texts:
-            end = place + cells[nth]
-            text = value[place:end]
-            cells[nth] = text.decode() if is_string else text
-            place = end
-        if place > len(value):
-            raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
-        if nulls != self._nulls_none:
-            bits = int.from_bytes(nulls, "little")
-            cells = [None if bits >> nth & 1 else cell for nth, cell in enumerate(cells)]
-        return cells
+def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:
+    """Encoder of keys of one column, fast for the most common kinds; anything else goes to ``encoded``."""
+    if pa.types.is_integer(kind):
+        pack, bias = struct.Struct(f">B{_UNSIGNED[fixed_width(kind)]}").pack, _bias(kind)
+
+        def whole_integer(key: Any) -> bytes | None:
+            if type(key) is int:
+                try:
+                    return pack(ROW[0], key + bias)
+                except struct.error:
+                    return None
+            return encoded(key)
+
+        return whole_integer
+    if pa.types.is_string(kind):
+
+        def whole_text(key: Any) -> bytes | None:
+            if type(key) is str:
+                code = _escaped_text(key)
+                return ROW + code if code is not None and len(code) < KEY_BYTES_MAX else None
+            return encoded(key)
+
+        return whole_text
+    return encoded
+
+
+def _encoder(kind: pa.DataType) -> Encode:
+    """Encoder of values of a key's column; None is what the general codec has to encode, or to refuse."""
+    types = pa.types
+    if types.is_string(kind):
+        return lambda value: _escaped_text(value) if type(value) is str else None
+    if types.is_binary(kind):
+        return lambda value: _escaped(value) if type(value) is bytes else None
+    width = fixed_width(kind)
+    number_of, bias = number_of_value(kind), _bias(kind)
+    if number_of is None:
+        return lambda value: value if type(value) is bytes and len(value) == width else None
+
+    def encode_number(value: Any) -> bytes | None:
+        number = number_of(value)
+        try:
+            return None if number is None else (number + bias).to_bytes(width, "big")
+        except OverflowError:
+            return None
+
+    return encode_number
+
+
+def _bias(kind: pa.DataType) -> int:
+    """What is added to a number so that its bytes are in order: it moves the smallest one to 0."""
+    is_unsigned = pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind)
+    return 0 if is_unsigned else 1 << 8 * fixed_width(kind) - 1
+
+
+def _as_stored(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """The function from a given value of a key's column to the one that is read again; None if they are the same."""
+    number_of = number_of_value(kind)
+    value_of = None if number_of is None else value_of_number(kind)
+    if number_of is None or value_of is None:
+        return None
+    if not pa.types.is_decimal(kind):
+        return lambda value: value_of(number_of(value))
+    width = fixed_width(kind)
+    return lambda value: value_of((number_of(value) or 0).to_bytes(width, "little", signed=True))
+
+
+def _escaped_text(text: str) -> bytes | None:
+    try:
+        return _escaped(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
+def _escaped(value: bytes) -> bytes:
+    return value.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from logformat.binary_column import BinaryColumn
-from logformat.rows.bucketing import buckets_of
+from logformat.rows.bucketing import bucket_of, buckets_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
 
@@ -24,7 +24,9 @@ def plain(key: bytes, buckets: int) -> int:
 
 @given(keys=st.lists(st.binary(max_size=40), min_size=1, max_size=8), buckets=st.integers(2, 1024))
 def test_buckets_of_keys_of_any_length_follow_the_document(keys: list[bytes], buckets: int) -> None:
-    assert buckets_of(BinaryColumn.from_list(keys), buckets).tolist() == [plain(key, buckets) for key in keys]
+    expected = [plain(key, buckets) for key in keys]
+    assert buckets_of(BinaryColumn.from_list(keys), buckets).tolist() == expected
+    assert [bucket_of(key, buckets) for key in keys] == expected
 
 
 @given(width=st.integers(1, 20), data=st.data(), buckets=st.integers(2, 1024))

@@ -25,7 +25,7 @@ def test_what_was_done_is_counted(tmp_path: Path) -> None:
         table.upsert([{"k": k, "v": "a"} for k in range(100)])
         table.delete([1, 2, 3])
         table.delete([1])  # without effect: an empty batch, and one offset
-        for key in range(40):
+        for key in range(3 * 32):
             table.get(key)
         store.flush()
         found = store.metrics()
@@ -35,8 +35,8 @@ def test_what_was_done_is_counted(tmp_path: Path) -> None:
         assert found["kvstore_changes_total"] == {"t": offsets, "idle": 0} == {"t": 104, "idle": 0}
         assert 3 <= found["kvstore_batches_total"]["t"] <= 5  # of two buckets
         assert 0 < found["kvstore_log_bytes_total"]["t"] <= log
-        assert found["kvstore_gets_total"]["t"] == 40
-        assert found["kvstore_get_seconds"]["t"]["count"] == 5
+        assert found["kvstore_gets_total"]["t"] == 3 * 32
+        assert found["kvstore_get_seconds"]["t"]["count"] == 3
         for name in ("kvstore_append_seconds", "kvstore_commit_seconds"):
             durations = found[name]["t"]
             assert durations["count"] > 0
