@@ -1,6 +1,9 @@
-"""Buffer between callers and the sending thread: all state that threads share, under one lock.
+"""Buffer between callers and the sending thread: all state that threads share.
 
 * A caller only appends; wherever it is interrupted, an item is either in the buffer or not.
+* A caller with room appends without the lock: it appends, and then looks whether to wake the sending thread and
+  whether the writer has ended. That thread first asks to be woken, or ends the writer, and then looks for items. So one
+  of the two sees the other.
 * A caller that finds no room waits until there is room.
 * Each refused row is reported once.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from copy import copy
 
@@ -41,11 +45,13 @@ class Buffer:
         self._bytes_max = bytes_max
         self._nudge = nudge
         self._new_lock()
-        self._items: list[Item] = []
+        self._items: deque[Item] = deque()
         self._chunk_rows = min(_CHUNK_ROWS_MAX, batch_rows)
         self._chunk_bytes = min(_CHUNK_BYTES_MAX, bytes_max // _CHUNKS)
         self._chunk = min(_FIRST_CHUNK_ROWS, self._chunk_rows)
         """Number of items to take at once; derived from the size of the items taken before."""
+        self._look_at = 1
+        """Number of items at which a caller wakes the sending thread: 1 if that knows of none."""
         self._size = self._items_size = 0
         """Bytes, as far as known, of everything that is not settled, and of the items in it."""
         self._refused: list[Refused] = []
@@ -72,16 +78,32 @@ class Buffer:
             RowsRefused: Too many refused rows were not yet reported; this error reports them. Nothing was handed over.
             StoreError: The writer has ended, for this reason. Nothing was handed over.
         """
-        with self._lock:
-            if not self._has_room:
+        if not self._has_room:
+            with self._lock:
                 self._wait_for_room()
-            items = self._items
-            items.append(item)
-            waiting = len(items)
-            if waiting == 1 or waiting == self._chunk:
+        items = self._items
+        items.append(item)
+        if len(items) >= self._look_at:
+            self._look()
+        if self._ended is not None:
+            self._take_back(item)
+
+    def _look(self) -> None:
+        """Wake the sending thread if it is to know of the items, and look whether there is room."""
+        with self._lock:
+            waiting = len(self._items)
+            if waiting >= self._look_at:
                 self._nudge()
-            elif waiting >= _CHUNKS * self._chunk:
-                self._update_has_room()
+                self._look_at = self._chunk if waiting < self._chunk else _CHUNKS * self._chunk
+            self._update_has_room()
+
+    def _take_back(self, item: Item) -> None:
+        """Refuse an item that was added while the writer ended, unless it is among those that the writer reports."""
+        with self._lock:
+            for place, other in enumerate(self._items):
+                if other is item:
+                    del self._items[place]
+                    self._raise_ended()
 
     def add_all(self, items: Iterable[Item]) -> None:
         """Hand over items, the first as :meth:`add` does; refused rows are not reported again until all are taken.
@@ -98,9 +120,9 @@ class Buffer:
                 self._items.append(item)
                 self._size += size
                 self._items_size += size
-                if size or len(self._items) in (1, self._chunk):
+                if size:
                     self._nudge()
-                self._update_has_room()
+                self._look()
             is_first = False
 
     def flush(self) -> None:
@@ -202,6 +224,14 @@ class Buffer:
         """Number of items not yet taken."""
         return len(self._items)
 
+    def is_empty(self) -> bool:
+        """Whether no items wait; if so, the next one wakes the sending thread."""
+        with self._lock:
+            self._look_at = 1
+            if self._items:
+                self._look_at = self._chunk
+        return self._look_at == 1
+
     @property
     def is_worth_it(self) -> bool:
         """Whether enough items wait for the sending thread to take them now."""
@@ -230,8 +260,8 @@ class Buffer:
     def take(self) -> tuple[list[Item], int]:
         """Take all items; returns them and the bytes counted for them so far."""
         with self._lock:
-            self._converting = bool(self._items)
-            items, self._items = self._items, []
+            self._converting, self._look_at = bool(self._items), self._chunk
+            items = [self._items.popleft() for _ in range(len(self._items))]
             known, self._items_size = self._items_size, 0
             self._update_has_room()
             self._changed.notify_all()
@@ -248,7 +278,7 @@ class Buffer:
             self._size += now - known
             self._converting = False
             if items and not known:
-                self._chunk = max(1, min(self._chunk_rows, self._chunk_bytes * items // max(1, now)))
+                self._look_at = self._chunk = max(1, min(self._chunk_rows, self._chunk_bytes * items // max(1, now)))
             self._update_has_room()
 
     def settle(self, size: int, refused: list[Refused]) -> None:
@@ -273,14 +303,14 @@ class Buffer:
             leave: Takes the items that were not taken; returns the changes not acknowledged and the rows refused.
         """
         with self._lock:
-            # Under the lock, so that no later item is accepted.
+            # Before the items are taken, so that a later one is not accepted; under the lock until they are reported.
+            self._ended = error
             try:
-                self.unacknowledged, refused = leave(self._items)
+                left = [self._items.popleft() for _ in range(len(self._items))]
+                self.unacknowledged, refused = leave(left)
                 self._refused += refused
-                self._items = []
             finally:
                 # Even if `leave` raises, no caller waits forever.
-                self._ended = error
                 self._update_has_room()
                 self._changed.notify_all()
 

@@ -178,7 +178,7 @@ class Sender:
         if asked > self._flush_seen:
             self._flush_seen = asked
             self._flushes.append((asked, self._serial))
-        if not self.buffer.waiting and not self._accumulator.waiting:
+        if self.buffer.is_empty() and not self._accumulator.waiting:
             self._linger_at = None
         elif self._linger_at is None or lingered:
             self._linger_at = now + self._options.linger_ms / 1000
