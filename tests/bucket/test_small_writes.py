@@ -191,6 +191,12 @@ class TestTheWay:
         table.upsert({**ROW, "l": [1]})
         assert small_ones == []
 
+    def test_a_table_that_fills_a_column_takes_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
+        table = store.create_table("t", SCHEMA.append(pa.field("n", pa.int64())), "k", auto_increment="n")
+        table.upsert(ROW)
+        assert rows_of(table) == [{**ROW, "n": 1}]
+        assert small_ones == []
+
     def test_what_is_not_whole_or_not_few_takes_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
         table = store.create_table("t", SCHEMA.set(2, pa.field("f", pa.float64())), "k")
         table.upsert({"k": 1, "s": "x"}, columns=["k", "s"])
