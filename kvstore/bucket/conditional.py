@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from kvstore.bucket.write_path import Outcome, WritePath
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.request.preparation import request_of, requests_of
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.row_layout import layout_of
@@ -39,6 +39,11 @@ def _is_conditional(request: Submitted) -> bool:
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     definition = path.definition
     known = definition.named_as(request.definition)
+    if known is not definition and len(definition.stored) > len(request.definition.stored):
+        # A row that is written whole would lose what others have stored in the new columns.
+        return SchemaMismatch(
+            "Columns were renamed and added since this write began; repeat it.", table=definition.name
+        )
     there = [(key, value) for key, value in zip(request.keys, path.index.get(request.keys), strict=True) if value]
     keys, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
     rows, _ = layout_of(known).decode_found(keys, values)

@@ -77,9 +77,9 @@ def fitted(
     definition.check_knows(schema_id)
     if names := definition.renamed_since(schema_id):
         changes = renamed(changes, names)
-        columns = (
-            None if columns is None else [names.get(each, each) or each for each in column_names("columns", columns)]
-        )
+        if columns is not None:
+            given = column_names("columns", columns)
+            columns = [name for each in given if (name := names.get(each, each)) is not None]
     schema, key = without_dropped(definition.schema_of(schema_id)), definition.primary_key
     if key is None and (columns is not None or overwrite):
         raise UnsupportedOperation("A log table takes whole rows and never replaces a row.")

@@ -303,6 +303,9 @@ class TestAtWork:
             partial = kvstore.Changes.of([("upsert", {"k": 6, "a": 9})], SCHEMA.remove(3).remove(2))
             table.bucket(0).apply(partial, columns=["k", "a"], schema_id=schema_id)
             assert table[6] == {"key": 6, "b": 9, "a": 4}
+            with_dropped = kvstore.Changes.of([("upsert", {"k": 6, "a": 10, "c": "z"})], SCHEMA.remove(2))
+            table.bucket(0).apply(with_dropped, columns=["k", "a", "c"], schema_id=schema_id)
+            assert table[6] == {"key": 6, "b": 10, "a": 4}
         with pytest.raises(SchemaMismatch, match="renamed or dropped") as refused:
             table.apply_parts({BucketId(0): changes}, "w", schema_id=schema_id)
         assert refused.value.where["renamed"] == {"k": "key", "a": "b", "b": "a"}
@@ -343,6 +346,19 @@ class TestAtWork:
         assert table[1] == {"k": 1, "x": 5, "b": 6}
         hooks.append(lambda: store.drop_columns("t", "x"))
         assert not table.put_if({"k": 1, "x": 7, "b": 8}, {"k": 1, "x": 0, "b": 6})
+
+        def rename_add_and_write() -> None:
+            store.rename_columns("t", {"b": "y"})
+            store.add_columns("t", [pa.field("n", pa.int64())])
+            table.upsert({"k": 2, "n": 7}, columns=["k", "n"])
+
+        before = table[2]
+        hooks.append(rename_add_and_write)
+        with pytest.raises(SchemaMismatch, match="repeat it"):
+            table.put_if(before | {"b": 9}, before)
+        assert table[2]["n"] == 7, "what others have stored in a new column stays"
+        store.drop_columns("t", "n")
+        store.rename_columns("t", {"y": "b"})
         hooks.append(lambda: store.add_columns("t", [pa.field("x", pa.string())]))
         table.delete(where=pc.field("b") == 6)
         assert rows_of(table) == [{"k": k, "b": 0, "x": None} for k in (0, 2, 3, 4, 5)]
