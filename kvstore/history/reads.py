@@ -67,7 +67,8 @@ class HistoryReads:
         if it removed the row or stored it again, the row stays as it is, and its key is in ``conflicts`` of the result.
 
         Each changed key is in the result once, in key order: with a delete if it had no row, otherwise with its row.
-        So a very long result may be applied in parts.
+        So a very long result may be applied in parts. Memory holds every change of the rows concerned, from the first
+        that is undone on.
 
         Args:
             start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import SchemaMismatch
 from kvstore.history.past import Past
-from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between
 from kvstore.request.row_layout import layout_of
 from logformat.ids import BucketId, Offset, SchemaId
+
+PATCH_IS_OLD = "the patch was made; make the patch again"
 
 
 def keys_changed(
@@ -26,7 +26,7 @@ def keys_changed(
             # Without a look at the index: the caller may be the one who keeps its bucket waiting.
             ranges = {BucketId(bucket): (Offset(start[bucket]), Offset(last)) for bucket, last in end.items()}
         definition = past.current()
-        check_names(definition, SchemaId(schema_id))
+        definition.check_names_of(SchemaId(schema_id), PATCH_IS_OLD)
         layout = layout_of(definition)
         wanted = layout.encode_keys(keys).to_arrow()
         found = [pa.array([], pa.binary())]
@@ -37,18 +37,3 @@ def keys_changed(
                 found.append(encoded.filter(pc.is_in(encoded, wanted)))
     changed = pc.is_in(wanted, pa.chunked_array(found).unique())
     return keys.filter(changed), {int(bucket): int(last) for bucket, (_, last) in ranges.items()}
-
-
-def check_names(definition: TableDefinition, schema_id: SchemaId) -> None:
-    """Refuse rows whose columns have other names now: a name may be that of another column.
-
-    Raises:
-        SchemaMismatch: Columns of their schema were renamed or dropped.
-    """
-    if names := definition.renamed_since(schema_id):
-        raise SchemaMismatch(
-            "Columns of the table were renamed or dropped since the patch was made; make the patch again.",
-            table=definition.name,
-            renamed={name: now for name, now in names.items() if now not in (name, None)},
-            dropped=[name for name, now in names.items() if now is None],
-        )

@@ -120,7 +120,8 @@ def _part(
         wanted = pa.chunked_array([key.encode_keys(rows).to_arrow() for rows in its_keys], pa.binary()).unique()
         if not len(wanted):
             continue
-        found = changes_between(log.batches(first, now), definition, bucket, first, now, whole_updates=True)
+        begin = min(taken)  # earlier changes decide nothing
+        found = changes_between(log.batches(begin, now), definition, bucket, begin, now, whole_updates=True)
         related = (rows.filter(pc.is_in(key.encode_keys(rows).to_arrow(), wanted)) for rows in found)
         versions = np.array(sorted(taken))
         for changes in binlog_of(related, schema):

@@ -160,15 +160,18 @@ class TableDefinition:
         now = self.stored.names[: len(then)]
         return {} if then == now else schemas.new_names(then, now)
 
-    def check_names_of(self, schema_id: SchemaId) -> None:
+    def check_names_of(self, schema_id: SchemaId, what: str = "it was loaded; load it again") -> None:
         """Verify that columns are called as in a schema.
+
+        Args:
+            what: End of the error's sentence: since when, and what to do.
 
         Raises:
             SchemaMismatch: Some were renamed or dropped since.
         """
         if names := self.renamed_since(schema_id):
             raise SchemaMismatch(
-                "Columns of the table were renamed or dropped since it was loaded; load it again.",
+                f"Columns of the table were renamed or dropped since {what}.",
                 table=self.name,
                 renamed={name: now for name, now in names.items() if now not in (name, None)},
                 dropped=[name for name, now in names.items() if now is None],

@@ -34,7 +34,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         schema_id: Schema that the rows follow.
         key: Columns of the key.
         offsets: For each bucket, the offset up to which the patch knows the table.
-        as_of_ms: Timestamp of the last commit before these offsets, milliseconds since the Unix epoch.
+        as_of_ms: Timestamp of the last commit when the patch was made, milliseconds since the Unix epoch; 0 if none.
         undone: What it undoes, if it undoes something; see :class:`kvstore.history.undoing.Undo`.
     """
 

@@ -71,13 +71,17 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     """Write the file, in place of one that is there.
 
     Raises:
-        InvalidRequest: The path is a directory, or its directory does not exist.
+        InvalidRequest: The path is a directory, its directory does not exist, or the patch takes more than 2 GiB.
         StoreFull, LogFailed: The disk is full, or refuses.
     """
     target = Path(path)
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise InvalidRequest("A patch is saved in a file of a directory that exists.", path=target)
     data = encode(contents)
+    if len(data) > PATCH_BYTES_MAX:
+        raise InvalidRequest(
+            "The patch is too large for a file; undo in parts.", bytes=len(data), limit=PATCH_BYTES_MAX
+        )
     with refusals(target):
         Files().publish(target, data)
 

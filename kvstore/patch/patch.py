@@ -93,7 +93,7 @@ class Patch:
         """Write the patch into a file, in place of one that is there: text, then the rows as an Arrow stream.
 
         Raises:
-            InvalidRequest: The path is a directory, or its directory does not exist.
+            InvalidRequest: The path is a directory, its directory does not exist, or the patch takes more than 2 GiB.
             StoreFull, LogFailed: The disk is full, or refuses.
         """
         file.write(path, self._contents)
@@ -149,7 +149,10 @@ class Patch:
         """
         self._check_table(table)
         known = table.writers.get(self.writer)
-        return known is not None and table.bucket(0).last_sequence(known.writer_id) is not None
+        # A bucket has its part only once the commit is decided; after a crash, some may lack theirs for a while.
+        return known is not None and any(
+            table.bucket(bucket).last_sequence(known.writer_id) is not None for bucket in range(table.buckets)
+        )
 
     def check(self, table: Table) -> None:
         """Return if the patch can be applied: no row that it changes has changed since, or it was applied before.
@@ -161,8 +164,7 @@ class Patch:
             OffsetOutOfRange: The log no longer reaches back to when the patch was made; make it again.
             CorruptBatch: The log is damaged.
         """
-        if not self.is_applied(table):
-            self._check_since(table, self.offsets, None)
+        self._seen(table)
 
     def apply(self, table: Table) -> WriteResult:
         """Apply all of the patch or nothing, as a commit of its own, once.
@@ -187,13 +189,23 @@ class Patch:
         automatic = table.options.auto_increment
         if automatic is not None:
             changes = Changes(changes.rows.drop_columns([automatic]), changes.is_delete)
-        seen = self.offsets if self.is_applied(table) else self._check_since(table, self.offsets, None)
+        seen = self._seen(table)
 
         def confirm(first: Mapping[BucketId, Offset]) -> None:
             self._check_since(table, seen, {int(bucket): int(offset) for bucket, offset in first.items()})
 
         parts = {BucketId(bucket): part for bucket, part in table.by_bucket(changes).items()}
         return table.apply_parts(parts, self.writer, epoch=0, confirm=confirm)
+
+    def _seen(self, table: Table) -> dict[int, int]:
+        """The offsets up to which nothing is in conflict; see :meth:`check`, also for errors."""
+        if not self.is_applied(table):
+            try:
+                return self._check_since(table, self.offsets, None)
+            except Conflict:
+                if not self.is_applied(table):  # else these are its own changes: another applies it at the same time
+                    raise
+        return dict(self.offsets)
 
     def _check_since(self, table: Table, start: Mapping[int, int], end: Mapping[int, int] | None) -> dict[int, int]:
         changes, key = self.changes, self._contents.header.key

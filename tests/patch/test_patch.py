@@ -154,6 +154,25 @@ def test_a_write_between_check_and_commit_is_a_conflict(
     assert "z" not in table
 
 
+def test_a_patch_that_another_applies_at_the_same_time_is_applied_once(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=3)
+    table.upsert([{"k": key, "v": 1} for key in "abc"])
+    patch = of(table, *(("upsert", {"k": key, "v": 2}) for key in "abc"))
+    real, others = kvstore.Table.keys_changed, [patch]
+
+    def late(self: kvstore.Table, *arguments: Any, **named: Any) -> Any:
+        if others:
+            assert not others.pop().apply(table).duplicated
+        return real(self, *arguments, **named)
+
+    monkeypatch.setattr(kvstore.Table, "keys_changed", late)
+    assert patch.apply(table).duplicated
+    patch.check(table)
+    assert [row["v"] for row in table] == [2, 2, 2]
+
+
 def test_an_undo_that_is_out_of_date_makes_no_patch(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert([{"k": key, "v": 1} for key in "ab"])
