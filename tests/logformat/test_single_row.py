@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, strategies as st
 
+from kvstore.testing.strategies import KEY_TYPES, columns, stored_types
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.ids import SchemaId
@@ -15,7 +16,6 @@ from logformat.rows.keys import KeyCodec
 from logformat.rows.rows import RowCodec
 from logformat.rows.single_row import SingleRowCodec
 from tests.logformat.damage import bit_flips
-from tests.support.strategies import KEY_TYPES, columns, stored_types
 
 FIRST, SECOND = SchemaId(1), SchemaId(2)
 SCHEMA = pa.schema([("v", pa.int64()), ("k", pa.int64()), ("s", pa.string()), ("flag", pa.bool_())])

@@ -20,10 +20,10 @@ from kvstore.errors import CorruptData, KeyTooLarge, Unavailable
 from kvstore.index.index import Index
 from kvstore.meta.state import CatalogState
 from kvstore.request.row_layout import layout_of
+from kvstore.testing.strategies import KEY_TYPES, columns, stored_types
 from logformat.catalog.edits import Payload
 from tests.conftest import OpenStore
 from tests.logformat.damage import bit_flips
-from tests.support.strategies import KEY_TYPES, columns, stored_types
 
 SCHEMA = pa.schema(
     [
@@ -178,6 +178,6 @@ def test_it_never_misses_an_acknowledged_row_while_the_index_is_restored(
     monkeypatch.setattr(Index, "replace", failing)
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(CorruptData, match="planted"):
-            table.upsert({"k": 3})
+            table.upsert([{"k": k} for k in range(3, 200)])
         assert seen[0].result() == {"k": 2}
     assert table.get(3) is None
