@@ -293,8 +293,7 @@ def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes
     if pa.types.is_date32(stored):
         return dt.date, _days
     if pa.types.is_timestamp(stored):
-        zone, epoch = (None, _EPOCH) if stored.tz is None else (dt.UTC, _EPOCH_UTC)
-        return dt.datetime, _Time(zone, epoch, _UNITS[stored.unit])
+        return dt.datetime, _Time(_EPOCH if stored.tz is None else _EPOCH_UTC, _UNITS[stored.unit])
     return None, _nothing
 
 
@@ -305,13 +304,11 @@ def _days(value: dt.date) -> bytes:
 class _Time:
     """Converts a time to a cell, if nothing is lost."""
 
-    def __init__(self, zone: dt.tzinfo | None, epoch: dt.datetime, units: int) -> None:
-        self._zone, self._epoch, self._units = zone, epoch, units
+    def __init__(self, epoch: dt.datetime, units: int) -> None:
+        self._epoch, self._units = epoch, units
 
     def __call__(self, value: dt.datetime) -> bytes:
-        if value.tzinfo is not self._zone:
-            raise TypeError
-        step = value - self._epoch
+        step = value - self._epoch  # a TypeError if only one of them has a zone
         seconds = step.days * 86400 + step.seconds
         units, rest = divmod(step.microseconds * self._units, 10**6)
         if rest:

@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket import write_path
+from kvstore.calls import Reply, answer_of, wait_for
 from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch, StoreError
 from kvstore.index.index import Index
 from kvstore.options import StoreOptions
@@ -307,3 +308,14 @@ class TestTheWay:
         monkeypatch.setattr(Index, "put", failing)
         table.upsert([{**ROW, "s": "b"}, {**ROW, "k": 2}])
         assert (table.count(), table.offsets(), failures) == (2, {0: (0, 4)}, [])
+
+
+def test_an_answer_may_be_asked_for_again() -> None:
+    given, refused = Reply[int](), Reply[int]()
+    given.set_result(1)
+    refused.set_exception(SchemaMismatch("no"))
+    for _ in range(2):
+        assert (answer_of(given), given.exception(), given.done()) == (1, None, True)
+        assert wait_for(refused) is refused
+        with pytest.raises(SchemaMismatch):
+            answer_of(refused)

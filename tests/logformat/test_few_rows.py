@@ -167,7 +167,7 @@ class TestPythonRows:
             {"f": float("inf"), "d": float("nan"), "b": False},
             {"day": dt.date(1583, 1, 1), "t": TIME, "u": TIME.replace(tzinfo=dt.UTC)},
             {"day": dt.date(9999, 12, 31), "t": dt.datetime(1, 1, 1), "u": dt.datetime(1677, 9, 22, tzinfo=dt.UTC)},
-            {"s": None, "b": None, "t": None},
+            {"s": None, "b": None, "t": None, "u": TIME.replace(tzinfo=dt.timezone(dt.timedelta(minutes=330)))},
         ],
     )
     def test_a_row_has_the_bytes_of_the_general_code(self, more: dict[str, Any]) -> None:
