@@ -289,7 +289,11 @@ class _Csv:
         self._delimiter = delimiter
 
     def columns(self, file: BinaryIO) -> pa.Schema:
-        with self._opened(file, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as opened:
+        # A thread of Arrow reads ahead, and may outlive the reader after an error. It gets a copy in Arrow's memory,
+        # because releasing an object of Python while the interpreter ends would abort the process.
+        copy = pa.BufferOutputStream()
+        copy.write(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
+        with self._opened(pa.BufferReader(copy.getvalue()), INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as opened:
             return opened.schema
 
     def names(self, file: BinaryIO) -> list[str]:

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -433,3 +434,21 @@ def test_columns_that_are_found_are_named(store: Path, tmp_path: Path, suffix: s
     fine("create", store, "u", "--column", "key:int64", "--column", "txt:string", "--key", "key")
     done = run("load", store, "u", tmp_path / f"f{suffix}")
     assert "Columns found: k, text, x, yes. Is text meant to be txt?" in done.err
+
+
+def test_columns_of_csv_are_read_in_the_callers_thread_alone() -> None:
+    """A thread that still holds an object of Python when the interpreter ends aborts the process."""
+
+    class Watched(io.BytesIO):
+        readers: set[int] = set()
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            self.readers.add(threading.get_ident())
+            return super().read(size)
+
+    reader = formats.reader_of(formats.Format.CSV)
+    with pytest.raises(pa.ArrowInvalid, match="Expected 2 columns, got 3"):
+        reader.columns(Watched(b"path,size\na,1,3\n"))
+    many = Watched(b"path,size\n" + b"a,1\n" * formats.INFERRED_BYTES)
+    assert reader.columns(many) == pa.schema([("path", pa.string()), ("size", pa.int64())])
+    assert Watched.readers == {threading.get_ident()}
