@@ -62,9 +62,10 @@ class _Weights:
         self._weights = self._made(64)
 
     def first(self, count: int) -> np.ndarray:
-        if count > len(self._weights):
-            self._weights = self._made(2 * count)
-        return self._weights[:count]
+        weights = self._weights  # read once: another thread may put a shorter one in its place
+        if count > len(weights):
+            self._weights = weights = self._made(2 * count)
+        return weights[:count]
 
     def _made(self, count: int) -> np.ndarray:
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
@@ -99,13 +100,19 @@ def key_sums(keys: BinaryColumn) -> np.ndarray:
 def row_hash(key: bytes, value: bytes) -> int:
     """Hash of one row in plain integers, equal to :func:`mix` of the sums of key and value.
 
-    For one row this is faster than a single numpy call.
+    For a short row this is faster than a single numpy call.
 
     Args:
         value: Whole words, at least one; the bytes of its checksum count as zero.
     """
-    unpack, weights, padding, summed = _of_lengths(len(key), len(value))
-    summed += sum(map(mul, unpack(key + padding + value), weights))
+    is_long = len(value) > WORD * _WORDS_IN_PYTHON_MAX
+    unpack, weights, padding, summed = _of_lengths(len(key), 0 if is_long else len(value))
+    if is_long:
+        words = np.frombuffer(value, _WORDS)
+        summed += int(np.vdot(words, _VALUE_WEIGHTS.first(len(words))))
+        summed += sum(map(mul, unpack(key + padding), weights))
+    else:
+        summed += sum(map(mul, unpack(key + padding + value), weights))
     return _mixed(summed - int.from_bytes(value[:4], "little") * _FIRST_WEIGHT)
 
 

@@ -525,8 +525,8 @@ class WritePath:
         attributes: int = 0,
         count: int | None = None,
     ) -> LogBatch:
-        if count is None:
-            count = rows.num_rows
+        if count is None:  # else it is a small write, whose rows are encoded already
+            rows, count = filled(rows, self.definition.stored), rows.num_rows
         if self.named.is_named(request.writer_id):
             attributes |= NAMED_WRITER
         return LogBatch(
@@ -544,7 +544,7 @@ class WritePath:
             table_id=self.definition.id,
             bucket_id=self._state.bucket_id,
             change_types=change_types,
-            rows=filled(rows, self.definition.stored),
+            rows=rows,
         )
 
     def _encoded(self, batch: LogBatch) -> EncodedBatch:

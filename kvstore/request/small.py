@@ -28,7 +28,7 @@ from merge_engines.last_row import LastRow
 
 ROWS_MAX = 32
 """Largest number of rows of a small write. For twice as many whole columns cost hardly more, and less in a group."""
-BYTES_MAX = 1 << 20
+BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
 

@@ -133,7 +133,7 @@ def records_at_most(limit: int) -> Iterator[None]:
             {"skip_identical_updates": True},
         ]
     ),
-    limits=st.sampled_from([(0, 0, 1000), (0, 0, RECORDS_MAX), (32, 0, 1000), (0, 32, 1000), (5, 5, 1000)]),
+    limits=st.sampled_from([(-1, -1, 1000), (-1, -1, RECORDS_MAX), (32, -1, 1000), (-1, 32, 1000), (5, 5, 1000)]),
 )
 def test_a_group_equals_its_requests_one_by_one(
     requests: list[tuple[Any, ...]],
@@ -157,7 +157,7 @@ class TestAGroup:
 
     @pytest.fixture
     def table(self, tmp_path: Path) -> Iterator[kvstore.Table]:
-        with mock.patch.object(small, "ROWS_MAX", 0), table_of(tmp_path / "store") as table:
+        with mock.patch.object(small, "ROWS_MAX", -1), table_of(tmp_path / "store") as table:
             yield table
 
     @pytest.fixture

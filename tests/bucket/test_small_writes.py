@@ -118,7 +118,7 @@ def test_log_and_index_have_the_bytes_of_the_long_way(history: Any, tmp_path_fac
     schema, key, options, batches = history
     path = tmp_path_factory.mktemp("stores")
     found = []
-    for rows_max in (0, small.ROWS_MAX):
+    for rows_max in (-1, small.ROWS_MAX):
         with mock.patch.object(small, "ROWS_MAX", rows_max), store_at(path / str(rows_max)) as store:
             table = store.create_table("t", schema, key, **options)
             found.append((applied(table, batches), written(table)))
@@ -142,7 +142,7 @@ def test_rows_of_python_have_the_bytes_of_the_long_way(
 ) -> None:
     path = tmp_path_factory.mktemp("stores")
     found = []
-    for rows_max in (0, small.ROWS_MAX):
+    for rows_max in (-1, small.ROWS_MAX):
         with mock.patch.object(small, "ROWS_MAX", rows_max), store_at(path / str(rows_max)) as store:
             table = store.create_table("t", SCHEMA, "k", buckets=buckets, changelog_image=image)
             found.append(([getattr(table, name)(given) for name, given in calls], written(table)))

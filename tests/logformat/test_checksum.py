@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from logformat.binary_column import BinaryColumn
-from logformat.checksum import crc32c, key_sums, mix, value_sums
+from logformat.checksum import crc32c, key_sums, mix, row_hash, value_sums
 
 WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5)
 
@@ -111,3 +111,11 @@ class TestValues:
     @given(st.sets(st.integers(0, 2**64 - 1), max_size=20))
     def test_mixing_keeps_different_words_different(self, words: set[int]) -> None:
         assert len(set(mix(np.array(list(words), np.uint64)).tolist())) == len(words)
+
+
+@given(key=st.binary(min_size=1, max_size=100), words=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30))
+def test_the_hash_of_one_row_is_that_of_many(key: bytes, words: list[int]) -> None:
+    words[0] &= ~(2**32 - 1)  # the checksum counts as zero
+    column = np.array([words], np.uint64)
+    expected = mix(key_sums(BinaryColumn.from_list([key])) + value_sums(column))
+    assert row_hash(key, column.tobytes()) == int(expected[0])
