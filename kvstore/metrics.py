@@ -35,7 +35,16 @@ def metrics(runtime: StoreRuntime, format: Format) -> Metrics | str:
     if format not in _FORMATS:
         raise InvalidRequest('`format` is "dict" or "prometheus".', given=format)
     found = _found(runtime)
-    return "".join(_lines(found)) if format == "prometheus" else found
+    return prometheus_text(found, _HELP) if format == "prometheus" else found
+
+
+def prometheus_text(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> str:
+    """Metrics in the text format of Prometheus, version 0.0.4.
+
+    Args:
+        about: For each metric its kind, the names of its labels, and what it is.
+    """
+    return "".join(_lines(found, about))
 
 
 def _found(runtime: StoreRuntime) -> Metrics:
@@ -71,10 +80,9 @@ def _consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, int]]:
     return found
 
 
-def _lines(found: Metrics) -> Iterator[str]:
-    """The text format of Prometheus, version 0.0.4."""
-    for name, (kind, labels, about) in _HELP.items():
-        yield f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+def _lines(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> Iterator[str]:
+    for name, (kind, labels, what) in about.items():
+        yield f"# HELP {name} {what}\n# TYPE {name} {kind}\n"
         for values, sample in _samples(found[name], len(labels)):
             given = dict(zip(labels, values, strict=True))
             if kind != "summary":

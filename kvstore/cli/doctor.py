@@ -34,6 +34,8 @@ OPTIONAL = {
     "polars": ("2.0", "Table.to_polars(); Polars frames as rows"),
     "duckdb": ("2.0", "kvstore sql, Store.sql()"),
     "pyspark": ("4.3", "the Spark source; job run --engine spark"),
+    "starlette": ("1.10", "kvstore ui, with uvicorn"),
+    "uvicorn": ("0.54", "kvstore ui, with starlette"),
     "pyroaring": ("1.1", "bitmaps of the engine aggregate"),
 }
 """Packages that add something, with the oldest version of each, and what they add."""

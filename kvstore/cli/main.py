@@ -25,6 +25,7 @@ from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
 from kvstore.cli.sql import sql
+from kvstore.cli.ui import ui
 from kvstore.cli.undo import apply, undo
 from kvstore.errors import InvalidRequest, StoreError
 
@@ -141,6 +142,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     ),
     compact: ("compact /data/store", "compact /data/store files"),
     replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
+    ui: ("ui /data/store", "ui /data/store --port 9000 --no-browser"),
     doctor: ("doctor", "doctor --json"),
     demo: ("demo --repo .",),
 }

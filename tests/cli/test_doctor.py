@@ -66,7 +66,7 @@ def test_doctor_needs_what_the_package_needs() -> None:
     assert oldest(project["dependencies"]) == doctor.REQUIRED
     assert project["requires-python"] == f">={doctor.PYTHON_MIN}"
     extras = oldest(
-        [each for name in ("pandas", "polars", "sql", "spark", "roaring") for each in _extra(project, name)]
+        [each for name in ("pandas", "polars", "sql", "spark", "ui", "roaring") for each in _extra(project, name)]
     )
     assert extras == {name: version for name, (version, _) in doctor.OPTIONAL.items()}
 

@@ -1,0 +1,86 @@
+"""One whole value, to be saved: pages cut long ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from kvstore.console.query import Query
+from kvstore.console.rows import row_of_key
+from kvstore.console.values import whole_of
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
+from kvstore.meta.state import TableDefinition
+from kvstore.store import Store
+
+
+@dataclass(frozen=True)
+class Download:
+    """A value as a file.
+
+    Attributes:
+        name: Name for the file, of plain characters.
+    """
+
+    data: bytes
+    media_type: str
+    name: str
+
+
+def value_of(store: Store, definition: TableDefinition, query: Query) -> Download:
+    """The value of ``column`` in the row of ``key``, or ``before`` or ``after`` (``side``) the change at ``offset``.
+
+    Raises:
+        InvalidRequest: There is no such value.
+        StoreError: It can't be read.
+    """
+    column = query.text("column") or ""
+    if column not in definition.schema.names:
+        raise SchemaMismatch("The table has no such column.", column=repr(column[:100]))
+    offset = query.number("offset")
+    found = (
+        _of_key(store, definition, column, query)
+        if offset is None
+        else _of_change(store, definition, column, offset, query)
+    )
+    data, media_type = whole_of(found)
+    plain = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in column)
+    return Download(data, media_type, f"{plain[:60] or 'value'}.{'bin' if 'octet' in media_type else 'txt'}")
+
+
+def _of_key(store: Store, definition: TableDefinition, column: str, query: Query) -> pa.Array:
+    rows = row_of_key(store, definition, [column], query.all("key"), query).rows
+    if not rows.num_rows:
+        raise InvalidRequest("There is no row of this key.")
+    return rows.column(0)
+
+
+def _of_change(store: Store, definition: TableDefinition, column: str, offset: int, query: Query) -> pa.Array:
+    bucket = query.number("bucket", most=definition.buckets - 1) or 0
+    is_before = query.text("side") == "before"
+    table = store.table(definition.name)
+    first, end = table.offsets()[bucket]
+    if not first <= offset < end:
+        raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)
+    names = ["_log_offset", "_change_type", column]
+    start = max(first, offset - 1)
+    changes = _at(
+        table.changelog(
+            _places(definition, bucket, start), _places(definition, bucket, offset + 1), bucket, names
+        ).read_all(),
+        offset,
+        is_before=is_before,
+    )
+    if not changes.num_rows:
+        raise InvalidRequest("There is no change at this offset.", offset=offset)
+    return changes.column(column).combine_chunks()
+
+
+def _places(definition: TableDefinition, bucket: int, offset: int) -> dict[int, int]:
+    return {bucket: offset} if definition.buckets == 1 else dict.fromkeys(range(definition.buckets), offset)
+
+
+def _at(changes: pa.Table, offset: int, *, is_before: bool) -> pa.Table:
+    offsets, kinds = (changes.column(name).to_pylist() for name in ("_log_offset", "_change_type"))
+    wanted = offset - 1 if is_before and kinds and kinds[-1] == "update_postimage" else offset
+    return changes.slice(offsets.index(wanted), 1) if wanted in offsets else changes.slice(0, 0)

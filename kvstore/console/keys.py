@@ -1,0 +1,80 @@
+"""Keys in URLs and forms: a parameter for each of the key's columns, in the form that the command line has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from kvstore.console.html import Html, tag
+from kvstore.console.parts import field
+from kvstore.console.values import json_text
+from kvstore.errors import SchemaMismatch, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.request.row_layout import layout_of
+from logformat.rows.json_form import from_text, to_json
+from logformat.rows.python_values import MISFITS
+
+
+def key_fields(definition: TableDefinition) -> list[pa.Field]:
+    """The columns of a table's key.
+
+    Raises:
+        UnsupportedOperation: It is a log table.
+    """
+    if definition.primary_key is None:
+        raise UnsupportedOperation("A log table has no rows by key; see its changes.", table=definition.name)
+    return list(layout_of(definition).key_schema)
+
+
+def key_of(texts: list[str], definition: TableDefinition) -> pa.RecordBatch:
+    """A key from the texts of its columns, as one row.
+
+    Raises:
+        UnsupportedOperation: The table has no key.
+        SchemaMismatch: There are too few or too many values, or one does not fit its column.
+    """
+    fields = key_fields(definition)
+    if len(texts) != len(fields):
+        raise SchemaMismatch(
+            "Give one value for each of the key's columns.", columns=[each.name for each in fields], given=len(texts)
+        )
+    columns = []
+    for each, given in zip(fields, texts, strict=True):
+        try:
+            columns.append(from_text(pa.array([given], pa.string()), each.type))
+        except (*MISFITS, SchemaMismatch) as error:
+            raise SchemaMismatch(
+                "A value does not fit the key's column.",
+                column=each.name,
+                expected=each.type,
+                given=repr(given[:100]),
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def encoded(key: pa.RecordBatch, definition: TableDefinition) -> bytes:
+    """A key as the index has it."""
+    return bytes(layout_of(definition).encode_keys(key).to_list()[0])
+
+
+def texts_of(rows: pa.RecordBatch, definition: TableDefinition) -> list[list[str]]:
+    """The texts of the keys of rows."""
+    columns = [to_json(rows.column(each.name)) for each in key_fields(definition)]
+    return [[json_text(value) for value in key] for key in zip(*columns, strict=True)]
+
+
+def values_of(key: pa.RecordBatch) -> list[Any]:
+    """The values of a key in their JSON form."""
+    return [to_json(column)[0] for column in key.columns]
+
+
+def key_form(definition: TableDefinition, given: list[str], path: str, button: str) -> Html:
+    """A form that asks for a key."""
+    fields = key_fields(definition)
+    values = given if len(given) == len(fields) else [""] * len(fields)
+    asked = [
+        field(f"{each.name} ({each.type})", "key", value, required=not pa.types.is_string(each.type))
+        for each, value in zip(fields, values, strict=True)
+    ]
+    return tag("form", asked, tag("button", button), action=path, role="search", aria_label=button)

@@ -1,0 +1,203 @@
+"""The first page: what needs attention, the tables, and those that read or copy the store."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from kvstore.console.commands import command
+from kvstore.console.html import Html, tag, url
+from kvstore.console.page import Page
+from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
+from kvstore.console.query import Query
+from kvstore.console.tables import key_text, matching, summary
+from kvstore.errors import StoreError
+from kvstore.store import Store
+
+TABLES_SHOWN = 50
+
+
+def overview(store: Store, query: Query) -> Page:
+    """The overview; ``q`` chooses tables by a part of their name, ``page`` counts from 1."""
+    words, number = query.text("q"), query.number("page", least=1) or 1
+    found = matching(store, words)
+    first = (number - 1) * TABLES_SHOWN
+    usage = shutil.disk_usage(store.path)
+    facts: dict[str, Any] = {
+        "store": {
+            "path": str(store.path),
+            "tables": len(store.list_tables()),
+            "catalog_edits": store.runtime.catalog().txid,
+            "disk_free_bytes": usage.free,
+        },
+        "attention": _attention(store),
+        "tables": [summary(store, each) for each in found[first : first + TABLES_SHOWN]],
+        "tables_found": len(found),
+        "consumers": attempt(lambda: _consumers(store)),
+        "replicas": attempt(lambda: _replicas(store)),
+        "jobs": attempt(lambda: _jobs(store)),
+    }
+
+    def to(page: int) -> str | None:
+        shown = page >= 1 and (page - 1) * TABLES_SHOWN < len(found)
+        return url("/", q=words, page=page) if shown else None
+
+    def body() -> Html:
+        pages = pager(Previous=to(number - 1), Next=to(number + 1)) if len(found) > TABLES_SHOWN else None
+        return tag(
+            "div",
+            _attention_html(facts["attention"]),
+            _store_html(facts),
+            _search(words),
+            _tables_html(facts, words),
+            pages,
+            _readers_html(facts),
+        )
+
+    return Page(
+        "Overview", facts, body, command("tables", store.path), url("/api/overview", q=words, page=query.text("page"))
+    )
+
+
+def _attention(store: Store) -> list[dict[str, Any]]:
+    """What needs attention, and what to do."""
+    found: list[dict[str, Any]] = []
+    try:
+        found += [{"what": warning, "do": command("meta status", store.path)} for warning in store.health().warnings]
+    except StoreError as error:
+        found.append({"what": str(error), "do": command("check", store.path)})
+    for name, report in _reports(store):
+        if report.findings:
+            found.append(
+                {
+                    "what": f"Replica {name} is not whole: {len(report.findings)} findings of its last check.",
+                    "do": command("replica repair", store.path, name),
+                }
+            )
+    for name in store.list_jobs():
+        job = store.job(name).show()
+        if job.state == "paused":
+            found.append({"what": f"Job {name} is paused: {job.reason}", "do": command("job resume", store.path, name)})
+    return found
+
+
+def _reports(store: Store) -> list[Any]:
+    try:
+        return list(store.replicas.items())
+    except StoreError:
+        return []  # the list of replicas shows the error
+
+
+def _consumers(store: Store) -> list[dict[str, Any]]:
+    lags = store.metrics()["kvstore_consumer_lag_changes"]
+    return [
+        {"consumer": name, "table": table, "lag": lag}
+        for name, tables in sorted(lags.items())
+        for table, lag in sorted(tables.items())
+    ]
+
+
+def _replicas(store: Store) -> list[dict[str, Any]]:
+    return [
+        {
+            "replica": name,
+            "url": report.url,
+            "lag": sum(report.behind.values()),
+            "edits_shipped": report.edits_shipped,
+            "edits": report.edits,
+            "findings": len(report.findings),
+        }
+        for name, report in store.replicas.items()
+    ]
+
+
+def _jobs(store: Store) -> list[dict[str, Any]]:
+    found = []
+    for name in store.list_jobs():
+        job = store.job(name)
+        status = job.show()
+        found.append({"job": name, "table": job.table, "state": status.state, "offset": status.offset})
+    return found
+
+
+def _attention_html(found: list[dict[str, Any]]) -> Html:
+    if not found:
+        return tag("p", tag("strong", "All is well."), " Nothing needs attention.", class_="well")
+    return tag(
+        "section",
+        tag("h2", f"Needs attention ({len(found)})"),
+        tag("ul", [tag("li", each["what"], tag("br"), tag("code", each["do"])) for each in found]),
+        class_="attention",
+        aria_label="Needs attention",
+    )
+
+
+def _store_html(facts: dict[str, Any]) -> Html:
+    store = facts["store"]
+    return fact_list(
+        {
+            "tables": f"{store['tables']:,}",
+            "edits of the catalog": f"{store['catalog_edits']:,}",
+            "free space of the disk": size_text(store["disk_free_bytes"]),
+        }
+    )
+
+
+def _search(words: str | None) -> Html:
+    return tag(
+        "form",
+        tag("label", tag("span", "Find a table"), tag("input", type="search", name="q", value=words or "")),
+        tag("button", "Find"),
+        action="/",
+        role="search",
+    )
+
+
+def _tables_html(facts: dict[str, Any], words: str | None) -> Html:
+    found = facts["tables"]
+    if not found:
+        why = "No table has this in its name." if words else "The store has no tables; kvstore create makes one."
+        return tag("p", why, class_="none")
+    return grid(
+        "Tables",
+        ["table", "key", "buckets", "rows", "changes kept", "log", "index", "last change"],
+        [_table_row(each) for each in found],
+        right=[False, False, True, True, True, True, True],
+    )
+
+
+def _table_row(each: dict[str, Any]) -> list[Any]:
+    name = tag("a", each["table"], href=f"/tables/{each['id']}")
+    if is_error(each["status"]):
+        error = each["status"]["error"]
+        return [
+            name,
+            key_text(each["primary_key"]),
+            each["buckets"],
+            tag("strong", error["class"]),
+            "",
+            "",
+            "",
+            error["message"],
+        ]
+    status = each["status"]
+    rows = status["rows"]
+    return [
+        *(name, key_text(each["primary_key"]), each["buckets"]),
+        tag("span", "not counted", class_="null") if rows is None else f"{rows:,}",
+        f"{status['changes']:,}",
+        *(size_text(status["log_bytes"]), size_text(status["index_bytes"])),
+        status["last_change"] or tag("span", "none", class_="null"),
+    ]
+
+
+def _readers_html(facts: dict[str, Any]) -> list[Html]:
+    shown = []
+    for title, found in (("Consumers", facts["consumers"]), ("Replicas", facts["replicas"]), ("Jobs", facts["jobs"])):
+        if is_error(found):
+            shown.append(tag("section", tag("h2", title), error_box(found)))
+        elif found:
+            rows = [list(each.values()) for each in found]
+            numbers = [isinstance(cell, int) for cell in rows[0]]
+            shown.append(tag("section", tag("h2", title), grid(title, list(found[0]), rows, right=numbers)))
+    return shown

@@ -1,0 +1,45 @@
+"""Figures of a store for Prometheus, from its files; counts and latencies are in the process that writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.console.parts import is_error
+from kvstore.console.tables import matching, summary
+from kvstore.errors import StoreError
+from kvstore.metrics import prometheus_text
+from kvstore.store import Store
+
+_ABOUT = {
+    "kvstore_table_readable": ("gauge", ("table",), "1 if the table can be read; 0 if it is damaged."),
+    "kvstore_table_rows": ("gauge", ("table",), "Rows; not of a table with a WAL image."),
+    "kvstore_table_changes": ("gauge", ("table",), "Offsets that the log holds."),
+    "kvstore_table_log_bytes": ("gauge", ("table",), "Bytes of the files of the log."),
+    "kvstore_table_index_bytes": ("gauge", ("table",), "Bytes of the files of the index."),
+    "kvstore_catalog_edits": ("gauge", (), "Edits of the catalog."),
+    "kvstore_consumer_lag_changes": ("gauge", ("consumer", "table"), "Offsets that a consumer has yet to commit."),
+    "kvstore_replica_lag_edits": ("gauge", ("replica",), "Edits of the catalog that a replica lacks."),
+}
+_STATUS = ("rows", "changes", "log_bytes", "index_bytes")
+
+
+def figures(store: Store) -> str:
+    """The text that Prometheus reads; a table that can't be read has only ``kvstore_table_readable``.
+
+    Raises:
+        CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+    """
+    found: dict[str, Any] = {name: {} for name in _ABOUT}
+    found["kvstore_catalog_edits"] = int(store.runtime.catalog().txid)
+    for definition in matching(store):
+        status = summary(store, definition)["status"]
+        found["kvstore_table_readable"][definition.name] = int(not is_error(status))
+        for name in () if is_error(status) else _STATUS:
+            if status[name] is not None:
+                found[f"kvstore_table_{name}"][definition.name] = status[name]
+    try:
+        lags = store.metrics()
+        found |= {name: lags[name] for name in ("kvstore_consumer_lag_changes", "kvstore_replica_lag_edits")}
+    except StoreError:
+        pass  # a table that can't be read is reported above
+    return prometheus_text(found, _ABOUT)

@@ -1,0 +1,66 @@
+"""The parameters of a request, checked."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+
+from kvstore.errors import InvalidRequest
+from logformat.ids import OFFSET_MAX
+
+TEXT_LETTERS_MAX = 10_000
+
+
+class Query:
+    """Parameters of a request, in order; a name may come several times.
+
+    Args:
+        pairs: Names and values.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs = list(pairs)
+
+    def all(self, name: str) -> list[str]:
+        """Every value of a name."""
+        return [value for given, value in self._pairs if given == name]
+
+    def text(self, name: str) -> str | None:
+        """The value of a name; None if it is not there, or empty.
+
+        Raises:
+            InvalidRequest: It is very long.
+        """
+        value = next(iter(self.all(name)), "")
+        if len(value) > TEXT_LETTERS_MAX:
+            raise InvalidRequest(f"`{name}` has too many characters.", characters=len(value))
+        return value or None
+
+    def number(self, name: str, least: int = 0, most: int = OFFSET_MAX) -> int | None:
+        """The value of a name as a whole number; None if it is not there.
+
+        Raises:
+            InvalidRequest: It is none, or out of range.
+        """
+        value = self.text(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most):
+            raise InvalidRequest(f"`{name}` is a number from {least} to {most}.", given=repr(value))
+        return int(value)
+
+    def place(self, name: str) -> int | dt.datetime | None:
+        """The value of a name as an offset or a time; None if it is not there.
+
+        Raises:
+            InvalidRequest: It is neither.
+        """
+        value = self.text(name)
+        if value is None or (value.isascii() and value.isdigit()):
+            return self.number(name)
+        try:
+            return dt.datetime.fromisoformat(value)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"`{name}` is an offset, or a time such as 2026-01-31T12:00:00Z.", given=repr(value)
+            ) from error

@@ -1,0 +1,221 @@
+"""Rows of a table: a page of one bucket in key order, as they are or as they were, or the row of a key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from kvstore.console.columns import chosen, columns_form
+from kvstore.console.commands import after_key, command, names_given
+from kvstore.console.html import Html, tag, url
+from kvstore.console.keys import encoded, key_fields, key_form, key_of, texts_of, values_of
+from kvstore.console.page import Page
+from kvstore.console.parts import field, grid, pager, value_html
+from kvstore.console.query import Query
+from kvstore.console.values import Cell, cells_of
+from kvstore.meta.state import TableDefinition
+from kvstore.read.scan import KeyRange, first_rows, offset_as_of, rows_as_of
+from kvstore.request.partition import buckets_of_rows
+from kvstore.request.row_layout import layout_of
+from kvstore.store import Store
+from logformat.ids import Offset
+
+ROWS_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows of one bucket.
+
+    Attributes:
+        offset: They are as of this offset.
+        end: The end of the log.
+    """
+
+    rows: pa.RecordBatch
+    offset: int
+    end: int
+
+
+def read_rows(
+    store: Store, definition: TableDefinition, bucket: int, names: list[str], within: KeyRange, most: int, query: Query
+) -> Read:
+    """At most so many rows of a bucket, in a range of keys; ``as_of`` of the query says of when.
+
+    Raises:
+        StoreError: They can't be read; see :meth:`kvstore.Table.scan`.
+    """
+    handle = store.table(definition.name).bucket(bucket).handle
+    place = query.place("as_of")
+    with handle.snapshot() as view:
+        end = offset = view.state().applied_offset
+        # Read after the view, so that it has the schemas of all rows.
+        current = store.runtime.catalog().tables[definition.id].named_as(definition)
+        layout = layout_of(current)
+        if place is None:
+            found = islice(view.rows(most, within.start, within.stop), 1)
+            batches = [layout.decode_found(keys, values, names)[0] for keys, values in found]
+        else:
+            offset = offset_as_of(place, handle.log, end)
+            read = rows_as_of(view, handle.log, current, Offset(offset), names, [within])
+            batches = list(first_rows(read, most))
+    schema = pa.schema([definition.schema.field(name) for name in names])
+    rows = pa.Table.from_batches([each.cast(schema) for each in batches], schema).combine_chunks()
+    return Read(next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], schema)), int(offset), int(end))
+
+
+def row_of_key(store: Store, definition: TableDefinition, names: list[str], texts: list[str], query: Query) -> Read:
+    """The row of a key, or none.
+
+    Raises:
+        StoreError: The key does not fit, or the row can't be read.
+    """
+    key = key_of(texts, definition)
+    bucket = int(buckets_of_rows(definition, key)[0]) if definition.buckets > 1 else 0
+    start = encoded(key, definition)
+    return read_rows(store, definition, bucket, names, KeyRange(start, start + b"\0"), 1, query)
+
+
+def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+    """Rows; ``key`` (once for each of its columns) looks one up, ``after`` begins after a key, ``bucket`` chooses."""
+    names, _ = chosen(definition, query)
+    key, after = query.all("key"), query.all("after")
+    bucket = query.number("bucket", most=definition.buckets - 1) or 0
+    if key:
+        read = row_of_key(store, definition, names, key, query)
+    else:
+        start = encoded(key_of(after, definition), definition) + b"\0" if after else KeyRange().start
+        read = read_rows(store, definition, bucket, names, KeyRange(start), ROWS_SHOWN + 1, query)
+    more = not key and read.rows.num_rows > ROWS_SHOWN
+    shown = read.rows.slice(0, ROWS_SHOWN)
+    cells = [cells_of(column) for column in shown.columns]
+    keys = texts_of(shown, definition)
+    rows = list(zip(*cells, strict=True)) if cells else []
+    path, as_of = f"/tables/{definition.id}/rows", query.text("as_of")
+    kept: dict[str, Any] = {"column": query.all("column") or None, "bucket": query.text("bucket"), "as_of": as_of}
+    following = url(path, **kept, after=keys[-1]) if more else None
+    first = url(path, **kept) if after else None
+    facts = {
+        "id": definition.id,
+        "table": definition.name,
+        "bucket": None if key else bucket,
+        "as_of": read.offset,
+        "log_end": read.end,
+        "columns": names,
+        "rows": [row_facts(names, row) for row in rows],
+        "next": None if following is None else f"/api{following}",
+    }
+
+    def body() -> Html:
+        lines = [
+            [_key_cell(definition, key), *_cells(definition, names, row, key, as_of)]
+            for row, key in zip(rows, keys, strict=True)
+        ]
+        return tag(
+            "div",
+            key_form(definition, key, path, "Look up a key"),
+            _place_form(definition, path, read, query),
+            columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of),
+            tag("p", _as_of_words(read), class_="note"),
+            grid("Rows", ["", *names], lines, right=[False, *_numbers(read.rows.schema)])
+            if rows
+            else tag("p", "There is no row of this key." if key else "No rows.", class_="none"),
+            pager(First=first, Next=following) if first or following else None,
+        )
+
+    return Page(
+        "Rows of " + definition.name,
+        facts,
+        body,
+        _command(store, definition, key, after, names, query),
+        "/api" + url(path, **kept, key=key or None, after=after or None),
+        definition,
+        "rows",
+    )
+
+
+def row_facts(names: list[str], row: tuple[Cell, ...]) -> dict[str, Any]:
+    """A row in JSON; ``cut`` has the bytes of the long values of which only the beginning is in it."""
+    cut = {name: cell.bytes for name, cell in zip(names, row, strict=True) if cell.bytes is not None}
+    values = {name: cell.value for name, cell in zip(names, row, strict=True)}
+    return {"values": values, "cut": cut} if cut else {"values": values}
+
+
+def _key_cell(definition: TableDefinition, key: list[str]) -> Html:
+    return tag(
+        "a",
+        "history",
+        href=url(f"/tables/{definition.id}/history", key=key),
+        aria_label=f"History of {', '.join(each[:100] for each in key)}",
+    )
+
+
+def _cells(
+    definition: TableDefinition, names: list[str], row: tuple[Cell, ...], key: list[str], as_of: str | None
+) -> list[Html]:
+    path = f"/tables/{definition.id}/cell"
+    return [
+        value_html(cell, None if cell.bytes is None else url(path, column=name, key=key, as_of=as_of))
+        for name, cell in zip(names, row, strict=True)
+    ]
+
+
+def _numbers(schema: pa.Schema) -> list[bool]:
+    return [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in schema.types]
+
+
+def _as_of_words(read: Read) -> str:
+    if read.offset == read.end:
+        return f"As of now: after all changes before offset {read.end:,}."
+    return f"As of offset {read.offset:,}: without the {read.end - read.offset:,} changes since then."
+
+
+def _place_form(definition: TableDefinition, path: str, read: Read, query: Query) -> Html | None:
+    if definition.options.changelog_image == "wal":
+        bucket = _bucket_field(definition, query)
+        return tag("form", bucket, tag("button", "Show"), action=path) if bucket is not None else None
+    return tag(
+        "form",
+        [tag("input", type="hidden", name="column", value=name) for name in query.all("column")],
+        _bucket_field(definition, query),
+        field(
+            "As of an offset or a time",
+            "as_of",
+            query.text("as_of"),
+            placeholder=str(read.end),
+            list="moments",
+            size=24,
+        ),
+        tag("button", "Show"),
+        action=path,
+    )
+
+
+def _bucket_field(definition: TableDefinition, query: Query) -> Html | None:
+    if definition.buckets == 1:
+        return None
+    return field("Bucket", "bucket", query.text("bucket") or 0, type="number", min=0, max=definition.buckets - 1)
+
+
+def _command(
+    store: Store, definition: TableDefinition, key: list[str], after: list[str], names: list[str], query: Query
+) -> str:
+    place = query.text("as_of")
+    if key and place is None:
+        return command("get", store.path, definition.name, *key)
+    fields = key_fields(definition)
+    where = after_key(fields, values_of(key_of(after, definition))) if after else None
+    if key:
+        where = None
+    return command(
+        "scan",
+        store.path,
+        definition.name,
+        columns=names_given(names if len(names) < len(definition.schema) else None),
+        where=where,
+        as_of=place,
+        limit=ROWS_SHOWN,
+    )

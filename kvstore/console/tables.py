@@ -1,0 +1,219 @@
+"""One table: what it is, how large, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvstore.console.commands import command
+from kvstore.console.html import Html, tag
+from kvstore.console.page import Page
+from kvstore.console.parts import (
+    attempt,
+    error_box,
+    fact_list,
+    grid,
+    is_error,
+    option_text,
+    pager,
+    size_text,
+    time_text,
+)
+from kvstore.console.query import Query
+from kvstore.errors import UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.store import Store
+from logformat import paths
+from logformat.ids import BucketId
+from logformat.rows import schema as schemas
+
+COLUMNS_SHOWN = 200
+
+
+def matching(store: Store, words: str | None = None) -> list[TableDefinition]:
+    """Tables by name; only those with these words in it, if there are any."""
+    tables = store.runtime.catalog().tables.values()
+    wanted = (words or "").casefold()
+    return sorted((each for each in tables if wanted in each.name.casefold()), key=lambda each: each.name)
+
+
+def summary(store: Store, definition: TableDefinition) -> dict[str, Any]:
+    """The line of a table in a list; its status is an error if it can't be read."""
+    return {
+        "id": definition.id,
+        "table": definition.name,
+        "primary_key": definition.primary_key,
+        "buckets": definition.buckets,
+        "status": attempt(lambda: _status(store, definition)),
+    }
+
+
+def _status(store: Store, definition: TableDefinition) -> dict[str, Any]:
+    table = store.table(definition.name)
+    ranges, (log_bytes, index_bytes) = table.offsets(), bytes_of(store.path, definition)
+    times = [time for end, time in table.committed().values() if end]
+    try:
+        rows: int | None = table.count()
+    except UnsupportedOperation:
+        rows = None
+    return {
+        "rows": rows,
+        "changes": sum(end - start for start, end in ranges.values()),
+        "log_bytes": log_bytes,
+        "index_bytes": index_bytes,
+        "last_change": time_text(max(times)) if times else None,
+    }
+
+
+def bytes_of(store: Path, definition: TableDefinition) -> tuple[int, int]:
+    """Bytes of the files of a table's logs, and of its indexes."""
+    directories = [paths.bucket_directory(store, definition.id, BucketId(each)) for each in range(definition.buckets)]
+    return tuple(  # type: ignore[return-value]  # two
+        sum(size for each in directories for size in _sizes(each / name)) for name in (paths.LOG, paths.INDEX)
+    )
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    try:
+        files = list(directory.iterdir())
+    except FileNotFoundError:
+        return
+    for file in files:
+        try:
+            yield file.stat().st_blocks * 512  # files of LMDB have holes
+        except FileNotFoundError:
+            continue  # removed meanwhile
+
+
+def key_text(key: tuple[str, ...] | None) -> str:
+    """The columns of a key."""
+    return "append-only" if key is None else ", ".join(key)
+
+
+def table_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+    """Schema, options and buckets; ``page`` is that of the columns, from 1."""
+    columns = schemas.to_json(definition.schema)
+    number = query.number("page", least=1) or 1
+    first = (number - 1) * COLUMNS_SHOWN
+    facts = {
+        **summary(store, definition),
+        "schema_id": definition.schema_id,
+        "bucket_key": definition.bucket_key,
+        "options": msgspec.structs.asdict(definition.options),
+        "columns": columns[first : first + COLUMNS_SHOWN],
+        "columns_all": len(columns),
+        "logs": attempt(lambda: _logs(store, definition)),
+        "consumers": attempt(lambda: _consumers(store, definition)),
+    }
+    path = f"/tables/{definition.id}"
+
+    def to(page: int) -> str | None:
+        return f"{path}?page={page}" if page >= 1 and (page - 1) * COLUMNS_SHOWN < len(columns) else None
+
+    def body() -> Html:
+        pages = pager(Previous=to(number - 1), Next=to(number + 1)) if len(columns) > COLUMNS_SHOWN else None
+        return tag(
+            "div",
+            _facts_html(facts),
+            _columns_html(facts, definition),
+            pages,
+            _options_html(facts),
+            _logs_html(facts["logs"], path),
+            _consumers_html(facts["consumers"]),
+        )
+
+    line = command("describe", store.path, definition.name)
+    return Page(definition.name, facts, body, line, f"/api{path}", definition, "table")
+
+
+def _logs(store: Store, definition: TableDefinition) -> list[dict[str, Any]]:
+    ranges = store.table(definition.name).offsets()
+    return [{"bucket": bucket, "log_start": start, "log_end": end} for bucket, (start, end) in ranges.items()]
+
+
+def _consumers(store: Store, definition: TableDefinition) -> list[dict[str, Any]]:
+    table = store.table(definition.name)
+    consumers = table.consumers  # before the ends, so that no position is beyond them
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    return [
+        {
+            "consumer": name,
+            "positions": list(offsets.values()),
+            "lag": sum(max(0, end - offsets[bucket]) for bucket, end in ends.items()),
+        }
+        for name, offsets in consumers.items()
+    ]
+
+
+def _facts_html(facts: dict[str, Any]) -> Html:
+    status = facts["status"]
+    if is_error(status):
+        return error_box(status)
+    rows = status["rows"]
+    return fact_list(
+        {
+            "primary key": key_text(facts["primary_key"]),
+            "rows": tag("span", "not counted", class_="null") if rows is None else f"{rows:,}",
+            "changes kept": f"{status['changes']:,}",
+            "log": size_text(status["log_bytes"]),
+            "index": size_text(status["index_bytes"]),
+            "last change": status["last_change"] or tag("span", "none", class_="null"),
+        }
+    )
+
+
+def _columns_html(facts: dict[str, Any], definition: TableDefinition) -> Html:
+    key, types = facts["primary_key"] or (), {field.name: field for field in definition.schema}
+    rows = [
+        [
+            each["name"],
+            str(types[each["name"]].type),
+            "yes" if types[each["name"]].nullable else "no",
+            f"{key.index(each['name']) + 1}" if each["name"] in key else "",
+        ]
+        for each in facts["columns"]
+    ]
+    return tag(
+        "section",
+        tag("h2", f"Columns ({facts['columns_all']:,}), schema {facts['schema_id']}"),
+        grid("Columns", ["column", "type", "nullable", "place in the key"], rows),
+    )
+
+
+def _options_html(facts: dict[str, Any]) -> Html:
+    options = {name.replace("_", " "): option_text(value) for name, value in facts["options"].items()}
+    if facts["bucket_key"] is not None:
+        options["bucket key"] = ", ".join(facts["bucket_key"])
+    return tag("section", tag("h2", "Options"), fact_list(options))
+
+
+def _logs_html(found: Any, path: str) -> Html:
+    if is_error(found):
+        return tag("section", tag("h2", "Log"), error_box(found))
+    rows = [
+        [
+            each["bucket"],
+            f"{each['log_start']:,}",
+            f"{each['log_end']:,}",
+            tag("a", "changes", href=f"{path}/changes?bucket={each['bucket']}"),
+        ]
+        for each in found
+    ]
+    names = ["bucket", "first offset kept", "end (next offset)", ""]
+    return tag("section", tag("h2", "Log"), grid("Log of each bucket", names, rows, right=[True, True, True]))
+
+
+def _consumers_html(found: Any) -> Html | None:
+    if is_error(found):
+        return tag("section", tag("h2", "Consumers"), error_box(found))
+    if not found:
+        return None
+    rows = [[each["consumer"], ", ".join(map(str, each["positions"])), f"{each['lag']:,}"] for each in found]
+    return tag(
+        "section",
+        tag("h2", "Consumers"),
+        grid("Consumers", ["consumer", "next offset", "lag"], rows, right=[False, True, True]),
+    )
