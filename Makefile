@@ -38,9 +38,8 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 # The connector of Spark is compiled with the Scala compiler in PySpark's jars. Without it, Spark reads and writes through
 # Python.
 .venv/connector: .venv/java $(wildcard kvstore/spark/connector/scala/*.scala) kvstore/spark/connector/build.py
-	@$(STEP) "connector of Spark" $(BIN)/python -m kvstore.spark.connector.build || \
+	@$(STEP) "connector of Spark" $(BIN)/python -m kvstore.spark.connector.build && touch $@ || \
 	  echo "The set-up goes on without the connector of Spark; see .logs/connector-of-Spark.log."
-	@touch $@
 
 # The wheel with the connector; pip wheel . gives one without it.
 wheel: setup

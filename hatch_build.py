@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -12,4 +13,7 @@ class JarHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         """Have the jar taken along."""
-        build_data["artifacts"].append("kvstore/spark/connector/*.jar")
+        jars = "kvstore/spark/connector/*.jar"
+        if not any(Path(self.root).glob(jars)):
+            raise FileNotFoundError("Make the jar of the connector first: python -m kvstore.spark.connector.build")
+        build_data["artifacts"].append(jars)

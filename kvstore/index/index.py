@@ -147,7 +147,7 @@ class View:
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""
         found = self._transaction.stat()
-        return int(found["psize"]) * int(found["leaf_pages"])
+        return int(found["psize"]) * (int(found["leaf_pages"]) + int(found["overflow_pages"]))
 
     def _between(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._transaction.cursor()

@@ -100,7 +100,7 @@ class Options:
             if f"{side}offsets" in options and f"{side}timestamp" in options:
                 raise InvalidRequest(both.format(side))
         options_read = cls(
-            path=_directory(options["path"]),
+            path=directory_of(options["path"]),
             table=table,
             kind=kind,
             columns=_columns(options.get("columns")),
@@ -160,7 +160,7 @@ def _table(text: str) -> tuple[str, Kind]:
     return name, Kind(kind)
 
 
-def _directory(path: str) -> str:
+def directory_of(path: str) -> str:
     """A path on this machine, also given as a ``file:`` URI; or another URL, such as that of a replica.
 
     Nothing in it is decoded, as in Spark's own sources.

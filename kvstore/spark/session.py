@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ CATALOG = "kvstore.spark.StoreCatalog"
 """The class of the connector that is a catalog."""
 WORKER_PYTHON = Path(__file__).with_name("worker-python")
 """The script that starts Python for a worker; it explains why."""
+_IS_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 _PYTHON = "KVSTORE_SPARK_PYTHON"
 
 
@@ -65,9 +67,10 @@ def configure(
             pyspark=pyspark.__version__,
         )
     for name, place in (catalogs or {}).items():
-        path = os.fspath(place)
+        given = os.fspath(place)
+        path = given if _IS_URL.match(given) else os.path.abspath(given)
         builder = builder.config(f"spark.sql.catalog.{name}", CATALOG)
-        builder = builder.config(f"spark.sql.catalog.{name}.path", path if "://" in path else os.path.abspath(path))
+        builder = builder.config(f"spark.sql.catalog.{name}.path", path)
     return builder
 
 

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
+from kvstore.read.scan import KeyRange
 from kvstore.session import check_follows_not
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
@@ -32,6 +33,7 @@ from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.table.table import Table
+from logformat.ids import Offset
 
 
 @errors_shown_alone
@@ -52,6 +54,8 @@ class KvStoreSource(DataSource):
         self._pinned: Pinned | None = None
         self.rows_max: int | None = None
         """Number of rows that were pinned, or a little more; None if it is not known."""
+        self.stored_bytes: int | None = None
+        """About how much of the index or the log is read; None if it is not known."""
         self._replica = replica_at(self._options.path)
         self._pinned_replica: PinnedReplica | None = None
 
@@ -102,10 +106,13 @@ class KvStoreSource(DataSource):
 
     def _pinned_now(self, place: TablePlace, table: Table) -> Pinned:
         found = pinned(place, table, self._options)
+        shares = [(table.shares(each.bucket), each) for each in found.ranges]
         if place.kind is Kind.ROWS:
             self.rows_max = count_of(table, found)
+            self.stored_bytes = sum(share.row_bytes([KeyRange()]) for share, _ in shares)
         elif self._options.start != "full":
             self.rows_max = sum(each.end - each.start for each in found.ranges)  # an offset has one row or none
+            self.stored_bytes = sum(share.change_bytes(Offset(each.start), Offset(each.end)) for share, each in shares)
         return found
 
     def reader(self, schema: StructType) -> DataSourceReader:

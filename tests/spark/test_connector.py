@@ -7,6 +7,7 @@ import os
 import signal
 import zipfile
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,12 +26,21 @@ SCHEMA = pa.schema(
         pa.field("k", pa.int64(), False),
         pa.field("s", pa.string()),
         pa.field("d", pa.decimal128(10, 2)),
+        pa.field("f", pa.float64()),
         pa.field("tags", pa.list_(pa.string())),
         pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.float64())])),
     ]
 )
+FLOATS = (0.0, -0.0, float("nan"), None, 5.0, float("inf"), -1.5)
 ROWS = [
-    {"k": n, "s": None if n % 3 == 0 else f"s{n}", "d": None, "tags": ["a", None], "place": {"x": n, "y": None}}
+    {
+        "k": n,
+        "s": None if n % 3 == 0 else f"s{n}",
+        "d": Decimal(n) / 4 if n % 2 else None,
+        "f": FLOATS[n % 7],
+        "tags": ["a", None],
+        "place": {"x": n, "y": FLOATS[n % 5]},
+    }
     for n in range(50)
 ]
 
@@ -50,6 +60,11 @@ def load(spark: SparkSession, path: Path, name: str, source: str = "kvstore") ->
     return spark.read.format(source).options(path=str(path), table=name).load()
 
 
+def shown(frame: DataFrame) -> list[str]:
+    """The rows as text, in which NaN equals NaN."""
+    return sorted(map(repr, frame.collect()))
+
+
 def planned(frame: DataFrame) -> str:
     return frame._jdf.queryExecution().executedPlan().toString()
 
@@ -58,7 +73,7 @@ def planned(frame: DataFrame) -> str:
 def test_the_rows_are_those_of_the_python_source(spark: SparkSession, path: Path, name: str) -> None:
     ours, python = load(spark, path, name), load(spark, path, name, "kvstore_python")
     assert ours.schema == python.schema
-    assert sorted(ours.collect(), key=repr) == sorted(python.collect(), key=repr)
+    assert shown(ours) == shown(python)
     assert ours.count() == len(python.collect())
 
 
@@ -116,7 +131,8 @@ WHERE = (
     *("k in (5, 6, 99)", "k <> 5 and k < 9", "k = 5 or s = 's7'", "s is null", "s like 's1%'", "k <=> null"),
     *("_log_offset < 3", "_bucket = 1 and k < 10", "place.x >= 48", "d > 1.5", "not (s = 's7')"),
     *("_commit_timestamp < timestamp'2020-01-01'", "_commit_timestamp > timestamp'0001-01-01'"),
-    "_change_type = 'delete'",
+    *("_change_type = 'delete'", "f in (0.0D, 5.0D)", "f in (-0.0D, 7.0D)", "f = 0.0D", "f > 4.0D", "not f <= 0.0D"),
+    *("f = double('NaN')", "place.y in (0.0D)"),
 )
 
 
@@ -124,13 +140,23 @@ def test_filters_leave_out_nothing_that_passes(spark: SparkSession, path: Path) 
     ours, python = load(spark, path, "t$changelog"), load(spark, path, "t$changelog", "kvstore_python")
     known = spark.createDataFrame(python.collect(), python.schema)
     for where in WHERE:
-        assert sorted(ours.where(where).collect(), key=repr) == sorted(known.where(where).collect(), key=repr), where
+        assert shown(ours.where(where)) == shown(known.where(where)), where
 
 
 def test_a_small_table_is_known_to_be_small(spark: SparkSession, path: Path) -> None:
     small = load(spark, path, "t")
-    joined = spark.range(100_000_000).withColumnRenamed("id", "k").join(small, "k")
-    assert "BroadcastHashJoin" in planned(joined)
+    many = spark.range(100_000_000).withColumnRenamed("id", "k")
+    assert "BroadcastHashJoin" in planned(many.join(small, "k"))
+
+
+def test_a_table_of_few_large_rows_is_known_to_be_large(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", {"k": "int64 not null", "s": "string"}, "k")
+    table.upsert([{"k": k, "s": "x" * 100_000} for k in range(200)])
+    table.flush()
+    large = load(spark, store.path, "t")
+    many = spark.range(100_000_000).withColumnRenamed("id", "k")
+    assert "BroadcastHashJoin" not in planned(many.join(large, "k"))
+    assert large.rdd.getNumPartitions() > 1
 
 
 def test_a_checkpoint_passes_between_the_python_source_and_the_connector(

@@ -56,6 +56,7 @@ def test_a_wrong_token_gets_no_answer(helper: tuple[subprocess.Popen[str], Path]
 
 def test_a_refusal_is_one_line_with_the_class_of_the_error(helper: tuple[subprocess.Popen[str], Path]) -> None:
     with connected(helper[1], TOKEN) as messages:
+        assert messages.receive() == {}, "the token is right"
         for _ in range(2):
             messages.send({"do": "load", "options": {"path": "/nowhere"}})
             assert messages.receive() == {
@@ -75,6 +76,7 @@ def test_it_ends_with_its_input_and_takes_its_directory_and_its_processes_along(
 ) -> None:
     process, path = helper
     waiting = connected(path, TOKEN)
+    waiting.receive()
     waiting.send({"do": "load", "options": {}})
     waiting.receive()
     assert process.stdin is not None

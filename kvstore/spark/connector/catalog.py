@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.replica.read.table import ReplicaTable
-from kvstore.spark.options import Kind, Options
+from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read.place import opened
 from kvstore.spark.read.replica import replica_at
 from kvstore.spark.types import arrow_schema, spark_schema
@@ -33,11 +33,22 @@ ALTERABLE = (DELETE, RETENTION, COMPRESSION)
 NAMES = (KEY, BUCKETS, BUCKET_KEY, ENGINE, VERSION, "fields.<column>.agg", IMAGE, *ALTERABLE, INCREMENT)
 _SPARKS = frozenset(("provider", "owner", "comment", "collation", "location", "external", "is_managed_location"))
 _COMPRESSIONS = {"lz4_frame": "lz4", "lz4": "lz4", "zstd": "zstd", "none": None}
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days"}
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "milliseconds": "ms milli millis millisecond milliseconds",
+        "seconds": "s sec secs second seconds",
+        "minutes": "m min mins minute minutes",
+        "hours": "h hour hours",
+        "days": "d day days",
+    }.items()
+    for name in names.split()
+}
 
 
 def tables(path: str) -> list[str]:
     """Names of the tables of a store or a replica."""
+    path = directory_of(path)
     if (url := replica_at(path)) is not None:
         raise UnsupportedOperation("A replica does not list its tables in Spark; name the table.", url=url)
     with opened(path) as store:
@@ -89,6 +100,8 @@ def create(path: str, name: str, columns: StructType, key: list[str] | None, giv
         InvalidRequest: A property is unknown or wrong, or the key is given twice. Nothing was written.
         TableExists: There is a table of that name.
     """
+    if "location" in given or given.get("provider", "kvstore").lower() not in ("kvstore", "kvstore_python"):
+        raise InvalidRequest("A table of this catalog is in its store; leave USING and LOCATION out.", table=name)
     wanted = _known({**given})
     by_property = _names(wanted.get(KEY))
     if key is not None and by_property is not None and key != by_property:
@@ -158,6 +171,7 @@ def rename(path: str, name: str, to: str) -> None:
 
 
 def _writable(path: str) -> Store:
+    path = directory_of(path)
     if (url := replica_at(path)) is not None:
         raise UnsupportedOperation("A replica is read-only; change the store that ships to it.", url=url)
     return open_store(path)
@@ -189,7 +203,7 @@ def _altered(given: Mapping[str, str]) -> dict[str, Any]:
         found["compression"] = _COMPRESSIONS[name]
     if RETENTION in given:
         match = re.fullmatch(r"\s*(\d+)\s*(\w+?)\s*", given[RETENTION])
-        unit = match and _UNITS.get(match[2] if match[2] in _UNITS else match[2].rstrip("s")[:1])
+        unit = match and _UNITS.get(match[2].lower())
         if match is None or unit is None:
             raise InvalidRequest(f"`{RETENTION}` is a number and a unit, such as `7 d`.", given=given[RETENTION])
         found["retention"] = dt.timedelta(**{unit: int(match[1])})

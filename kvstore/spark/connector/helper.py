@@ -86,6 +86,7 @@ def _converse(connection: socket.socket, listening: socket.socket, token: str) -
         os.close(nothing)
         with connection, Messages(connection) as messages:
             if hmac.compare_digest(str(messages.receive().get("token")), token):
+                messages.send({})
                 while True:
                     answer(messages.receive(), messages)
     except Broken:

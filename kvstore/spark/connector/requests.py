@@ -82,6 +82,8 @@ def _load(request: Message) -> Message:
         found["pinned"] = encode_read(pinned)
     if source.rows_max is not None:
         found["rows"] = source.rows_max
+    if source.stored_bytes is not None:
+        found["bytes"] = source.stored_bytes
     return found
 
 

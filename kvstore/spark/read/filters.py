@@ -74,7 +74,11 @@ def _expression(filter: Filter, schema: pa.Schema) -> pc.Expression | None:
     if isinstance(filter, In):
         values = [_scalar(value, kind) for value in filter.value if value is not None]
         known = [value.as_py() for value in values if value is not None]
-        return field.isin(pa.array(known, kind)) if len(known) == len(values) else None
+        if len(known) < len(values):
+            return None
+        if pa.types.is_floating(kind) and 0.0 in known:
+            known += [0.0, -0.0]  # Arrow's isin tells them apart, Spark does not
+        return field.isin(pa.array(known, kind))
     if isinstance(filter, (StringStartsWith, StringEndsWith, StringContains)):
         return _of_text(filter, field) if pa.types.is_string(kind) else None
     value = _scalar(filter.value, kind)

@@ -36,8 +36,9 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
   override def get(): ColumnarBatch = batch
 
   override def close(): Unit = {
-    stream.close(false)
-    memory.close()
-    connection.close()
+    try stream.close(false)
+    finally
+      try memory.close() // it complains if a batch broke off
+      finally connection.close()
   }
 }

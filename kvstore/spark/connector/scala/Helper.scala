@@ -2,7 +2,7 @@ package kvstore.spark
 
 import java.io.{BufferedReader, IOException, InputStreamReader}
 import java.net.{StandardProtocolFamily, UnixDomainSocketAddress}
-import java.nio.channels.SocketChannel
+import java.nio.channels.{ClosedByInterruptException, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.nio.file.{Files, Path}
 import java.security.SecureRandom
@@ -48,6 +48,8 @@ private class Helper(python: Python) {
       channel.connect(UnixDomainSocketAddress.of(socket))
       val connection = new Connection(channel)
       connection.send("token" -> token)
+      try connection.receive() // a helper that was killed just now is noticed here, where another can be started
+      catch { case ended: StoreFailure => throw new IOException(ended.line) }
       connection
     } catch {
       case error: Throwable => channel.close(); throw error
@@ -76,7 +78,7 @@ object Helper {
     val (helper, isNew) = current(python)
     try helper.connect()
     catch {
-      case _: IOException if !isNew => // it has just died
+      case error: IOException if !isNew && !error.isInstanceOf[ClosedByInterruptException] => // it has just died
         synchronized { if (running.get(python).contains(helper)) { running -= python; helper.remove() } }
         current(python)._1.connect()
     }

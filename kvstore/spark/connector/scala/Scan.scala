@@ -98,7 +98,8 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
     override def numRows: OptionalLong = table.rows.fold(OptionalLong.empty)(OptionalLong.of(_))
 
     override def sizeInBytes: OptionalLong =
-      table.rows.fold(OptionalLong.empty)(rows => OptionalLong.of(math.max(1, rows) * columns.defaultSize.max(1)))
+      table.rows.fold(OptionalLong.empty)(rows =>
+        OptionalLong.of(math.max(table.bytes, math.max(1, rows) * columns.defaultSize.max(1))))
   }
 }
 

@@ -34,9 +34,10 @@ class Source extends TableProvider with DataSourceRegister {
     new StoreTable(schema, options, loaded, s"kvstore ${options.get("table")}")
 }
 
-/** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows there are. */
+/** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows and bytes there are. */
 class Loaded(
-    val columns: StructType, val pinned: JValue, val rows: Option[Long], val properties: Map[String, String])
+    val columns: StructType, val pinned: JValue, val rows: Option[Long], val bytes: Long,
+    val properties: Map[String, String])
 
 object Loaded {
   def of(options: util.Map[String, String], given: Option[StructType], withProperties: Boolean = false): Loaded = {
@@ -44,13 +45,14 @@ object Loaded {
       ("properties" -> Option.when(withProperties)(true))
     val answer = Helper.plan(Python.of(SparkSession.active), request)
     val rows = Option(answer \ "rows").collect { case JInt(rows) => rows.toLong }
+    val bytes = Option(answer \ "bytes").collect { case JInt(bytes) => bytes.toLong }.getOrElse(0L)
     answer \ "columns" match {
       case JString(columns) =>
         val properties = answer \ "properties" match {
           case JObject(fields) => fields.collect { case (name, JString(value)) => name -> value }.toMap
           case _ => Map.empty[String, String]
         }
-        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows, properties)
+        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows, bytes, properties)
       case other => throw new IllegalStateException(s"No columns: $other")
     }
   }
@@ -114,4 +116,7 @@ class StoreTable(
 
   /** About how many rows there are. */
   def rows: Option[Long] = loaded.rows
+
+  /** About how many bytes are stored of them, of all columns. */
+  def bytes: Long = loaded.bytes
 }

@@ -57,6 +57,9 @@ class StoreCatalog extends TableCatalog {
       throw new UnsupportedOperationException(
         "Tables have no partitions but buckets: TBLPROPERTIES ('bucket.num' = '4', 'bucket.key' = 'column').")
     }
+    if (!info.constraints.forall(_.isInstanceOf[PrimaryKey])) {
+      throw new UnsupportedOperationException("Tables have no constraint but PRIMARY KEY; leave the others out.")
+    }
     val key = info.constraints.collectFirst { case key: PrimaryKey => key.columns.map(_.fieldNames.mkString(".")).toList }
     ask("create", table.name,
       ("table" -> nameOf(table)) ~ ("columns" -> info.schema.json) ~ ("key" -> key) ~
