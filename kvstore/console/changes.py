@@ -152,7 +152,7 @@ def changes_page(store: Store, definition: TableDefinition, query: Query) -> Pag
                 class_="note",
             ),
             pager(**links),
-            [_batch_html(each, definition, bucket) for each in found.batches],
+            [_batch_html(each, definition, bucket, found) for each in found.batches],
             None if found.error is None else error_box(found.error),
             pager(**links) if len(found.batches) > 1 else None,
         )
@@ -206,8 +206,10 @@ def origin_words(facts: dict[str, Any]) -> list[Content]:
     return [each for each in words if each is not None]
 
 
-def _batch_html(batch: Batch, definition: TableDefinition, bucket: int) -> Html:
+def _batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: Stretch) -> Html:
     facts, header = _batch_facts(batch), batch.header
+    before, after = header.base_offset < found.start, header.last_offset >= found.stop
+    elsewhere = [word for word, there in (("before", before), ("after", after)) if there]
     several = header.last_offset > header.base_offset
     offsets = f"{header.base_offset:,}–{header.last_offset:,}" if several else f"{header.base_offset:,}"
     count = "1 change record" if header.record_count == 1 else f"{header.record_count:,} change records"
@@ -225,6 +227,7 @@ def _batch_html(batch: Batch, definition: TableDefinition, bucket: int) -> Html:
         tag("h2", f"Batch {offsets} ", tag("small", count)),
         tag("ul", [tag("li", each) for each in about], class_="about"),
         content,
+        tag("p", f"It has more changes {' and '.join(elsewhere)} this page.", class_="none") if elsewhere else None,
         class_="batch",
         tabindex=-1,
         aria_label=f"Batch at offset {header.base_offset}",

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from kvstore.console.commands import command
-from kvstore.console.html import Html, tag, url
+from kvstore.console.html import Html, printed, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
@@ -22,19 +22,20 @@ def overview(store: Store, query: Query) -> Page:
     words, number = query.text("q"), query.number("page", least=1) or 1
     found = matching(store, words)
     first = (number - 1) * TABLES_SHOWN
+    replicas = attempt(lambda: _replicas(store))
     usage = shutil.disk_usage(store.path)
     facts: dict[str, Any] = {
         "store": {
-            "path": str(store.path),
+            "path": printed(str(store.path)),
             "tables": len(store.list_tables()),
             "catalog_edits": store.runtime.catalog().txid,
             "disk_free_bytes": usage.free,
         },
-        "attention": _attention(store),
+        "attention": _attention(store, replicas),
         "tables": [summary(store, each) for each in found[first : first + TABLES_SHOWN]],
         "tables_found": len(found),
         "consumers": attempt(lambda: _consumers(store)),
-        "replicas": attempt(lambda: _replicas(store)),
+        "replicas": replicas,
         "jobs": attempt(lambda: _jobs(store)),
     }
 
@@ -59,19 +60,19 @@ def overview(store: Store, query: Query) -> Page:
     )
 
 
-def _attention(store: Store) -> list[dict[str, Any]]:
+def _attention(store: Store, replicas: Any) -> list[dict[str, Any]]:
     """What needs attention, and what to do."""
     found: list[dict[str, Any]] = []
     try:
         found += [{"what": warning, "do": command("meta status", store.path)} for warning in store.health().warnings]
     except StoreError as error:
         found.append({"what": str(error), "do": command("check", store.path)})
-    for name, report in _reports(store):
-        if report.findings:
+    for each in [] if is_error(replicas) else replicas:
+        if each["findings"]:
             found.append(
                 {
-                    "what": f"Replica {name} is not whole: {len(report.findings)} findings of its last check.",
-                    "do": command("replica repair", store.path, name),
+                    "what": f"Replica {each['replica']} is not whole: {each['findings']} findings of its last check.",
+                    "do": command("replica repair", store.path, each["replica"]),
                 }
             )
     for name in store.list_jobs():
@@ -79,13 +80,6 @@ def _attention(store: Store) -> list[dict[str, Any]]:
         if job.state == "paused":
             found.append({"what": f"Job {name} is paused: {job.reason}", "do": command("job resume", store.path, name)})
     return found
-
-
-def _reports(store: Store) -> list[Any]:
-    try:
-        return list(store.replicas.items())
-    except StoreError:
-        return []  # the list of replicas shows the error
 
 
 def _consumers(store: Store) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from kvstore.console.html import Content, Html, tag
+from kvstore.console.html import Content, Html, printed, tag
 from kvstore.console.values import Cell, json_text
 from kvstore.errors import CorruptData, LogFailed, StoreError
 
@@ -25,7 +25,7 @@ def attempt(call: Callable[[], T]) -> T | dict[str, Any]:
 
 def error_facts(error: StoreError) -> dict[str, Any]:
     """An error of the store in JSON."""
-    facts: dict[str, Any] = {"class": type(error).__name__, "message": str(error)}
+    facts: dict[str, Any] = {"class": type(error).__name__, "message": printed(str(error))}
     if isinstance(error, (CorruptData, LogFailed)):
         facts["do"] = "kvstore check DIR finds all damage; kvstore check DIR --repair repairs what it can."
     return {"error": facts}

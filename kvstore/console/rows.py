@@ -114,13 +114,14 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
             [_key_cell(definition, key), *_cells(definition, names, row, key, as_of)]
             for row, key in zip(rows, keys, strict=True)
         ]
+        headings = [tag("span", each.name, title=str(each.type)) for each in read.rows.schema]
         return tag(
             "div",
             key_form(definition, key, path, "Look up a key"),
             _place_form(definition, path, read, query),
             columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of),
             tag("p", _as_of_words(read), class_="note"),
-            grid("Rows", ["", *names], lines, right=[False, *_numbers(read.rows.schema)])
+            grid("Rows", ["", *headings], lines, right=[False, *_numbers(read.rows.schema)])
             if rows
             else tag("p", "There is no row of this key." if key else "No rows.", class_="none"),
             pager(First=first, Next=following) if first or following else None,
