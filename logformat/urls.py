@@ -6,6 +6,7 @@ A URL has credentials if it has user info, or a parameter that is not known to b
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import unquote
 
 HARMLESS_PARAMETERS = ("endpoint_override", "region", "scheme")
@@ -38,6 +39,15 @@ def shown_text(text: str) -> str:
     if "://" not in text:
         return text
     return shown_url(text) if _URL.fullmatch(text) else _URL_IN_TEXT.sub(lambda found: shown_url(found[0]), text)
+
+
+def without_credentials(fact: Any) -> Any:
+    """A fact of the catalog in its JSON form, with the credentials removed from every URL."""
+    if isinstance(fact, str):
+        return shown_text(fact)
+    if isinstance(fact, dict):
+        return {shown_text(name): without_credentials(value) for name, value in fact.items()}
+    return [without_credentials(each) for each in fact] if isinstance(fact, list) else fact
 
 
 def _shown_query(query: str) -> str:

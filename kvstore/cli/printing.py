@@ -14,7 +14,6 @@ import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
 from logformat.rows.json_form import to_json
-from logformat.urls import shown_text
 
 Row = Sequence[Any]
 
@@ -59,15 +58,6 @@ def _json_escaped(found: re.Match[str]) -> str:
 def print_line(text: str, label: str = "") -> None:
     """Print a line, after a label such as ``wrong:`` that stands out on a terminal."""
     _write(f"{_styled(label, _RED)} {plain(text)}\n" if label else f"{plain(text)}\n")
-
-
-def without_credentials(fact: Any) -> Any:
-    """A fact of the catalog in its JSON form, with the credentials removed from every URL."""
-    if isinstance(fact, str):
-        return shown_text(fact)
-    if isinstance(fact, dict):
-        return {shown_text(name): without_credentials(value) for name, value in fact.items()}
-    return [without_credentials(each) for each in fact] if isinstance(fact, list) else fact
 
 
 def rows_of(batch: pa.RecordBatch) -> list[list[Any]]:

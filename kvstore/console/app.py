@@ -16,11 +16,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from kvstore.console.catalog import catalog_page, edit_page
 from kvstore.console.changes import changes_page
 from kvstore.console.commands import command
 from kvstore.console.download import value_of
 from kvstore.console.guard import Guard
 from kvstore.console.html import Html, tag
+from kvstore.console.log import log_page
 from kvstore.console.opened import OpenedStore
 from kvstore.console.overview import overview
 from kvstore.console.page import Page, html_of
@@ -60,11 +62,16 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         "/rows": rows_page,
         "/changes": changes_page,
         "/history": history_page,
+        "/log": log_page,
     }
     routes: list[Route | Mount] = [
         Route("/", answers.html(overview)),
         Route("/api/overview", answers.json(overview)),
         Route("/api/tables", answers.json(all_tables)),
+        Route("/catalog", answers.html(catalog_page)),
+        Route("/api/catalog", answers.json(catalog_page)),
+        Route("/catalog/edit", answers.html(edit_page)),
+        Route("/api/catalog/edit", answers.json(edit_page)),
         Route("/metrics", answers.metrics),
         Route("/tables/{id:int}/cell", answers.cell),
     ]

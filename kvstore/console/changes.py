@@ -23,7 +23,6 @@ from kvstore.read.changelog import changes_between, milliseconds
 from kvstore.store import Store
 from logformat.ids import BucketId, Offset
 from logformat.log.batch import BatchHeader
-from logformat.log.change import ChangeType
 
 OFFSETS_SHOWN = 50
 
@@ -101,13 +100,10 @@ def _versions(
 ) -> list[Version]:
     schema = binlog_schema(definition, names)
     start, stop = Offset(found.start), Offset(found.stop)
-    between = changes_between(
+    # An update belongs to the page that has its second half.
+    changes = changes_between(
         [each], definition, BucketId(bucket), start, stop, changelog_columns(schema), whole_updates=True
     )
-    changes = list(between)
-    last = changes[-1] if changes else None
-    if last is not None and last.column("_change_type")[-1].as_py() == ChangeType.UPDATE_PREIMAGE.word:
-        found.stop -= 1  # the next page begins with this update
     versions = [versions_of(pa.Table.from_batches([paired]), definition) for paired in binlog_of(changes, schema)]
     return [version for several in versions for version in several]
 

@@ -56,7 +56,12 @@ def overview(store: Store, query: Query) -> Page:
         )
 
     return Page(
-        "Overview", facts, body, command("tables", store.path), url("/api/overview", q=words, page=query.text("page"))
+        "Overview",
+        facts,
+        body,
+        command("tables", store.path),
+        url("/api/overview", q=words, page=query.text("page")),
+        tab="overview",
     )
 
 

@@ -64,24 +64,35 @@ def html_of(page: Page, store: str) -> str:
                 tag("a", tag("strong", "kvstore"), href="/", class_="home", aria_label="kvstore: overview"),
                 tag("span", store, class_="path", title="Directory of the store"),
             ),
-            _tabs(page.table, page.tab) if page.table is not None else None,
+            _tabs(page.table, page.tab) if page.table is not None else _store_tabs(page.tab),
             tag("main", tag("h1", page.title), page.body(), id="content", tabindex=-1),
             _footer(page),
         ),
     )
 
 
+def _store_tabs(current: str) -> Html:
+    return _links([("overview", "Tables", "/"), ("catalog", "Catalog", "/catalog")], current, "Pages of the store")
+
+
 def _tabs(table: TableDefinition, current: str) -> Html:
-    tabs = [("table", "Table", ""), ("rows", "Rows", "/rows"), ("changes", "Changes", "/changes")]
+    tabs = [
+        ("table", "Table", ""),
+        ("rows", "Rows", "/rows"),
+        ("changes", "Changes", "/changes"),
+        ("log", "Log", "/log"),
+    ]
     if table.primary_key is None:
         tabs = [each for each in tabs if each[0] != "rows"]
+    links = [(id, name, f"/tables/{table.id}{path}") for id, name, path in tabs]
+    return _links(links, current, f"Pages of the table {table.name}")
+
+
+def _links(links: list[tuple[str, str, str]], current: str, label: str) -> Html:
     return tag(
         "nav",
-        [
-            tag("a", name, href=f"/tables/{table.id}{path}", aria_current="page" if id == current else None)
-            for id, name, path in tabs
-        ],
-        aria_label=f"Pages of the table {table.name}",
+        [tag("a", name, href=path, aria_current="page" if id == current else None) for id, name, path in links],
+        aria_label=label,
     )
 
 

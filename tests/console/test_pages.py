@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import random
 import re
 import shlex
 from html import unescape
@@ -147,6 +149,39 @@ def test_the_history_of_a_key_shows_its_versions_newest_first(client: TestClient
     assert "The log has no change" in page(client, "/tables/1/history?key=nobody").text
 
 
+def test_a_log_shows_its_segments_and_what_keeps_them(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", segment_bytes_max=1 << 16) as store:
+        table = store.create_table("t", {"k": "int64", "v": "string"}, primary_key="k", retention=dt.timedelta(days=3))
+        for number in range(4):
+            table.upsert([{"k": key, "v": random.Random(key).randbytes(300).hex()} for key in range(200 * number)])
+        store.consumer("late").commit("t", {0: 1})
+    with asking(tmp_path / "s") as client:
+        facts = api(client, "/tables/1/log")
+        newest, *others = facts["segments"]
+        assert len(others) > 1
+        assert newest["kept_because"][-1] == "it is the newest"
+        assert {tuple(each["kept_because"]) for each in others} == {("consumer late has yet to read from offset 1",)}
+        assert (newest["end_offset"], others[-1]["base_offset"]) == (api(client, "/tables/1/changes")["log_end"], 0)
+        html = page(client, "/tables/1/log")
+        assert "3 days" in html.text
+        links = [each for each in html.all("a", "href") if "start=" in each]
+        assert [api(client, each)["start"] for each in links] == [each["base_offset"] for each in facts["segments"]]
+
+
+def test_the_catalog_shows_its_edits_the_newest_first(client: TestClient) -> None:
+    facts = api(client, "/catalog")
+    kinds = [each["content"]["edit"] for each in facts["edits"]]
+    assert (kinds.count("CreateTable"), kinds.count("OpenWriter")) == (4, 1)
+    txids = [each["txid"] for each in facts["edits"]]
+    assert txids == sorted(txids, reverse=True)
+    assert api(client, f"/catalog?before={txids[1]}")["edits"] == facts["edits"][2:]
+    html = page(client, "/catalog")
+    edits = [each for each in html.all("a", "href") if each.startswith("/catalog/edit")]
+    assert api(client, edits[-1]) == facts["edits"][-1]
+    assert "primary_key" in page(client, edits[-1]).text
+    assert "does not have this edit" in page(client, "/catalog/edit?txid=99", 400).text
+
+
 def test_a_log_table_and_a_wal_image_show_what_they_have(client: TestClient) -> None:
     assert [each["change"] for each in api(client, "/tables/2/changes")["batches"][0]["changes"]] == ["append"] * 2
     assert "/tables/2/rows" not in page(client, "/tables/2").all("a", "href")
@@ -168,6 +203,14 @@ def test_a_long_value_is_cut_and_saved_whole(client: TestClient) -> None:
     assert answers[0].headers["content-disposition"] == 'attachment; filename="note.txt"'
     kept = [each for each in page(client, "/tables/1/rows?key=b&as_of=2").all("a", "href") if "/cell" in each]
     assert [client.get(each).text for each in kept] == [LONG]
+
+
+def test_the_value_before_a_change_is_saved_as_well_as_the_one_after(client: TestClient) -> None:
+    saved = {
+        (offset, side): client.get(f"/tables/1/cell?column=size&offset={offset}&side={side}").text
+        for offset, side in [(0, "after"), (3, "before"), (3, "after"), (4, "before")]
+    }
+    assert saved == {(0, "after"): "1", (3, "before"): "1", (3, "after"): "3", (4, "before"): "2"}
 
 
 @pytest.mark.parametrize("path", ["/tables/1/cell", "/tables/1/cell?column=note&key=nobody",
@@ -200,13 +243,16 @@ COMMANDS = {
     "/tables/1/changes?start=2": "changelog",
     "/tables/3/changes?bucket=1&column=c000": "changelog",
     "/tables/1/history?key=a": "history",
+    "/tables/3/log?bucket=1": "log ls",
+    "/catalog": "meta ls",
+    "/catalog/edit?txid=1": "meta show",
 }
 
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_the_command_of_a_page_runs(client: TestClient, shown: Path, path: str) -> None:
     command = _command(client, path)
-    assert command[:3] == ["kvstore", COMMANDS[path], str(shown)]
+    assert " ".join(command).startswith(f"kvstore {COMMANDS[path]} {shown} ".rstrip())
     fine(*command[1:])
 
 

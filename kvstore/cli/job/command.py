@@ -9,10 +9,11 @@ import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened
 from kvstore.cli.meta.journal import time_of
-from kvstore.cli.printing import print_facts, print_json, print_line, print_table, without_credentials
+from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.errors import InvalidRequest
 from kvstore.ingest.job import Job
 from logformat.catalog.jobs import EndedTask, JobOptions
+from logformat.urls import without_credentials
 
 _OPTIONS = JobOptions()
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]

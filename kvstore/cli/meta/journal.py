@@ -9,12 +9,13 @@ import numpy as np
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory
-from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table, without_credentials
+from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table
 from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.browse import browse
 from logformat.catalog import edits
 from logformat.ids import Txid
+from logformat.urls import without_credentials
 
 _LINES = 1000
 """Number of edits printed at a time."""

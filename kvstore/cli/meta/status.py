@@ -12,7 +12,7 @@ import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
 from kvstore.cli.meta.journal import time_of
-from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table, without_credentials
+from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.files import Files, refusal
@@ -23,6 +23,7 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from logformat.catalog.image import Head, Item
 from logformat.ids import Epoch
+from logformat.urls import without_credentials
 
 ImagePath = Annotated[Path, typer.Argument(metavar="PATH", help="An image file.", show_default=False)]
 

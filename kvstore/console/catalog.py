@@ -1,0 +1,145 @@
+"""The catalog: its images, its journal, and its edits one by one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from kvstore.console.commands import command
+from kvstore.console.html import Content, Html, tag, url
+from kvstore.console.page import Page
+from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager, time_text
+from kvstore.console.query import Query
+from kvstore.console.values import LETTERS_MAX
+from kvstore.errors import CorruptData, InvalidRequest
+from kvstore.files import Files
+from kvstore.meta.browse import Browser, browse
+from kvstore.store import Store
+from logformat.catalog import edits
+from logformat.ids import Txid
+from logformat.urls import without_credentials
+
+EDITS_SHOWN = 50
+
+
+def catalog_page(store: Store, query: Query) -> Page:
+    """Images, segments of the journal, and the newest edits, or those before the edit ``before``."""
+    with browse(store.path, Files()) as found:
+        segments = [asdict(each) for each in found.segments()]
+        txids = [each[end] for each in segments for end in ("first", "last") if each[end] is not None]
+        oldest, newest = (min(txids), max(txids)) if txids else (1, 0)
+        top = min(newest, (query.number("before") or newest + 1) - 1)
+        shown = range(top, max(oldest - 1, top - EDITS_SHOWN), -1)
+        listed = [_edit(found, each) for each in shown]
+    facts = {
+        "images": attempt(lambda: _images(store)),
+        "journal": segments,
+        "edits": listed,
+    }
+    links = {
+        "Newer": url("/catalog", before=shown.start + EDITS_SHOWN + 1) if shown.start < newest else None,
+        "Older": url("/catalog", before=shown.stop + 1) if shown.stop >= oldest else None,
+    }
+
+    def body() -> Html:
+        return tag(
+            "div",
+            tag("section", tag("h2", "Images"), _images_html(facts["images"])),
+            tag("section", tag("h2", "Journal"), _segments_html(segments)),
+            tag("section", tag("h2", "Edits, the newest first"), _search(), _edits_html(listed), pager(**links)),
+        )
+
+    journal = next((each["first"] for each in segments if (each["first"] or 0) <= top <= (each["last"] or 0)), None)
+    line = command("meta status", store.path) if journal is None else command("meta ls", store.path, journal)
+    return Page("Catalog", facts, body, line, url("/api/catalog", before=query.text("before")), tab="catalog")
+
+
+def edit_page(store: Store, query: Query) -> Page:
+    """The edit ``txid``."""
+    txid = query.number("txid")
+    if txid is None:
+        raise InvalidRequest("Name an edit by `txid`.")
+    with browse(store.path, Files()) as found:
+        facts = _edit(found, txid)
+
+    def body() -> Html:
+        if is_error(facts["content"]):
+            return error_box(facts["content"])
+        content = facts["content"]
+        about = {name: content[name] for name in ("edit", "time", "epoch")}
+        fields = [[name, tag("span", _text(value), class_="value")] for name, value in content["payload"].items()]
+        back = tag("a", "All edits", href=url("/catalog", before=txid + 1))
+        return tag("div", fact_list(about), grid("Fields of the edit", ["field", "value"], fields), tag("p", back))
+
+    line = command("meta show", store.path, txid)
+    return Page(f"Edit {txid:,} of the catalog", facts, body, line, url("/api/catalog/edit", txid=txid), tab="catalog")
+
+
+def _edit(found: Browser, txid: int) -> dict[str, Any]:
+    data = found.edit(txid)
+    try:
+        edit = edits.decode(data)
+    except CorruptData as error:
+        return {"txid": txid, "content": error_facts(error)}
+    content = {
+        "edit": type(edit.payload).__name__,
+        "time": time_text(edit.time_ms),
+        "epoch": edit.epoch,
+        "payload": without_credentials(msgspec.to_builtins(edit.payload)),
+    }
+    return {"txid": Txid(txid), "content": content}
+
+
+def _images(store: Store) -> list[dict[str, Any]]:
+    health = store.health()
+    return [
+        {"txid": each.txid, "bytes": each.bytes, "created": time_text(each.created_ms), "checksums": "valid"}
+        for each in health.images
+    ]
+
+
+def _images_html(images: Any) -> Html:
+    if is_error(images):
+        return error_box(images)
+    if not images:
+        return tag("p", "There is no image yet: the journal has every edit.", class_="none")
+    rows = [[f"{each['txid']:,}", f"{each['bytes']:,}", each["created"], each["checksums"]] for each in images]
+    return grid("Images", ["last edit", "bytes", "created", "checksums"], rows, right=[True, True])
+
+
+def _segments_html(segments: list[dict[str, Any]]) -> Html:
+    rows = [[each["name"], f"{each['edits']:,}", *(_txid_link(each[end]) for end in ("first", "last"))]
+            for each in segments]  # fmt: skip
+    return grid("Segments of the journal", ["segment", "edits", "first", "last"], rows, right=[False, True, True, True])
+
+
+def _txid_link(txid: int | None) -> Content:
+    return None if txid is None else tag("a", f"{txid:,}", href=url("/catalog", before=txid + 1))
+
+
+def _edits_html(listed: list[dict[str, Any]]) -> Html:
+    rows = []
+    for each in listed:
+        link = tag("a", f"{each['txid']:,}", href=url("/catalog/edit", txid=each["txid"]))
+        content = each["content"]
+        if is_error(content):
+            rows.append([link, "", tag("strong", content["error"]["class"]), content["error"]["message"]])
+        else:
+            rows.append([link, content["time"], content["edit"], _about(content["payload"])])
+    return grid("Edits", ["edit", "time", "kind", "about"], rows, right=[True])
+
+
+def _about(payload: dict[str, Any]) -> str:
+    words = " ".join(f"{name}={value}" for name, value in payload.items() if isinstance(value, int | str))
+    return words if len(words) <= LETTERS_MAX else words[:LETTERS_MAX] + "…"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _search() -> Html:
+    asked = field("Show an edit", "txid", type="number", min=1, required=True)
+    return tag("form", asked, tag("button", "Show"), action="/catalog/edit", role="search")
