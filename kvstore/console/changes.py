@@ -12,7 +12,7 @@ from kvstore.console.commands import command, names_given
 from kvstore.console.difference import Version, version_facts, version_html, versions_of
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import error_box, error_facts, field, pager, time_text
+from kvstore.console.parts import error_box, error_facts, field, hidden, pager, time_text
 from kvstore.console.query import Query
 from kvstore.errors import OffsetOutOfRange, StoreError
 from kvstore.history.origin import Origin, Origins
@@ -234,7 +234,7 @@ def _form(definition: TableDefinition, path: str, found: Stretch, query: Query) 
     buckets = definition.buckets
     return tag(
         "form",
-        [tag("input", type="hidden", name="column", value=name) for name in query.all("column")],
+        hidden(column=query.all("column")),
         field("Bucket", "bucket", query.text("bucket") or 0, type="number", min=0, max=buckets - 1)
         if buckets > 1
         else None,

@@ -27,7 +27,7 @@ def chosen(definition: TableDefinition, query: Query) -> tuple[list[str], bool]:
     return list(dict.fromkeys(shown)), len(shown) < len(names)
 
 
-def columns_form(definition: TableDefinition, shown: list[str], path: str, **kept: object) -> Html | None:
+def columns_form(definition: TableDefinition, shown: list[str], path: str, **kept: str | None) -> Html | None:
     """Boxes to choose columns by; None if there is nothing to choose."""
     key, names = definition.primary_key or (), definition.schema.names
     others = [name for name in names if name not in key]

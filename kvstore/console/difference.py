@@ -161,6 +161,10 @@ def _line(version: Version, name: str, definition: TableDefinition, bucket: int,
     return [tag("span", name), *shown]
 
 
+def _sides(line: list[Html]) -> list[str | None]:
+    return ["before", "after"] if len(line) == 3 else [None]
+
+
 def _table(names: list[str], lines: list[list[Html]], word: str) -> Html:
     return tag(
         "table",
@@ -168,7 +172,14 @@ def _table(names: list[str], lines: list[list[Html]], word: str) -> Html:
         tag("thead", tag("tr", [tag("th", name, scope="col") for name in names])),
         tag(
             "tbody",
-            [tag("tr", tag("th", line[0], scope="row"), [tag("td", cell) for cell in line[1:]]) for line in lines],
+            [
+                tag(
+                    "tr",
+                    tag("th", line[0], scope="row"),
+                    [tag("td", cell, class_=side) for cell, side in zip(line[1:], _sides(line), strict=True)],
+                )
+                for line in lines
+            ],
         ),
         class_="diff",
     )

@@ -50,7 +50,7 @@ def error_box(found: Mapping[str, Any]) -> Html:
 
 def fact_list(facts: Mapping[str, Content]) -> Html:
     """Names and values."""
-    return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in facts.items()], class_="facts")
+    return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()], class_="facts")
 
 
 def grid(caption: str, names: Sequence[Content], rows: Sequence[Sequence[Content]], right: Sequence[bool] = ()) -> Html:
@@ -138,9 +138,14 @@ def field(label: str, name: str, value: str | int | None = None, **attributes: A
     return tag("label", tag("span", label), tag("input", name=name, value=value, **attributes))
 
 
-def hidden(**values: Any) -> list[Html]:
-    """What a form sends along."""
-    return [tag("input", type="hidden", name=name, value=value) for name, value in values.items() if value is not None]
+def hidden(**values: str | int | Sequence[str] | None) -> list[Html]:
+    """What a form sends along; a name may have several values."""
+    return [
+        tag("input", type="hidden", name=name, value=each)
+        for name, value in values.items()
+        if value is not None
+        for each in ([value] if isinstance(value, (str, int)) else value)
+    ]
 
 
 def time_text(milliseconds: int) -> str:

@@ -13,7 +13,7 @@ from kvstore.console.commands import after_key, command, names_given
 from kvstore.console.html import Html, tag, url
 from kvstore.console.keys import encoded, key_fields, key_form, key_of, texts_of, values_of
 from kvstore.console.page import Page
-from kvstore.console.parts import field, grid, pager, value_html
+from kvstore.console.parts import field, grid, hidden, pager, value_html
 from kvstore.console.query import Query
 from kvstore.console.values import Cell, cells_of
 from kvstore.meta.state import TableDefinition
@@ -32,11 +32,12 @@ class Read:
 
     Attributes:
         offset: They are as of this offset.
-        end: The end of the log.
+        start, end: The first offset that the log holds, and its end.
     """
 
     rows: pa.RecordBatch
     offset: int
+    start: int
     end: int
 
 
@@ -64,7 +65,12 @@ def read_rows(
             batches = list(first_rows(read, most))
     schema = pa.schema([definition.schema.field(name) for name in names])
     rows = pa.Table.from_batches([each.cast(schema) for each in batches], schema).combine_chunks()
-    return Read(next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], schema)), int(offset), int(end))
+    return Read(
+        next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], schema)),
+        int(offset),
+        int(handle.log.start()),
+        int(end),
+    )
 
 
 def row_of_key(store: Store, definition: TableDefinition, names: list[str], texts: list[str], query: Query) -> Read:
@@ -119,6 +125,7 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
             "div",
             key_form(definition, key, path, "Look up a key"),
             _place_form(definition, path, read, query),
+            _slider(definition, path, read, query) if not key else None,
             columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of),
             tag("p", _as_of_words(read), class_="note"),
             grid("Rows", ["", *headings], lines, right=[False, *_numbers(read.rows.schema)])
@@ -180,18 +187,34 @@ def _place_form(definition: TableDefinition, path: str, read: Read, query: Query
         return tag("form", bucket, tag("button", "Show"), action=path) if bucket is not None else None
     return tag(
         "form",
-        [tag("input", type="hidden", name="column", value=name) for name in query.all("column")],
+        hidden(column=query.all("column")),
         _bucket_field(definition, query),
         field(
             "As of an offset or a time",
             "as_of",
             query.text("as_of"),
             placeholder=str(read.end),
-            list="moments",
             size=24,
         ),
         tag("button", "Show"),
         action=path,
+    )
+
+
+def _slider(definition: TableDefinition, path: str, read: Read, query: Query) -> Html | None:
+    if definition.options.changelog_image == "wal" or read.end == read.start:
+        return None
+    return tag(
+        "form",
+        hidden(column=query.all("column"), bucket=query.text("bucket")),
+        tag(
+            "label",
+            tag("span", "Back in time, to offset ", tag("output", str(read.offset))),
+            tag("input", type="range", name="as_of", min=read.start, max=read.end, value=read.offset),
+        ),
+        tag("button", "Show"),
+        action=path,
+        class_="slider",
     )
 
 

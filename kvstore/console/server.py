@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+import threading
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import uvicorn
 from kvstore.console.app import application
 from kvstore.errors import InvalidRequest, Unavailable
 
+HTTP_PORT = 80
+"""Browsers leave it out of the header ``Host``."""
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -35,13 +38,15 @@ def serve(store: Path, host: str, port: int, show: Callable[[str], None], *, ope
         port = listening.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         token = secrets.token_urlsafe(24)
-        hosts = frozenset(f"{each}:{port}" for each in (*_NAMES, name.lower()))
+        names = {*_NAMES, name.lower()}
+        hosts = frozenset({f"{each}:{port}" for each in names} | (names if port == HTTP_PORT else set()))
         app = application(store, token, hosts, f"kvstore-{port}")
         settings = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
         url = f"http://{name}:{port}/?token={token}"
         show(url)
         if opens:
-            webbrowser.open(url)
+            # A browser of the terminal ends only when its user leaves it.
+            threading.Thread(target=webbrowser.open, args=(url,), name="kvstore-browser", daemon=True).start()
         uvicorn.Server(settings).run(sockets=[listening])
 
 

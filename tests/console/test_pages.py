@@ -85,6 +85,10 @@ def test_rows_are_shown_as_they_were(client: TestClient) -> None:
 
     assert (at(2), at(4), at(5), at("")) == ([("a", 1), ("b", 2)], [("a", 3), ("b", 2)], [("a", 3)],
                                              [("a", 3), ("c", 4)])  # fmt: skip
+    slider = next(
+        given for tag, given in page(client, "/tables/1/rows?as_of=2").elements if given.get("type") == "range"
+    )
+    assert (slider["name"], slider["min"], slider["max"], slider["value"]) == ("as_of", "0", "7", "2")
     assert "without the 5 changes since then" in page(client, "/tables/1/rows?as_of=2").text
     assert "later than" not in page(client, "/tables/1/rows?as_of=99", 400).text
     assert "time zone" in page(client, "/tables/1/rows?as_of=2026-01-31T12:00:00", 400).text

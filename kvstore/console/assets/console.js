@@ -41,6 +41,12 @@ const keys = {
   },
 };
 
+for (const form of document.querySelectorAll("form.slider")) {
+  const slider = form.querySelector("input[type='range']");
+  slider.addEventListener("input", () => { form.querySelector("output").textContent = slider.value; });
+  slider.addEventListener("change", () => form.requestSubmit());
+}
+
 document.addEventListener("keydown", (event) => {
   const at = event.target;
   if (event.ctrlKey || event.metaKey || event.altKey || at.closest("input, select, textarea")) {
