@@ -37,8 +37,9 @@ from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
 
 ASSETS = Path(__file__).parent / "assets"
-OfStore = Callable[[Store, Query], Page]
 OfTable = Callable[[Store, TableDefinition, Query], Page]
+OF_FILES = frozenset({catalog_page, edit_page})
+"""Pages that need no open store, only its directory."""
 
 
 def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> ASGIApp:
@@ -140,11 +141,11 @@ class Answers:
         return self._failed(error, as_json=request.url.path.startswith("/api/"), status=404)
 
     async def _answer(self, request: Request, of: Callable[..., Page], *, as_json: bool) -> Response:
-        def response(store: Store) -> Response:
+        def response(store: Store | Path) -> Response:
             return self._response(_of(of, store, request), as_json=as_json)
 
         try:
-            return await run_in_threadpool(response, await self._opened.get())
+            return await run_in_threadpool(response, self._opened.path if of in OF_FILES else await self._opened.get())
         except StoreError as error:
             await self._opened.after(error)
             return self._failed(error, as_json=as_json)
@@ -166,7 +167,7 @@ class Answers:
         return self._response(page, as_json=as_json)
 
 
-def _of(of: Callable[..., Any], store: Store, request: Request) -> Any:
+def _of(of: Callable[..., Any], store: Any, request: Request) -> Any:
     query = Query(request.query_params.multi_items())
     if "id" not in request.path_params:
         return of(store, query)

@@ -1,22 +1,24 @@
-"""The catalog: its images, its journal, and its edits one by one."""
+"""The catalog: its images, its journal, and its edits one by one, also of a store that can't be opened."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvstore.console.commands import command
-from kvstore.console.html import Content, Html, tag, url
+from kvstore.console.html import Content, Html, printed, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager, time_text
 from kvstore.console.query import Query
 from kvstore.console.values import LETTERS_MAX
-from kvstore.errors import CorruptData, InvalidRequest
-from kvstore.files import Files
+from kvstore.errors import CorruptData, CorruptImage, InvalidRequest
+from kvstore.files import Files, refusals
+from kvstore.meta import image
 from kvstore.meta.browse import Browser, browse
-from kvstore.store import Store
+from logformat import paths
 from logformat.catalog import edits
 from logformat.ids import Txid
 from logformat.urls import without_credentials
@@ -24,9 +26,9 @@ from logformat.urls import without_credentials
 EDITS_SHOWN = 50
 
 
-def catalog_page(store: Store, query: Query) -> Page:
+def catalog_page(store: Path, query: Query) -> Page:
     """Images, segments of the journal, and the newest edits, or those before the edit ``before``."""
-    with browse(store.path, Files()) as found:
+    with browse(store, Files()) as found:
         segments = [asdict(each) for each in found.segments()]
         txids = [each[end] for each in segments for end in ("first", "last") if each[end] is not None]
         oldest, newest = (min(txids), max(txids)) if txids else (1, 0)
@@ -52,16 +54,16 @@ def catalog_page(store: Store, query: Query) -> Page:
         )
 
     journal = next((each["first"] for each in segments if (each["first"] or 0) <= top <= (each["last"] or 0)), None)
-    line = command("meta status", store.path) if journal is None else command("meta ls", store.path, journal)
+    line = command("meta status", store) if journal is None else command("meta ls", store, journal)
     return Page("Catalog", facts, body, line, url("/api/catalog", before=query.text("before")), tab="catalog")
 
 
-def edit_page(store: Store, query: Query) -> Page:
+def edit_page(store: Path, query: Query) -> Page:
     """The edit ``txid``."""
     txid = query.number("txid")
     if txid is None:
         raise InvalidRequest("Name an edit by `txid`.")
-    with browse(store.path, Files()) as found:
+    with browse(store, Files()) as found:
         facts = _edit(found, txid)
 
     def body() -> Html:
@@ -73,7 +75,7 @@ def edit_page(store: Store, query: Query) -> Page:
         back = tag("a", "All edits", href=url("/catalog", before=txid + 1))
         return tag("div", fact_list(about), grid("Fields of the edit", ["field", "value"], fields), tag("p", back))
 
-    line = command("meta show", store.path, txid)
+    line = command("meta show", store, txid)
     return Page(f"Edit {txid:,} of the catalog", facts, body, line, url("/api/catalog/edit", txid=txid), tab="catalog")
 
 
@@ -92,12 +94,20 @@ def _edit(found: Browser, txid: int) -> dict[str, Any]:
     return {"txid": Txid(txid), "content": content}
 
 
-def _images(store: Store) -> list[dict[str, Any]]:
-    health = store.health()
-    return [
-        {"txid": each.txid, "bytes": each.bytes, "created": time_text(each.created_ms), "checksums": "valid"}
-        for each in health.images
-    ]
+def _images(store: Path) -> list[dict[str, Any]]:
+    """The images, the newest first, each read and verified."""
+    found, directory = [], store / paths.IMAGES
+    with refusals(directory):
+        for txid in image.txids(directory):
+            path = paths.image_file(directory, txid)
+            try:
+                created, state = time_text(image.verify(path).created_ms), "valid"
+                found.append({"txid": txid, "bytes": path.stat().st_size, "created": created, "checksums": state})
+            except FileNotFoundError:
+                continue  # a checkpoint removed it meanwhile
+            except CorruptImage as error:
+                found.append({"txid": txid, "bytes": None, "created": None, "checksums": printed(str(error))})
+    return found
 
 
 def _images_html(images: Any) -> Html:
@@ -105,7 +115,12 @@ def _images_html(images: Any) -> Html:
         return error_box(images)
     if not images:
         return tag("p", "There is no image yet: the journal has every edit.", class_="none")
-    rows = [[f"{each['txid']:,}", f"{each['bytes']:,}", each["created"], each["checksums"]] for each in images]
+    rows = [
+        [f"{each['txid']:,}", each["bytes"], each["created"], each["checksums"]]
+        if each["bytes"] is not None
+        else [f"{each['txid']:,}", "", "", [tag("strong", "damaged: "), each["checksums"]]]
+        for each in images
+    ]
     return grid("Images", ["last edit", "bytes", "created", "checksums"], rows, right=[True, True])
 
 

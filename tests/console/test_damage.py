@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import lmdb
 import pytest
 
 import kvstore
@@ -65,6 +66,32 @@ def test_a_damaged_catalog_is_an_error_that_says_what_to_do_and_goes_once_it_is_
         assert client.get("/metrics").status_code == 500
         journal.write_bytes(data)
         assert len(api(client, "/tables")) == 2
+
+
+def test_a_damaged_image_is_shown_as_damaged(path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.checkpoint()
+    with asking(path) as client:
+        assert [each["checksums"] for each in api(client, "/catalog")["images"]] == ["valid"]
+        (image,) = path.glob("meta/image/image.*")
+        data = bytearray(image.read_bytes())
+        data[len(data) // 2] ^= 1
+        image.write_bytes(data)
+        (found,) = api(client, "/catalog")["images"]
+        assert "is damaged" in found["checksums"]
+        assert "damaged: " in page(client, "/catalog").text
+
+
+def test_edits_are_shown_if_one_of_them_keeps_the_store_from_being_opened(path: Path) -> None:
+    with lmdb.open(str(path / "meta/journal"), max_dbs=8) as journal, journal.begin(write=True) as transaction:
+        edits = journal.open_db(b"00000000000000000001", transaction)
+        assert transaction.put((2).to_bytes(8, "big"), b"damaged", db=edits)
+    with asking(path) as client:
+        assert "kvstore check" in page(client, "/", 500).text
+        *_, damaged, first = api(client, "/catalog")["edits"]
+        assert (set(damaged["content"]), first["content"]["edit"]) == ({"error"}, "CreateTable")
+        assert damaged["content"]["error"]["class"] in page(client, "/catalog").text
+        page(client, "/catalog/edit?txid=2")
 
 
 def test_a_store_whose_writer_was_killed_is_shown_and_not_changed(path: Path, tmp_path: Path) -> None:
