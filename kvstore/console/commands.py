@@ -33,11 +33,27 @@ def names_given(names: list[str] | None) -> str | None:
     return None if names is None else ",".join(each if _PLAIN_NAME.fullmatch(each) else _quoted(each) for each in names)
 
 
+def place_given(place: str | None, bucket: int, starts: dict[int, tuple[int, int]]) -> str | None:
+    """A place for ``--start`` or ``--as-of``: an offset of one bucket of several needs one for each of the others.
+
+    Args:
+        starts: For each bucket the range of its log; of the others it is the start that is given.
+    """
+    if place is None or len(starts) == 1 or not place.isdigit():
+        return place
+    return json_text({str(each): int(place) if each == bucket else start for each, (start, _) in starts.items()})
+
+
+def of_key(fields: list[pa.Field], key: list[Any]) -> str:
+    """The condition for ``--where`` of the row of a key."""
+    return " and ".join(f"{_column(each.name)} = {_value(value)}" for each, value in zip(fields, key, strict=True))
+
+
 def after_key(fields: list[pa.Field], key: list[Any]) -> str:
     """The condition for ``--where`` of the rows after a key."""
     conditions = []
     for place, field in enumerate(fields):
-        same = [f"{_column(each.name)} = {_value(value)}" for each, value in zip(fields[:place], key, strict=False)]
+        same = [of_key(fields[:place], key[:place])] if place else []
         conditions.append(" and ".join([*same, f"{_column(field.name)} > {_value(key[place])}"]))
     return conditions[0] if len(conditions) == 1 else " or ".join(f"({each})" for each in conditions)
 

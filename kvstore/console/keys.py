@@ -11,6 +11,7 @@ from kvstore.console.parts import field
 from kvstore.console.values import json_text
 from kvstore.errors import SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.request.partition import buckets_of_rows
 from kvstore.request.row_layout import layout_of
 from logformat.rows.json_form import from_text, to_json
 from logformat.rows.python_values import MISFITS
@@ -56,6 +57,11 @@ def key_of(texts: list[str], definition: TableDefinition) -> pa.RecordBatch:
 def encoded(key: pa.RecordBatch, definition: TableDefinition) -> bytes:
     """A key as the index has it."""
     return bytes(layout_of(definition).encode_keys(key).to_list()[0])
+
+
+def bucket_of(key: pa.RecordBatch, definition: TableDefinition) -> int:
+    """The bucket of a key."""
+    return int(buckets_of_rows(definition, key)[0]) if definition.buckets > 1 else 0
 
 
 def texts_of(rows: pa.RecordBatch, definition: TableDefinition) -> list[list[str]]:

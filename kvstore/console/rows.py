@@ -9,16 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.console.columns import chosen, columns_form
-from kvstore.console.commands import after_key, command, names_given
+from kvstore.console.commands import after_key, command, names_given, of_key, place_given
 from kvstore.console.html import Html, tag, url
-from kvstore.console.keys import encoded, key_fields, key_form, key_of, texts_of, values_of
+from kvstore.console.keys import bucket_of, encoded, key_fields, key_form, key_of, texts_of, values_of
 from kvstore.console.page import Page
 from kvstore.console.parts import field, grid, hidden, pager, value_html
 from kvstore.console.query import Query
 from kvstore.console.values import Cell, cells_of
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, first_rows, offset_as_of, rows_as_of
-from kvstore.request.partition import buckets_of_rows
 from kvstore.request.row_layout import layout_of
 from kvstore.store import Store
 from logformat.ids import Offset
@@ -80,7 +79,7 @@ def row_of_key(store: Store, definition: TableDefinition, names: list[str], text
         StoreError: The key does not fit, or the row can't be read.
     """
     key = key_of(texts, definition)
-    bucket = int(buckets_of_rows(definition, key)[0]) if definition.buckets > 1 else 0
+    bucket = bucket_of(key, definition)
     start = encoded(key, definition)
     return read_rows(store, definition, bucket, names, KeyRange(start, start + b"\0"), 1, query)
 
@@ -230,16 +229,19 @@ def _command(
     place = query.text("as_of")
     if key and place is None:
         return command("get", store.path, definition.name, *key)
-    fields = key_fields(definition)
+    fields, bucket = key_fields(definition), query.number("bucket") or 0
     where = after_key(fields, values_of(key_of(after, definition))) if after else None
     if key:
-        where = None
+        where, bucket = (
+            of_key(fields, values_of(key_of(key, definition))),
+            bucket_of(key_of(key, definition), definition),
+        )
     return command(
         "scan",
         store.path,
         definition.name,
         columns=names_given(names if len(names) < len(definition.schema) else None),
         where=where,
-        as_of=place,
+        as_of=place_given(place, bucket, store.table(definition.name).offsets()),
         limit=ROWS_SHOWN,
     )

@@ -8,17 +8,16 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.console.changes import origin_words
-from kvstore.console.commands import command
+from kvstore.console.commands import command, place_given
 from kvstore.console.difference import version_facts, version_html, versions_of
 from kvstore.console.html import Html, tag, url
-from kvstore.console.keys import key_form, key_of
+from kvstore.console.keys import bucket_of, key_form, key_of
 from kvstore.console.page import Page
 from kvstore.console.parts import pager
 from kvstore.console.query import Query
 from kvstore.history.origin import ORIGIN_FIELDS
 from kvstore.history.versions import LOG_START
 from kvstore.meta.state import TableDefinition
-from kvstore.request.partition import buckets_of_rows
 from kvstore.store import Store
 
 VERSIONS_SHOWN = 50
@@ -28,11 +27,11 @@ def history_page(store: Store, definition: TableDefinition, query: Query) -> Pag
     """The history of ``key``, newest first; ``start`` is an offset or a time, ``page`` counts from 1."""
     texts, number = query.all("key"), query.number("page", least=1) or 1
     key = key_of(texts, definition)
-    bucket = int(buckets_of_rows(definition, key)[0]) if definition.buckets > 1 else 0
+    bucket, ranges = bucket_of(key, definition), store.table(definition.name).offsets()
     place = query.place("start")
-    start: Any = "earliest" if place is None else {bucket: place} if isinstance(place, int) else place
-    if definition.buckets > 1 and isinstance(place, int):
-        start = {each: place if each == bucket else 0 for each in range(definition.buckets)}
+    start: Any = "earliest" if place is None else place
+    if isinstance(place, int):
+        start = {each: place if each == bucket else first for each, (first, _) in ranges.items()}
     found = store.table(definition.name).history(key.to_pylist()[0], start)
     log_start = int(found.schema.metadata[LOG_START])
     last = found.num_rows - (number - 1) * VERSIONS_SHOWN
@@ -70,7 +69,9 @@ def history_page(store: Store, definition: TableDefinition, query: Query) -> Pag
             tag("p", tag("a", "The row as it is now", href=url(f"/tables/{definition.id}/rows", key=texts))),
         )
 
-    line = command("history", store.path, definition.name, *texts, start=query.text("start"))
+    line = command(
+        "history", store.path, definition.name, *texts, start=place_given(query.text("start"), bucket, ranges)
+    )
     api = "/api" + url(path, **kept, page=query.text("page"))
     return Page("History of " + ", ".join(each[:100] for each in texts), facts, body, line, api, definition, "rows")
 

@@ -248,6 +248,9 @@ COMMANDS = {
     "/tables/3/changes?bucket=1&column=c000": "changelog",
     "/tables/1/history?key=a": "history",
     "/tables/3/log?bucket=1": "log ls",
+    "/tables/3/rows?bucket=1&as_of=5": "scan",
+    "/tables/3/rows?key=17&key=x'y&as_of=150": "scan",
+    "/tables/3/history?key=5&key=x'y&start=0": "history",
     "/catalog": "meta ls",
     "/catalog/edit?txid=1": "meta show",
 }
