@@ -254,8 +254,9 @@ class Store(AlteredTables):
 
         Raises:
             UnsupportedOperation: DuckDB is not installed (the extra ``sql``).
-            InvalidRequest: The query can't be run; the message has the reason. The reader may raise it, too.
-            NoSuchTable: There is no such table for ``changes``.
+            InvalidRequest: The query can't be run, or writes; the message has the reason. The reader may raise it, too.
+            NoSuchTable, OffsetOutOfRange: There is no such table for ``changes``, or no such offset.
+            CorruptData: A table is damaged. The reader may raise it, too.
         """
         return sql.run(query, self.list_tables(), self.table)
 

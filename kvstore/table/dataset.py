@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset
 
-from kvstore.errors import UnsupportedOperation
+from kvstore.errors import StoreError, UnsupportedOperation
 
 BATCH_ROWS = 1 << 17
 Read: TypeAlias = Callable[[Sequence[str] | None, pc.Expression | None], pa.RecordBatchReader]
@@ -101,6 +101,26 @@ class TableDataset(dataset.Dataset):
     def filter(self, expression: pc.Expression) -> TableDataset:
         """The dataset of the rows for which an expression is true."""
         return TableDataset(self._schema, self._read, _both(self._where, expression))
+
+    def keeping_errors(self, found: list[StoreError]) -> TableDataset:
+        """The same dataset; adds errors of the store to ``found``, because other libraries keep only their text."""
+
+        def kept(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+            try:
+                yield from batches
+            except StoreError as error:
+                found.append(error)
+                raise
+
+        def read(columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.RecordBatchReader:
+            try:
+                batches = self._read(columns, filter)
+            except StoreError as error:
+                found.append(error)
+                raise
+            return pa.RecordBatchReader.from_batches(batches.schema, kept(batches))
+
+        return TableDataset(self._schema, read, self._where)
 
     def sort_by(self, sorting: Any, **others: Any) -> dataset.Dataset:
         """The rows in another order, in memory; see ``pyarrow.dataset.Dataset``."""

@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.arguments import shown
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.frames import not_installed
+from kvstore.table.dataset import TableDataset
 from kvstore.table.everyday import EverydayReads
 
 CONFIGURATION = {
@@ -30,6 +31,7 @@ CONFIGURATION = {
     "lock_configuration": "true",
 }
 _CHANGES = "changes"
+_WRITES = {"ALTER", "COPY", "CREATE", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"}
 _MACRO = """CREATE MACRO changes
     (name) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name)))),
     (name, start) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name, start)))),
@@ -49,18 +51,27 @@ def run(query: str, names: Sequence[str], table: Callable[[str], EverydayReads])
         import duckdb
     except ImportError as error:
         raise not_installed("duckdb", error) from error
+    failed: list[StoreError] = []
+
+    def refused(error: Exception) -> StoreError:
+        return failed[0] if failed else _refused(query, names, error)
+
     with ExitStack() as stack:
         connection = stack.enter_context(duckdb.connect(config=CONFIGURATION))
         try:
             connection.execute(_MACRO).fetchall()
+            if any(statement.type.name in _WRITES for statement in connection.extract_statements(query)):
+                raise InvalidRequest(
+                    "`sql` only reads; write by the methods of a table, such as `upsert`.", query=shown(query)
+                )
             for name, found in _named(connection, query, names, table):
-                connection.register(name, found)
+                connection.register(name, found.keeping_errors(failed))
             relation = connection.sql(query)
             if relation is None:
                 raise InvalidRequest("This statement has no rows; give a SELECT.", query=shown(query))
             reader = relation.to_arrow_reader()
         except duckdb.Error as error:
-            raise _refused(query, error) from error
+            raise refused(error) from error
         open_until_read = stack.pop_all()
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -68,24 +79,30 @@ def run(query: str, names: Sequence[str], table: Callable[[str], EverydayReads])
             try:
                 yield from reader
             except (duckdb.Error, pa.ArrowException, OSError) as error:
-                raise _refused(query, error) from error
+                raise refused(error) from error
 
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
-def _refused(query: str, error: Exception) -> InvalidRequest:
-    return InvalidRequest("This query can't be run.", query=shown(query), reason=str(error).strip())
+def _refused(query: str, names: Sequence[str], error: Exception) -> InvalidRequest:
+    reason = str(error).strip()
+    if not reason.startswith("Catalog Error: Table "):
+        return InvalidRequest("This query can't be run.", query=shown(query), reason=reason)
+    # What DuckDB suggests is a table of its own.
+    reason = reason.partition("\n")[0]
+    return InvalidRequest("This query can't be run.", query=shown(query), reason=reason, tables=list(names))
 
 
 def _named(
     connection: Any, query: str, names: Sequence[str], table: Callable[[str], EverydayReads]
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, TableDataset]]:
     """What a query names, by the name under which it looks for it."""
     same = Counter(name.lower() for name in names)
     there = {name.lower(): name for name in names if same[name.lower()] == 1}
     ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     tree = json.loads(text)
-    if tree["error"]:  # not a SELECT, such as DESCRIBE; or wrong, which DuckDB says when it runs it
+    is_select = not tree["error"]  # other statements, such as PRAGMA, may be about all tables; so is SHOW TABLES
+    if not is_select or any(node.get("type") == "SHOW_REF" for node in _nodes(tree)):
         yield from ((name, table(name).dataset()) for name in there.values())
         return
     for node in _nodes(tree):

@@ -10,7 +10,7 @@ import os
 import threading
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -439,11 +439,11 @@ def test_columns_that_are_found_are_named(store: Path, tmp_path: Path, suffix: s
 def test_columns_of_csv_are_read_in_the_callers_thread_alone() -> None:
     """A thread that still holds an object of Python when the interpreter ends aborts the process."""
 
-    class Watched(io.BytesIO):
-        readers: ClassVar[set[int]] = set()
+    readers = set()
 
+    class Watched(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
-            self.readers.add(threading.get_ident())
+            readers.add(threading.get_ident())
             return super().read(size)
 
     reader = formats.reader_of(formats.Format.CSV)
@@ -451,4 +451,4 @@ def test_columns_of_csv_are_read_in_the_callers_thread_alone() -> None:
         reader.columns(Watched(b"path,size\na,1,3\n"))
     many = Watched(b"path,size\n" + b"a,1\n" * formats.INFERRED_BYTES)
     assert reader.columns(many) == pa.schema([("path", pa.string()), ("size", pa.int64())])
-    assert Watched.readers == {threading.get_ident()}
+    assert readers == {threading.get_ident()}

@@ -16,7 +16,15 @@ import pytest
 from pyarrow import dataset
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreClosed, StoreError, UnsupportedOperation
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchTable,
+    OffsetOutOfRange,
+    SchemaMismatch,
+    StoreClosed,
+    StoreError,
+    UnsupportedOperation,
+)
 from kvstore.read.scan import rows_now
 from kvstore.table import reading
 from kvstore.table.dataset import TableDataset
@@ -165,9 +173,11 @@ class TestSql:
         assert self.rows(store, joined) == [(2,)]
         with pytest.raises(NoSuchTable):
             store.sql("SELECT * FROM changes('nope')")
-        for query in ("SELECT * FROM changes('files', 99)", "SELECT * FROM changes('files', 'never')"):
-            with pytest.raises(InvalidRequest):
-                store.sql(query).read_all()
+        with pytest.raises(InvalidRequest):
+            store.sql("SELECT * FROM changes('files', 'never')").read_all()
+        with pytest.raises(OffsetOutOfRange) as caught:
+            store.sql("SELECT * FROM changes('files', 99)").read_all()
+        assert caught.value.where["offset"] == 99
         with pytest.raises(InvalidRequest, match="constants"):
             store.sql("SELECT * FROM changes('files', 1 + 1)")
 
@@ -207,6 +217,21 @@ class TestSql:
         with pytest.raises(InvalidRequest):
             store.sql(query.format(path=tmp_path / "out")).read_all()
         assert set(os.listdir(tmp_path)) == before
+        assert len(table) == 300
+
+    def test_an_unknown_table_is_refused_with_those_that_there_are(
+        self, store: kvstore.Store, table: kvstore.Table
+    ) -> None:
+        assert self.rows(store, "SHOW TABLES") == [(table.name,)]
+        with pytest.raises(InvalidRequest) as caught:
+            store.sql("SELECT * FROM fils")
+        assert caught.value.where["tables"] == [table.name]
+        assert "pg_" not in str(caught.value)
+
+    @pytest.mark.parametrize("query", ["INSERT INTO files VALUES (1)", "CREATE TABLE t AS SELECT 1"])
+    def test_a_query_that_writes_is_refused(self, store: kvstore.Store, table: kvstore.Table, query: str) -> None:
+        with pytest.raises(InvalidRequest, match="only reads"):
+            store.sql(query)
         assert len(table) == 300
 
     def test_tables_that_differ_only_in_case_are_not_taken_for_each_other(self, store: kvstore.Store) -> None:
