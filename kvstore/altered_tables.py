@@ -12,6 +12,7 @@ import pyarrow as pa
 from kvstore.arguments import column_names
 from kvstore.runtime import StoreRuntime
 from kvstore.session import Session
+from kvstore.table.declared_schema import SchemaGiven
 from kvstore.table.definition import added_fields, altered_options, new_names
 from logformat.catalog.edits import DeleteBehavior
 from logformat.log.arrow_message import Compression
@@ -32,11 +33,12 @@ class AlteredTables:
         """What this process shares of the store's directory; for tools, not for programs."""
         return self._session.runtime
 
-    def add_columns(self, name: str, fields: Sequence[pa.Field] | pa.Schema) -> None:
+    def add_columns(self, name: str, fields: SchemaGiven | Sequence[pa.Field]) -> None:
         """Add columns after those of a table; they are null in existing rows and changes.
 
         Args:
-            fields: New columns, all nullable; docs/types.md lists the types.
+            fields: New columns, all nullable, such as ``{"owner": "string"}``: what :meth:`Store.create_table` takes,
+                or a list of fields. docs/types.md lists the types.
 
         Raises:
             NoSuchTable: There is none of that name.

@@ -19,7 +19,7 @@ _HELP = {
     "kvstore_batches_total": ("counter", ("table",), "Batches that this process appended to changelogs."),
     "kvstore_changes_total": ("counter", ("table",), "Offsets that they took: changes, and one for an empty batch."),
     "kvstore_log_bytes_total": ("counter", ("table",), "Their bytes."),
-    "kvstore_gets_total": ("counter", ("table",), "Calls of get, to 32."),
+    "kvstore_gets_total": ("counter", ("table",), "Calls of get, counted in steps of 32: up to 31 are missing."),
     "kvstore_append_seconds": ("summary", ("table",), "Groups of requests, from the first change to the answers."),
     "kvstore_commit_seconds": ("summary", ("table",), "Commits of indexes."),
     "kvstore_get_seconds": ("summary", ("table",), "One in 32 calls of get."),

@@ -477,9 +477,12 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
             # The process that created it may have died, or failed, before its name was durable.
             files.sync_directory(path)
         return store
+    if path.is_file():
+        raise NotAStore("This is a file; a store is a directory.", path=path)
     if read_only:
         raise NotAStore(
-            "There is no store here; see whether the path is right, or open it for writing to create one.", path=path
+            "There is no store here; check the path. `kvstore init DIR`, or opening it for writing, creates one.",
+            path=path,
         )
     try:
         files.make_directory(path)

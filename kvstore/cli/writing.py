@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
@@ -43,7 +44,8 @@ def upsert(
     The file is Parquet, Arrow, CSV or JSON lines; standard input is JSON, one row a line or an array, unless --format
     says otherwise. All of it is read before a row is written. Unlike `load`, the same command writes the rows again.
     """
-    if file == STANDARD_INPUT and format is None:
+    is_json_assumed = file == STANDARD_INPUT and format is None
+    if is_json_assumed:
         format = Format.JSONL
     done = 0
     with opened(path, write=True) as store, rows_given(file, format, delimiter) as (source, _):
@@ -57,6 +59,8 @@ def upsert(
                     done += rows.num_rows
                     bar.say(f"{done:,} rows")
         except StoreError as error:
+            if is_json_assumed and isinstance(error.__cause__, msgspec.DecodeError):
+                error.message += " Standard input is read as JSON; for CSV give --format csv."
             error.where["rows_written"] = done
             raise
     if as_json:

@@ -116,10 +116,20 @@ class Source:
         """Columns of a table created from this file.
 
         Raises:
-            InvalidRequest: The file can't be read.
+            InvalidRequest: The file can't be read, or the type of a column can't be guessed.
         """
         with self._opened() as (_, file):
-            return self._reader.columns(file)
+            columns = self._reader.columns(file)
+        if isinstance(self._reader, (_Csv, _JsonLines)) and (
+            unknown := [field.name for field in columns if pa.types.is_null(field.type)]
+        ):
+            raise InvalidRequest(
+                "No value of these columns is in the first MiB, so their types can't be guessed; create the table"
+                " first: `kvstore create DIR TABLE --column NAME:TYPE …`.",
+                path=self.name,
+                columns=unknown,
+            )
+        return columns
 
     def batches(self, schema: pa.Schema, read: Callable[[int], object] = lambda _: None) -> Iterator[pa.RecordBatch]:
         """All rows in order, as a table of this schema stores them.
@@ -167,6 +177,8 @@ class Source:
         with self._opened() as (_, file):
             found = given if isinstance(given, list) else self._reader.names(file)
         error.message += f" Columns found: {', '.join(found)}."
+        if isinstance(self._reader, _Csv) and len(found) == 1:
+            error.message += " Is --delimiter right?"
         unknown = [name for name in found if name not in schema.names]
         for name, close in ((name, get_close_matches(name, schema.names, 1)) for name in unknown):
             if close:

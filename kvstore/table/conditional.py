@@ -119,7 +119,13 @@ def update(definition: TableDefinition, where: pc.Expression, values: Mapping[st
             columns[name] = same.column(name).take(pa.array(np.zeros(found.num_rows, np.int64)))
         wanted = schema_given(definition, definition.schema, None)
         given = pa.RecordBatch.from_arrays([columns[name] for name in wanted.names], wanted.names)
-        return Changes.upserts(intake.conform(given, wanted))
+        try:
+            return Changes.upserts(intake.conform(given, wanted))
+        except SchemaMismatch as error:
+            field = wanted.field(error.where["column"])
+            if field.name in computed and pa.types.is_floating(given.column(field.name).type):
+                error.message = f"Floats are computed for this column; cast them: (…).cast('{field.type}', safe=False)."
+            raise
 
     return decide
 

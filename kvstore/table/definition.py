@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kvstore.arguments import column_names, shown
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.table.declared_schema import schema_of
 from logformat.catalog.edits import ChangelogImage, DeleteBehavior, TableOptions
 from logformat.rows import schema as schemas
 from merge_engines.aggregate import Aggregate
@@ -135,11 +136,15 @@ def added_fields(fields: Any) -> list[pa.Field]:
     Raises:
         InvalidRequest: They are not fields, or take no nulls.
     """
+    if isinstance(fields, (Mapping, type)):
+        fields = schema_of(fields)
     listed = (
         [fields] if isinstance(fields, pa.Field) else list(fields) if isinstance(fields, (Sequence, pa.Schema)) else []
     )
     if not listed or not all(isinstance(field, pa.Field) for field in listed):
-        raise InvalidRequest("Columns to be added are a list of pyarrow.Field.", given=shown(fields))
+        raise InvalidRequest(
+            "Columns to be added are a dict from name to type, or a list of pyarrow.Field.", given=shown(fields)
+        )
     if strict := [field.name for field in listed if not field.nullable]:
         raise SchemaMismatch(_NULLABLE_KINDS, columns=strict)
     return listed

@@ -112,7 +112,8 @@ class Table(EverydayReads):
 
         Raises:
             SchemaMismatch: A key does not fit. Nothing of its batch, or of the batches after it, was written.
-            InvalidRequest: ``where`` is no condition, or is given with other arguments. Nothing was written.
+            InvalidRequest: ``where`` is no condition, or is given with other arguments; or nothing is given. Nothing
+                was written.
             InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
@@ -122,6 +123,8 @@ class Table(EverydayReads):
             if keys is not None or columns is not None:
                 raise InvalidRequest("Give either `keys` or `where`; `where` removes whole rows.")
             return self._apply_where(definition, where, deletion(where))
+        if keys is None:
+            raise InvalidRequest("Give keys, or a condition by `where`.", table=self.name)
         writes = small_writes(definition) if columns is None else None
         if writes is not None and (few := writes.deletes(keys, self._batch_rows_max)) is not None:
             return WriteResult(self._apply_requests(writes.requests(few)))

@@ -70,10 +70,10 @@ def _why_other(column: pa.Array, stored: pa.DataType) -> str:
             ' convert it with astype("Int64").'
         )
     if types.is_timestamp(given) and types.is_timestamp(stored):
-        return (
-            "Either every time of this column has a time zone or none has; its type decides. In pandas, give times a"
-            ' zone with dt.tz_localize("UTC").'
-        )
+        rule = "Either every time of this column has a time zone or none has; its type decides. In pandas, "
+        if given.tz is None:
+            return rule + 'give times a zone with dt.tz_localize("UTC").'
+        return rule + 'remove the zone with dt.tz_convert("UTC").dt.tz_localize(None).'
     return "A column has a different type than the table's; cast it first."
 
 

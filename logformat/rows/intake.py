@@ -72,11 +72,25 @@ def key_rows(keys: Keys, schema: pa.Schema) -> pa.RecordBatch:
     """
     keys = keys_of(keys, schema.names)
     if _speaks_arrow(keys):
-        return one_batch(_key_table(keys, schema), schema)
+        return _only_keys(_key_table(keys, schema), schema)
     if hasattr(keys, "tolist") and not isinstance(keys, (np.generic, memoryview)):
         keys = keys.tolist()  # a numpy array or a pandas index
     listed = keys if isinstance(keys, list) else [keys]
-    return one_batch([key_row(key, schema.names) for key in listed], schema)
+    return _only_keys([key_row(key, schema.names) for key in listed], schema)
+
+
+def _only_keys(keys: Data, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        return one_batch(keys, schema)
+    except SchemaMismatch as error:
+        unknown = error.where.get("unknown")
+        if unknown is None:
+            raise
+        raise SchemaMismatch(
+            f"A key has only the columns of the primary key; of a frame, select them: frame[{schema.names}].",
+            key=schema.names,
+            unknown=unknown,
+        ) from error
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:

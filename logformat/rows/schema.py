@@ -68,7 +68,9 @@ def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
         raise InvalidRequest("The primary key names a column twice.", primary_key=list(primary_key))
     for name in primary_key:
         if name not in names:
-            raise InvalidRequest("The primary key names a column that the schema does not have.", column=name)
+            raise InvalidRequest(
+                "The primary key names a column that the schema does not have.", column=name, columns=schema.names
+            )
     fields = []
     for field in schema:
         stored = pa.field(field.name, normalise_type(field.type, field.name), field.nullable)

@@ -204,6 +204,25 @@ def test_a_text_that_does_not_fit_is_reported(refusing: Path, tmp_path: Path, te
     assert changes(refusing, "t") == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("f.csv", "k,a\n1,\n2,\n", "columns=['a']"),
+        ("f.csv", "k,a\n", "columns=['k', 'a']"),
+        ("f.jsonl", '{"k":1,"a":null}\n', "columns=['a']"),
+        ("f.csv", "k;a\n1;2\n", "is --delimiter right? column=k columns=['k;a']"),
+    ],
+)
+def test_a_table_is_not_created_from_columns_that_can_not_be_guessed(
+    refusing: Path, tmp_path: Path, name: str, text: str, word: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    done = run("load", refusing, "new", tmp_path / name, "--key", "k")
+    assert done.code == 2
+    assert word in done.err
+    assert ("create the table first" in done.err) == ("delimiter" not in word)
+
+
 @pytest.mark.parametrize(("name", "text"), [("f.jsonl", '{"k":1}\n{"n":2,"k":2}\n'), ("f.csv", "k\n1\n2\n")])
 def test_a_nullable_column_that_a_file_does_not_have_is_null(store: Path, tmp_path: Path, name: str, text: str) -> None:
     fine("create", store, "t", "--column", "k:int64", "--column", "n:int8", "--key", "k")

@@ -46,6 +46,9 @@ def test_only_init_makes_a_store(tmp_path: Path) -> None:
         done = run(*arguments)
         assert done.code == 2
         assert done.err.startswith("kvstore: There is no store here")
+        assert "`kvstore init DIR`" in done.err
+    for command in (("tables",), ("init",)):
+        assert "This is a file" in run(*command, tmp_path / "f.csv").err
     assert [path.name for path in tmp_path.iterdir()] == ["f.csv"]
     done = run("init", tmp_path)
     assert done.code == 2

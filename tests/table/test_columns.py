@@ -254,7 +254,7 @@ class TestAtWork:
         binlog = table.binlog(table_ends(table), follow=True)
         store.rename_columns("t", {"a": "b", "b": "a", "k": "key"})
         store.drop_columns("t", ["c"])
-        store.add_columns("t", [pa.field("c", pa.int32())])
+        store.add_columns("t", {"c": "int32"})
         table.upsert({"key": 7, "a": 1, "b": 2, "c": 3})
         store.flush()
         assert sorted(scan.read_all().to_pylist(), key=lambda each: each["k"]) == ROWS

@@ -192,7 +192,7 @@ class TestWhere:
                 table.update_where(where, {"n": 1})
         with pytest.raises(InvalidRequest, match="either"):
             table.delete([1], where=pc.field("n") > 1)
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match="Give keys, or a condition"):
             table.delete()
         assert table.offsets() == ends
         with pytest.raises(UnsupportedOperation):
@@ -204,6 +204,14 @@ class TestWhere:
         kept.upsert(row(1, 1))
         with pytest.raises(DeletionDisabled):
             kept.delete(where=pc.field("n") > 0)
+
+    def test_floats_computed_for_integers_are_cast_as_the_error_says(self, table: kvstore.Table) -> None:
+        table.upsert(row(1, 5))
+        half = pc.field("n") / 2.0
+        with pytest.raises(SchemaMismatch, match=r"\(…\)\.cast\('int32', safe=False\)"):
+            table.update_where(pc.field("k") == 1, {"n": half})
+        table.update_where(pc.field("k") == 1, {"n": half.cast("int32", safe=False)})
+        assert table[1]["n"] == 2
 
     def test_many_rows_are_written_in_several_batches(self, open_store: Any) -> None:
         store = open_store(batch_rows_max=100)

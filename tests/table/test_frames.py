@@ -188,6 +188,14 @@ def test_what_pandas_makes_of_missing_values_is_explained(store: kvstore.Store) 
         table.upsert(pd.DataFrame({"k": [1, 2], "n": [1, None]}))
     with pytest.raises(SchemaMismatch, match=r"tz_localize.*column=at"):
         table.upsert(pd.DataFrame({"k": [1], "at": [pd.Timestamp("2026-01-01")]}))
+    local = store.create_table("local", {"k": "int64", "at": "timestamp[us]"}, "k")
+    frame = pd.DataFrame({"k": [1], "at": [pd.Timestamp("2026-01-01T01", tz="Europe/Berlin")]})
+    with pytest.raises(SchemaMismatch) as caught:
+        local.upsert(frame)
+    hint = 'dt.tz_convert("UTC").dt.tz_localize(None)'
+    assert hint in str(caught.value)
+    local.upsert(frame.assign(at=eval(f"frame['at'].{hint}")))
+    assert local[1]["at"] == dt.datetime(2026, 1, 1)
     table.upsert(
         pd.DataFrame({"k": [1, 2], "n": pd.array([1, None], "Int64"), "at": [pd.Timestamp("2026", tz="UTC")] * 2})
     )

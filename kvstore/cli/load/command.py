@@ -123,7 +123,13 @@ def _table(
     store: kvstore.Store, name: str, source: Source, key: list[str] | None, *, append_only: bool
 ) -> kvstore.Table:
     if name not in store.list_tables() and (key or append_only):
-        return create_table(store, name, source.schema(), key, append_only=append_only)
+        columns = source.schema()
+        try:
+            return create_table(store, name, columns, key, append_only=append_only)
+        except InvalidRequest as error:
+            if "columns" in error.where and len(columns) == 1:
+                error.message += " The file has one column; is --delimiter right?"
+            raise
     table = store.table(name)
     if (key and tuple(key) != table.primary_key) or (append_only and table.primary_key is not None):
         raise InvalidRequest(
