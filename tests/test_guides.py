@@ -28,7 +28,10 @@ GUIDES = [
     )
 ]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TOP = ("kvstore", "logformat", "merge_engines", "pyspark_kvstore", "writer", "tests", "docs", "benchmarks", "examples")
+TOP = (
+    *("kvstore", "kvstore_command", "logformat", "merge_engines", "pyspark_kvstore", "writer"),
+    *("tests", "docs", "benchmarks", "examples"),
+)
 guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 
 
@@ -84,7 +87,7 @@ def test_lines_are_not_too_long(guide: Path) -> None:
 def packages() -> Iterator[str]:
     for top in ("kvstore", "logformat"):
         yield from (f"{top}/{path.parent.name}/" for path in (ROOT / top).glob("*/__init__.py"))
-    yield from ("merge_engines/", "writer/", "pyspark_kvstore/")
+    yield from ("kvstore_command/", "merge_engines/", "writer/", "pyspark_kvstore/")
 
 
 def test_every_room_has_its_line_and_its_tests() -> None:

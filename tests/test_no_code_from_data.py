@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("kvstore", "logformat", "writer", "merge_engines", "pyspark_kvstore")
+ROOMS = ("kvstore", "kvstore_command", "logformat", "writer", "merge_engines", "pyspark_kvstore")
 MODULES = frozenset(
     (
         *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "copyreg"),

@@ -23,7 +23,10 @@ import kvstore
 from tests.cli.commands import run
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("kvstore", "logformat", "merge_engines", "pyspark_kvstore", "pyspark_kvstore_python", "writer")
+PACKAGES = (
+    *("kvstore", "kvstore_command", "logformat", "merge_engines"),
+    *("pyspark_kvstore", "pyspark_kvstore_python", "writer"),
+)
 INFORMATION = f"kvstore_cdc-{kvstore.__version__}.dist-info"
 
 

@@ -13,15 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.frames import not_installed
-from kvstore.table.dataset import TableDataset
 from kvstore.table.everyday import EverydayReads
+
+if TYPE_CHECKING:
+    from kvstore.table.dataset import TableDataset
 
 CONFIGURATION = {
     "enable_external_access": "false",

@@ -46,6 +46,19 @@ def test_the_installed_command_is_the_same(store: Path) -> None:
     assert run("get", store, "nope", 7).returncode == 2
 
 
+def test_an_interrupt_during_the_imports_is_one_line() -> None:
+    code = """
+import os, signal, sys, kvstore_command
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kvstore":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+kvstore_command.main()"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvstore: interrupted\n")
+
+
 def test_commands_import_nothing_that_takes_long() -> None:
     code = (
         "import sys, kvstore, kvstore.cli.main; from pyarrow import compute, parquet;"
