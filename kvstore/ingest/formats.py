@@ -301,11 +301,8 @@ class _Csv:
         self._delimiter = delimiter
 
     def columns(self, file: BinaryIO) -> pa.Schema:
-        # A thread of Arrow reads ahead, and may outlive the reader after an error. It gets a copy in Arrow's memory,
-        # because releasing an object of Python while the interpreter ends would abort the process.
-        copy = pa.BufferOutputStream()
-        copy.write(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
-        with self._opened(pa.BufferReader(copy.getvalue()), INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as opened:
+        first = _copied(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
+        with self._opened(first, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as opened:
             return opened.schema
 
     def names(self, file: BinaryIO) -> list[str]:
@@ -364,7 +361,7 @@ class _JsonLines:
         if not lines:
             raise InvalidRequest("An empty file has no columns; create the table first.")
         text = b"".join(lines)
-        found = json.read_json(BytesIO(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
+        found = json.read_json(_copied(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
         # A value that looks like a time is text: JSON has no times, and the next line may have other text.
         return pa.schema([pa.field(field.name, _without_times(field.type)) for field in found])
 
@@ -444,6 +441,16 @@ def _portions_of(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[Portion]:
 
 def _portion_of(batch: pa.RecordBatch, schema: pa.Schema) -> Portion:
     return batch.num_rows, lambda start, stop: intake.conform(batch.slice(start, stop - start), schema)
+
+
+def _copied(data: bytes) -> pa.BufferReader:
+    """Data in Arrow's memory, to be read by Arrow's threads, which may outlive a call that raises an error.
+
+    A thread that releases an object of Python while the interpreter ends aborts the process.
+    """
+    copy = pa.BufferOutputStream()
+    copy.write(data)
+    return pa.BufferReader(copy.getvalue())
 
 
 def _fitting(fit: Callable[[int, int], pa.RecordBatch], rows: int, first: int) -> Iterator[pa.RecordBatch]:
