@@ -25,7 +25,7 @@ def ui(
     """
     if missing := [name for name in ("starlette", "uvicorn") if version_of(name) is None]:
         raise UnsupportedOperation(
-            "The console needs packages that are not installed: pip install 'kvstore-cdc[ui]'.", missing=missing
+            "The console needs packages that are not installed: pip install starlette uvicorn.", missing=missing
         )
     from kvstore.console.server import serve
 
