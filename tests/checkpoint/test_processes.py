@@ -283,8 +283,9 @@ def edit(pipe: Pipe, path: Path, seed: int) -> None:
         got.append(state.next_writer_id)
         return AllocateWriter(writer_id=state.next_writer_id)
 
+    journal.append(allocate)
     pipe.send("ready")
-    number = 0
+    number = 1
     while not pipe.poll():
         journal.append(allocate if number % 3 else decide)
         number += 1

@@ -17,7 +17,7 @@ from tests.crash.whole_history import FIRST, brief_script, fill_source, whole_sc
 from tests.crash.whole_store import ActKind, WholeScript
 from tests.support.proof import Proves
 
-QUICK_LOOKS, QUICK_STATES_MIN = 10, 10
+QUICK_LOOKS, QUICK_STATES_MIN = 5, 5
 LONG_STATES_MIN = 400
 NIGHTLY_STATES_MIN = 6_000
 HUNTS: dict[str, tuple[tuple[ActKind, ...], bool]] = {

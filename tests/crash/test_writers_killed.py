@@ -35,7 +35,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("by", pa.string()
 BUCKETS = 3
 SEQUENCER = 7
 """Writer id of the writer that numbers its batches itself."""
-QUICK_RUNS = 4
+QUICK_RUNS = 3
 RUNS_WITH_A_BUG = 32
 RUNS_OF_A_TABLE = 20
 BATCH = 4
@@ -269,7 +269,7 @@ def hunt(template: Path, runs: int, seed: int, tell: Tell) -> None:
         rows, batches, epochs = rows + len(world.has), batches + world.next_sequence, epochs + world.next_epoch
         shutil.rmtree(path)
     tell(f"{runs} runs, killed {dict(killed)}: {rows} rows, {batches} batches and {epochs} epochs acknowledged, 0 bad")
-    assert killed.total() >= 3 * runs
+    assert killed.total() >= 2 * runs
     assert rows > runs
     assert min(batches, epochs) >= 1  # on a busy machine most are killed before the first
 

@@ -250,7 +250,7 @@ BAD_COLUMNS: dict[str, tuple[type[StoreError], Any]] = {
     "none": (InvalidRequest, []),
     "nothing": (InvalidRequest, None),
     "pairs": (InvalidRequest, [("x", pa.int8())]),
-    "a dict": (InvalidRequest, {"x": pa.int8()}),
+    "a dict with a column that is not nullable": (SchemaMismatch, {"x": "int8 not null"}),
 }
 
 
