@@ -24,7 +24,7 @@ from tests.repair.worlds import SCHEMA, Store, World
 from tests.support.commits import refuse_ends_of_commits
 from tests.support.tables import rows_of
 
-QUICK, LONG = 12, 400
+QUICK, LONG = 6, 400
 BUCKET = Path("tables/1/0")
 Rows = dict[int, dict[str, object]]
 

@@ -181,7 +181,7 @@ def test_a_replica_with_a_longer_retention_restores_earlier_times(tmp_path: Path
     history.store.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_a_replica_with_any_retention_restores_what_it_promises(tmp_path: Path, seed: int) -> None:
     """Against a model: whatever is written, dropped, merged and shipped when, in one bucket or several."""
     random = Random(seed)
