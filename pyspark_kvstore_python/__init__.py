@@ -1,27 +1,17 @@
-"""Lets Spark find ``format("kvstore")`` without a registration.
+"""Lets Spark find ``format("kvstore_python")``: the source in Python, also where the connector is ``kvstore``.
 
-Spark imports every package whose name begins with ``pyspark_`` when it looks for the first Python data source, and an
-error in one of them hides all others. So this package imports nothing that may fail or is slow; the source itself is
-imported when a store is read or written.
+Like :mod:`pyspark_kvstore`, it imports nothing that may fail or is slow.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import Any
 
 with suppress(ImportError):
-    from pyspark.sql.datasource import DataSource
+    from pyspark_kvstore import DefaultSource as _DefaultSource
 
-    class DefaultSource(DataSource):
-        """Placeholder of :class:`kvstore.spark.KvStoreSource`; its constructor returns one of those."""
-
-        def __new__(cls, options: MutableMapping[str, str]) -> Any:
-            """Return a new source of the real class."""
-            from kvstore.spark import KvStoreSource
-
-            return KvStoreSource(options)
+    class DefaultSource(_DefaultSource):
+        """The same under another name."""
 
         @classmethod
         def name(cls) -> str:

@@ -30,7 +30,8 @@ def test_it_imports_nothing_heavy() -> None:
 
 
 def test_it_never_raises() -> None:
-    assert run("import sys; sys.modules['pyspark'] = None\nimport pyspark_kvstore; print('fine')") == "fine\n"
+    without_spark = "import sys; sys.modules['pyspark'] = None\n"
+    assert run(without_spark + "import pyspark_kvstore, pyspark_kvstore_python; print('fine')") == "fine\n"
 
 
 def test_spark_finds_it_and_makes_the_source(store: kvstore.Store) -> None:
@@ -46,10 +47,11 @@ found = {}
 for _ in range(count):
     name = out.read(read_int(out)).decode()
     found[name] = CPickleSerializer()._read_with_length(out)
-source = found["kvstore"]({"path": PATH, "table": "t"})
-print(type(source).__name__, source.schema().simpleString())
+for name in ("kvstore", "kvstore_python"):
+    source = found[name]({"path": PATH, "table": "t"})
+    print(type(source).__name__, source.schema().simpleString())
 """
     store.create_table("t", SCHEMA, "k")
     found = run(lookup.replace("PATH", repr(str(store.path))))
-    assert found == "KvStoreSource struct<k:bigint,s:string,v:double>\n"
+    assert found == 2 * "KvStoreSource struct<k:bigint,s:string,v:double>\n"
     assert KvStoreSource.name() == "kvstore"
