@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -15,11 +16,12 @@ from kvstore.read.changelog import End, Start
 from logformat.rows.intake import Keys
 
 
-class HistoryReads:
+class HistoryReads(ABC):
     """The part of :class:`kvstore.Table` that explains rows and undoes changes."""
 
+    @abstractmethod
     def _past(self) -> Past:
-        raise NotImplementedError
+        """The logs and the catalog that history is read from."""
 
     def history(self, key: Keys, start: Start = "earliest") -> pa.Table:
         """Every version of a row that the log holds, in order, and who wrote it.
