@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 REPO ?= .
-# Processes that run tests.
-JOBS ?= 2
+# Processes that run tests: three keep two cores busy, because tests wait for disks and other processes.
+JOBS ?= 3
 # Where tests write: in memory if there is enough, because a shared disk is slow. TMPDIR takes precedence.
 SCRATCH = $(or $(TMPDIR),$(shell df --output=avail -BG /dev/shm 2>/dev/null | awk '$$1 + 0 >= 4 { print "/dev/shm" }'))
 
