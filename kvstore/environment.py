@@ -13,11 +13,11 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -41,6 +41,7 @@ from kvstore.files import Files, open_file, refusals, refuse_links, refuse_no_di
 from kvstore.lmdb_files import DATA, LMDB_FILES
 
 _ENVIRONMENTS_OF_FULL_SIZE = 128
+_WAITS_FOR_GETS, _WAIT_SECONDS = 5_000, 0.0002
 
 Database: TypeAlias = "lmdb._Database"
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
@@ -67,14 +68,14 @@ class Environment:
         self._pid = os.getpid()
         self._users = 1
         # The map grows only while there is no read transaction. One begins under the mutex, and is counted by the very
-        # next instruction, or it is counted before it begins; when it ends, it is counted until it has.
+        # next instruction, or, for a get, it is counted before it begins; when it ends, it is counted until it has.
         self._mutex = threading.Lock()
         # LMDB lets one transaction of a process at a time open handles of databases: held by one until it ends.
         self.handles = threading.Lock()
         self._live: list[None] = []
+        self._gets: list[None] = []
         self._is_inherited = self._is_retired = self._is_blocked = False
-        self._commits: memoryview[int] | None = None
-        self._first_commit = self._second_commit = 0
+        self._commits: pages.CommitNumbers | None = None
 
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
         """Handle of a named database within a transaction, which holds :attr:`handles` until it ends.
@@ -117,8 +118,7 @@ class Environment:
             self.check_process()
         try:
             if self._commits is not None:
-                first, second = self._commits[self._first_commit], self._commits[self._second_commit]
-                return first if first > second else second
+                return self._commits.last()
             return int(self._env.info()["last_txnid"])
         except lmdb.Error as error:
             raise self._named(error) from error
@@ -126,12 +126,13 @@ class Environment:
             raise StoreClosed("The store was closed; open it again.", path=self.directory) from error
 
     def watch_commits(self) -> None:
-        """Make :meth:`last_committed` ten times as cheap, for one more descriptor until the environment is closed."""
-        with self.file() as descriptor:
+        """Make :meth:`last_committed` ten times as cheap, for one more descriptor until the environment is closed.
+
+        Where there is no descriptor or address space left, it stays as it is.
+        """
+        with suppress(OSError), self.file() as descriptor:
             if descriptor is not None and self._commits is None:
-                page_bytes = self._env.stat()["psize"]
-                self._first_commit, self._second_commit = (at + pages.COMMIT_AT // 8 for at in (0, page_bytes // 8))
-                self._commits = memoryview(mmap.mmap(descriptor, 2 * page_bytes, prot=mmap.PROT_READ)).cast("Q")
+                self._commits = pages.CommitNumbers(descriptor, self._env.stat()["psize"])
 
     def verify(self) -> None:
         """Verify the whole file, whatever its size; see :func:`kvstore.pages.verify`.
@@ -177,7 +178,7 @@ class Environment:
     def _close_if_last(self) -> None:
         """Give the pages of a file that was replaced back after its last read."""
         with self._mutex:
-            if not (self._live or self._users or self._is_inherited):
+            if not (self.is_read or self._users or self._is_inherited):
                 self._close()
 
     @contextmanager
@@ -213,7 +214,7 @@ class Environment:
         transaction: Transaction | None = None
         try:
             # Counted before it begins, without the mutex: what needs that nothing is counted blocks this way first.
-            self._live.append(None)
+            self._gets.append(None)
             if not self._is_blocked:
                 transaction = self._env.begin()
                 found = transaction.get(key)
@@ -229,7 +230,7 @@ class Environment:
                 if transaction is not None:
                     transaction.abort()
             finally:
-                self._live.pop()
+                self._gets.pop()
                 if self._is_retired:
                     self._close_if_last()
         with self.read() as transaction:  # the whole way, also for what it says of an error
@@ -336,7 +337,7 @@ class Environment:
             OutOfAddressSpace: There is no room for a larger map. The map stays as it is.
         """
         with self._mutex, self._blocked():
-            if self._live:
+            if self.is_read:
                 raise StoreFull(
                     "The index must grow, but a scan of this process is open; finish it and try again.",
                     path=self.directory,
@@ -345,9 +346,14 @@ class Environment:
 
     @contextmanager
     def _blocked(self) -> Iterator[None]:
-        """No read begins meanwhile, and those that have begun are counted; the caller holds the mutex."""
+        """No read begins meanwhile, and scans that have begun are counted; the caller holds the mutex."""
         try:
             self._is_blocked = True
+            for _ in range(_WAITS_FOR_GETS):
+                if not self._gets:
+                    break
+                # It reads one row, so it ends soon; but not if this is a signal's handler that interrupted it.
+                time.sleep(_WAIT_SECONDS)
             yield
         finally:
             self._is_blocked = self._is_retired
@@ -409,7 +415,7 @@ class Environment:
                 return
             if _registry.get(self.directory) is self:
                 del _registry[self.directory]
-            if not (self._is_retired and self._live):  # else the last of them closes it
+            if not (self._is_retired and self.is_read):  # else the last of them closes it
                 self._close()
 
     def _close(self) -> None:
@@ -420,7 +426,7 @@ class Environment:
     @property
     def is_read(self) -> bool:
         """Whether a thread of this process is reading."""
-        return bool(self._live)
+        return bool(self._live or self._gets)
 
     def close_if_unread(self) -> bool:
         """Like :meth:`close`, unless a thread of this process is reading; returns whether the use was released.
@@ -428,7 +434,7 @@ class Environment:
         A thread that was about to read gets StoreClosed.
         """
         with _registry_mutex, self._mutex, self._blocked():
-            if self._live or self._pid != os.getpid():
+            if self.is_read or self._pid != os.getpid():
                 return False
             self._users -= 1
             if not self._users:
@@ -467,7 +473,7 @@ class Environment:
     def _adopt_size(self) -> None:
         # Another process has grown the map; what it has may be more than this process can.
         with self._blocked():
-            if self._live:
+            if self.is_read:
                 raise StoreFull(
                     "The index grew, but a scan of this process is open; finish it and try again.",
                     path=self.directory,

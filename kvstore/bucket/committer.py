@@ -112,7 +112,7 @@ class Committer:
         self._changed = changed
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._gate = threading.Lock()
-        self.all_committed = False
+        self.all_committed = not path.index.writing
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._together = 1
@@ -299,7 +299,9 @@ class Committer:
             self.all_committed = False
             try:
                 self._prepare()
-                return work()
+                done = work()
+                self.all_committed = not self._path.index.writing
+                return done
             except lmdb.MapFullError:
                 return self._grow()
             except lmdb.MemoryError as error:

@@ -216,9 +216,7 @@ class _OfUsers:
 
 
 def _only(rows: pa.RecordBatch, where: pc.Expression) -> pa.RecordBatch:
-    # Few rows are decoded in place, at any address; pyarrow prints a warning of that to stderr. This copies them.
-    aligned = pa.concat_batches([rows, rows.slice(0, 0)])
-    (found,) = rows_where([aligned], where)
+    (found,) = rows_where([rows], where)
     return found
 
 

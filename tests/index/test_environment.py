@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore import lock as locks
+from kvstore import lmdb_files, lock as locks, pages
 from kvstore.environment import open_environment
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.files import Files
@@ -42,6 +43,56 @@ def test_a_reader_opens_a_database_while_another_thread_writes(tmp_path: Path) -
     """Without a transaction of its own, open_db() of py-lmdb waits for LMDB's lock and holds the interpreter's."""
     with Child(open_while_another_thread_writes, tmp_path / "e") as child:
         assert child.hear(60) == "both went on"
+
+
+class SlowGets:
+    """An environment or transaction of LMDB whose gets wait, as for a slow disk."""
+
+    def __init__(self, real: Any, begun: threading.Event, may_end: threading.Event) -> None:
+        self._real, self._begun, self._may_end = real, begun, may_end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def begin(self, **options: Any) -> SlowGets:
+        return SlowGets(self._real.begin(**options), self._begun, self._may_end)
+
+    def get(self, key: bytes) -> bytes | None:
+        self._begun.set()
+        self._may_end.wait(30)
+        found: bytes | None = self._real.get(key)
+        return found
+
+
+def test_an_environment_grows_while_another_thread_is_in_a_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, open_lmdb = threading.Event(), threading.Event(), lmdb_files.open_lmdb
+    monkeypatch.setattr(lmdb_files, "open_lmdb", lambda *a, **o: SlowGets(open_lmdb(*a, **o), begun, may_end))
+    environment = open_environment(tmp_path, Files(), map_bytes=MAP_BYTES, create=True)
+    with ThreadPoolExecutor() as threads:
+        getting = threads.submit(environment.get, b"no key")
+        assert begun.wait(30)
+        growing = threads.submit(environment.grow)
+        threads.submit(may_end.set)
+        growing.result(30)
+        assert getting.result(30) is None
+        with environment.read(), pytest.raises(StoreFull, match="a scan of this process is open"):
+            environment.grow()
+    environment.close()
+
+
+def test_commits_are_followed_without_a_spare_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    environment = open_environment(tmp_path, Files(), map_bytes=MAP_BYTES, create=True)
+    monkeypatch.setattr(pages, "CommitNumbers", refuse)
+    environment.watch_commits()
+    first = environment.last_committed()
+    transaction = environment.begin_write()
+    transaction.put(b"k", b"v")
+    transaction.commit()
+    assert environment.last_committed() == first + 1
+    environment.close()
 
 
 def test_the_lock_file_has_all_its_blocks(tmp_path: Path) -> None:

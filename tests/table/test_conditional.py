@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,21 @@ def test_a_history_is_that_of_a_dict(
             assert {each["k"]: each["n"] for each in table} == model
         assert len(table) == len(model)
         assert store.check().ok
+
+
+def test_nothing_is_printed_of_one_row(store: kvstore.Store, capfd: pytest.CaptureFixture[str]) -> None:
+    """Arrow warns of values that are not where a processor likes them."""
+    types = {"n": pa.int64(), "d": pa.date32(), "l": pa.list_(pa.int32()), "s": pa.string()}
+    schema = pa.schema([pa.field("k", pa.int64(), False), *(pa.field(*each) for each in types.items())])
+    table = store.create_table("one", schema, primary_key="k")
+    for text in ("", "a", "abc", "longer"):
+        table.upsert([{"k": 1, "n": 2, "d": date(2026, 1, 2), "l": [1, 2], "s": text}])
+        assert table.scan(filter=pc.field("n") > 1).read_all().num_rows == 1
+        assert table.to_arrow().filter(pc.field("d") > date(2026, 1, 1)).num_rows == 1
+        table.update_where(pc.field("n") > 1, {"n": pc.field("n") + 1})
+        table.delete(where=pc.field("n") > 9)
+    assert table.changelog().read_all().filter(pc.field("n") > 1).num_rows == 15
+    assert capfd.readouterr() == ("", "")
 
 
 def test_nothing_is_printed(store: kvstore.Store, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket.handle import BucketHandle
-from kvstore.errors import CorruptData, KeyTooLarge, Unavailable
+from kvstore.errors import CorruptData, KeyTooLarge, SchemaMismatch, Unavailable
 from kvstore.index.index import Index
 from kvstore.meta.state import CatalogState
 from kvstore.request.row_layout import layout_of
@@ -24,6 +24,7 @@ from kvstore.testing.strategies import KEY_TYPES, columns, stored_types
 from logformat.catalog.edits import Payload
 from tests.conftest import OpenStore
 from tests.logformat.damage import bit_flips
+from tests.support.calls_made import calls_made
 
 SCHEMA = pa.schema(
     [
@@ -181,3 +182,18 @@ def test_it_never_misses_an_acknowledged_row_while_the_index_is_restored(
             table.upsert([{"k": k} for k in range(3, 200)])
         assert seen[0].result() == {"k": 2}
     assert table.get(3) is None
+
+
+def test_a_get_costs_no_more_after_a_refused_row_or_a_compaction(store: kvstore.Store) -> None:
+    """When nothing waits for a commit, a get takes the short way."""
+    table = store.create_table("t", {"k": "int64", "v": "string"}, "k")
+    table.upsert({"k": 1, "v": "x"})
+    table.flush()
+    assert table.get(1) == {"k": 1, "v": "x"}
+    cost = calls_made(lambda: table.get(1))
+    with pytest.raises(SchemaMismatch):
+        table.upsert({"k": 1, "v": 5})
+    assert calls_made(lambda: table.get(1)) == cost
+    table.compact()
+    table.get(1)
+    assert calls_made(lambda: table.get(1)) == cost
