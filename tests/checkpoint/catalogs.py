@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from uuid import UUID
 
 import msgspec
+import pytest
 
 from kvstore.checkpoint import recovery, worker
 from kvstore.checkpoint.controller import Controller
@@ -49,6 +51,12 @@ class Here:
 
     def kill(self) -> None:
         pass
+
+
+def make_images_here(patch: pytest.MonkeyPatch, clock: Clock | None = None) -> None:
+    """Images are made by this process, not by processes of their own, which take long to start."""
+    start = partial(Here, clock=clock)
+    patch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": start})
 
 
 class Catalog:

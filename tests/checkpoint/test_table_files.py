@@ -16,7 +16,6 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.checkpoint import recovery
-from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.recovery import Recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
@@ -27,7 +26,7 @@ from kvstore.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId
-from tests.checkpoint.catalogs import Here
+from tests.checkpoint.catalogs import make_images_here
 from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 
@@ -74,9 +73,8 @@ def file_of(path: Path, id: int) -> Path:
 
 @pytest.fixture(scope="module")
 def images_of_this_process() -> Iterator[None]:
-    """Images are made here, not in processes of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": Here})
+        make_images_here(patch)
         yield
 
 

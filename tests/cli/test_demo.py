@@ -20,6 +20,7 @@ from kvstore.cli.demo.own_history import COMMITS, OwnHistory
 from kvstore.cli.main import app
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from logformat.rows.keys import KeyCodec
+from tests.cli.commands import run
 from tests.cli.repositories import commit, eventful_repository, git, new_repository
 
 
@@ -200,7 +201,7 @@ def test_repositories_that_can_not_be_replayed_get_a_word(tmp_path: Path) -> Non
     git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{whole}", "shallow")
     words = {"plain": "fatal: not a git repository", unborn.name: "no commits yet", "shallow": "--unshallow"}
     for name, word in words.items():
-        done = command("demo", "--repo", tmp_path / name)
-        assert done.returncode == 2
-        assert word in done.stderr
-        assert "Traceback" not in done.stderr
+        done = run("demo", "--repo", tmp_path / name)
+        assert done.code == 2
+        assert word in done.err
+        assert "Traceback" not in done.err

@@ -178,7 +178,6 @@ def completed(*words: object) -> list[str]:
 
 
 def test_commands_and_tables_are_completed(store: Path) -> None:
-    assert completed("ex") == ["export"]
     assert completed("scan", store, "fi") == ["fields", "files"]
     assert completed("scan", store / "nothing", "fi") == []
 

@@ -60,7 +60,7 @@ def test_every_value_comes_back_from_a_file(store: Path, tmp_path: Path, suffix:
     assert [path.name for path in tmp_path.iterdir() if path.name != "again"] == [file.name]
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("format", ["csv", pytest.param("parquet", marks=pytest.mark.long)])
 def test_standard_output_is_what_a_pipe_takes(store: Path, tmp_path: Path, format: str) -> None:
     kvstore.open(tmp_path / "again").close()
     with process("export", store, "n", "--format", format, text=False) as sending:

@@ -231,7 +231,8 @@ def serve_without(pipe: Pipe, path: Path, seed: int, *, opens_by_path: bool) -> 
         serve(pipe, path, seed)
 
 
-@pytest.mark.parametrize("opens_by_path", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("opens_by_path", [False, True])
 def test_a_writer_that_does_not_look_or_opens_by_path_is_found(work: Path, opens_by_path: bool) -> None:
     """Planted: nothing checks where the path leads, and files are opened by it."""
     make_stores(work / "stores")

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 from benchmarks.reliability.power import failed_syncs, power_cuts
 from benchmarks.reliability.stores import Acknowledge, Pairs
 from benchmarks.reliability.trials import Found
@@ -58,11 +60,13 @@ def _tried(pipe: Pipe, trial: Callable[..., Found], arguments: tuple[object, ...
     pipe.send(trial(*arguments))
 
 
+@pytest.mark.long
 def test_power_cuts(work: Path) -> None:
     assert lost(power_cuts, Appended(), 60, work, 1) == 0
     assert lost(power_cuts, Appended(syncs=False), 60, work, 1) >= 4
 
 
+@pytest.mark.long
 def test_failed_syncs(work: Path) -> None:
     assert lost(failed_syncs, Appended(), 5, 60, work, 1) == 0
     assert lost(failed_syncs, Appended(gives_up=False), 5, 60, work, 1) >= 4

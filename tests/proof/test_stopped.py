@@ -275,6 +275,7 @@ def test_the_index_does_not_grow_for_ever_when_a_reader_was_killed(work: Path) -
     assert grown(work / "store") < 2.5
 
 
+@pytest.mark.long
 def test_the_index_grows_without_release_of_dead_readers(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the killed reader's slot is never freed."""
     monkeypatch.setattr(Environment, "release_dead_readers", lambda _: 0)

@@ -35,7 +35,7 @@ import kvstore
 from kvstore.log.segments import LogFiles
 from kvstore.spark import KvStoreSource
 from kvstore.spark.read.batch import KvStoreReader
-from tests.spark.test_source import listed, load
+from tests.spark.test_source import listed
 from tests.support.examples import slow
 
 NAN = math.nan
@@ -269,6 +269,11 @@ CONDITIONS = [
 ]
 
 
+def of_python(spark: SparkSession, store: kvstore.Store, **options: str) -> DataFrame:
+    return spark.read.format("kvstore_python").options(path=str(store.path), table="t", **options).load()
+
+
+@pytest.mark.long
 @pytest.mark.spark
 def test_with_the_setting_on_and_off(spark: SparkSession, every_value: kvstore.Store) -> None:
     setting = "spark.sql.python.filterPushdown.enabled"
@@ -276,13 +281,13 @@ def test_with_the_setting_on_and_off(spark: SparkSession, every_value: kvstore.S
     for state in ("true", "false"):
         spark.conf.set(setting, state)
         parts = [
-            load(spark, every_value, "t", pushFilters="true").where(each).selectExpr(f"{n} as n", "k")
+            of_python(spark, every_value, pushFilters="true").where(each).selectExpr(f"{n} as n", "k")
             for n, each in enumerate(CONDITIONS)
         ]
         found[state] = [(row["n"], row["k"]) for row in listed(reduce(DataFrame.unionAll, parts), "n", "k")]
     # One DataFrame in several queries: here Spark would mix up their filters.
     spark.conf.set(setting, "true")
-    rows = load(spark, every_value, "t")
+    rows = of_python(spark, every_value)
     counts = rows.where("k = 7").count(), rows.count()
     both = rows.where("k = 7").unionAll(rows.where("k = 8")).count()
     spark.conf.unset(setting)

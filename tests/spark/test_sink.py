@@ -196,6 +196,7 @@ def test_a_stream_copies_a_table_and_every_change_once(
     assert len(copied.writers) == 2
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_after_its_target_has_gained_a_column(
     spark: SparkSession, store: kvstore.Store, tmp_path: Path
 ) -> None:

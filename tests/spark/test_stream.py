@@ -55,7 +55,7 @@ def write(table: kvstore.Table, keys: range) -> None:
     table.flush()
 
 
-@pytest.mark.parametrize("mode", ["full", "latest"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("latest", marks=pytest.mark.long)])
 def test_a_first_batch_that_dies_loses_nothing(
     spark: SparkSession, store: kvstore.Store, tmp_path: Path, mode: str
 ) -> None:

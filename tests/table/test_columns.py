@@ -17,7 +17,6 @@ import pytest
 import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
-from kvstore.checkpoint.controller import Controller
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
 from kvstore.errors import (
@@ -33,7 +32,7 @@ from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat import paths
 from logformat.ids import BucketId
-from tests.checkpoint.catalogs import Here
+from tests.checkpoint.catalogs import make_images_here
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
 from tests.support.clocks import SetClock
@@ -67,8 +66,7 @@ print([table[1], table[2], table.schema.names])
 
 @pytest.fixture(autouse=True)
 def images_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images are made here, not in processes of their own."""
-    monkeypatch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": Here})
+    make_images_here(monkeypatch)
 
 
 @pytest.fixture(params=[1, 3], ids=["one bucket", "three buckets"])

@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.checkpoint.controller import Controller
 from kvstore.errors import InvalidRequest, SchemaMismatch
-from tests.checkpoint.catalogs import Here
+from tests.checkpoint.catalogs import make_images_here
 from tests.support.tables import rows_of
 
 NAMES = ("a", "b", "c", "d")
@@ -197,8 +196,7 @@ STEPS = ("add", "rename", "drop", "upsert", "upsert", "upsert", "delete", "reope
 
 @pytest.fixture(autouse=True)
 def images_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images are made here, not in processes of their own."""
-    monkeypatch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": Here})
+    make_images_here(monkeypatch)
 
 
 def run(seed: int, steps: int) -> None:
