@@ -54,6 +54,7 @@ class FewRecordsEncoder:
         self._is_text = [pa.types.is_string(field.type) or pa.types.is_binary(field.type) for field in schema]
         self._nodes = struct.Struct(f"<{2 * len(schema)}q")
         self._buffers = struct.Struct(f"<{2 * (2 * len(schema) + sum(self._is_text))}q")
+        self._head = lru_cache(maxsize=512)(self._filled)  # most batches have buffers of sizes that were there before
 
     def rows(self, count: int, columns: Sequence[ColumnCells]) -> pa.RecordBatch:
         """The rows as Arrow data; there is at least one."""
@@ -74,19 +75,27 @@ class FewRecordsEncoder:
             if is_text:
                 parts.append(_ends(count + 1).pack(0, *accumulate(map(len, cells))))
             parts.append(b"".join(cells))
+        head = self._head(count, tuple(nodes), tuple(map(len, parts)))
+        return b"".join([head, *[part + _ZEROS[: -len(part) & _BUFFER_ALIGNMENT - 1] for part in parts if part]])
+
+    def _filled(self, count: int, nodes: Sequence[int], sizes: Sequence[int]) -> bytes:
+        """The metadata of a message.
+
+        Args:
+            nodes: For each column the number of rows and of nulls.
+            sizes: Of the buffers.
+        """
         buffers: list[int] = []
         end = 0
-        for part in parts:
-            size = len(part)
+        for size in sizes:
             buffers += end, size
             end += size + (-size & _BUFFER_ALIGNMENT - 1)
-        body = b"".join([part + _ZEROS[: -len(part) & _BUFFER_ALIGNMENT - 1] for part in parts if part])
         head = bytearray(self._template)
         _NUMBER.pack_into(head, self._body_length_at, end)
         _NUMBER.pack_into(head, self._count_at, count)
         self._nodes.pack_into(head, self._nodes_at, *nodes)
         self._buffers.pack_into(head, self._buffers_at, *buffers)
-        return bytes(head + body)
+        return bytes(head)
 
     def batch(self, header: BatchHeader, change_types: bytes, columns: Sequence[ColumnCells]) -> memoryview:
         """One whole batch, uncompressed; its count of records is that of the change types.
