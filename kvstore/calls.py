@@ -138,6 +138,8 @@ class Answer(Future[T]):
 class Reply(Generic[T]):
     """An answer for which only the thread that asked waits: what it needs of a future, at a fifth of the cost."""
 
+    __slots__ = ("_answered", "_error", "_is_done", "_result")
+
     def __init__(self) -> None:
         self._answered: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_done = False
@@ -192,7 +194,7 @@ def wait_for(future: Future[T] | Reply[T]) -> Future[T] | Reply[T]:
 
 def answer_of(future: Future[T] | Reply[T]) -> T:
     """Wait for an answer, like ``future.result()``."""
-    return wait_for(future).result()
+    return future.result() if isinstance(future, Reply) else wait_for(future).result()
 
 
 def check_caller() -> None:

@@ -225,6 +225,11 @@ class Presence:
         self._mutex = threading.Lock()
         _locks.add(self)
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether this process has the lock."""
+        return self._descriptor >= 0
+
     def show(self) -> None:
         """Take the shared lock until :meth:`release`.
 

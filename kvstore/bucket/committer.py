@@ -116,7 +116,8 @@ class Committer:
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._together = 1
-        self._applied_first = self._applied_last = self._commit_seconds = 0.0
+        self._applied_first = self._applied_last = 0.0
+        self._plan(0.0)
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
@@ -145,18 +146,20 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, request: Submitted) -> None:
-        """Submit a request. If its answer is an error, nothing of the request was written."""
-        self._enqueue(request)
+    def submit(self, item: Item) -> None:
+        """Submit a request, or a part of a commit that the caller has to decide.
 
-    def prepare(self, part: Prepared) -> None:
-        """Submit a request as a part of a commit; the caller has to decide the commit."""
-        self._enqueue(part)
+        If its answer is an error, nothing of it was written.
+        """
+        with self._gate:
+            if self._ended is not None:
+                raise copy(self._ended)
+            self._queue.put(item)
 
     def flush(self) -> None:
         """Commit everything acknowledged before, so that every process sees it."""
         request = _Flush()
-        self._enqueue(request)
+        self.submit(request)
         answer_of(request.answer)
 
     def settle(self) -> None:
@@ -166,7 +169,7 @@ class Committer:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
         """
         request = _Flush(settle=True)
-        self._enqueue(request)
+        self.submit(request)
         answer_of(request.answer)
 
     def close(self) -> None:
@@ -191,11 +194,6 @@ class Committer:
         finally:
             self._thread.join()
             self._path.close()
-
-    def _enqueue(self, item: Item) -> None:
-        with self._gate:
-            self.check()
-            self._queue.put(item)
 
     def _run(self) -> None:
         ended: StoreError = LogFailed("The bucket's committer ended on an error; reopen the store.")
@@ -368,8 +366,8 @@ class Committer:
         batches = [each.batch for each in done if each.batch is not None]
         if batches:
             self._path.log.append(batches, durable=durable)
-            offsets = sum(batch.next_offset - batch.base_offset for batch in batches)
-            self._meter.wrote(len(batches), offsets, sum(batch.size for batch in batches))
+            offsets = batches[-1].next_offset - batches[0].base_offset
+            self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
         self._applied_last = self._clock.monotonic()
 
     # Commits over several buckets
@@ -413,13 +411,16 @@ class Committer:
         """When the index must be committed even without a request, in seconds of the clock."""
         if not self._path.index.writing:
             return None
+        return min(self._applied_first + self._wait, self._applied_last + self._idle)
+
+    def _plan(self, commit_seconds: float) -> None:
+        """Decide how long the next commit waits, given how long the last one took."""
         options = self._options
         # Slow commits happen less often: commits take at most a fifth of the time.
-        wait = max(options.commit_wait_ms / 1000, 4 * self._commit_seconds)
-        idle = max(options.commit_idle_ms / 1000, self._commit_seconds / 2)
+        self._wait = max(options.commit_wait_ms / 1000, 4 * commit_seconds)
         if options.durability == "interval":
-            wait = min(wait, options.sync_interval_ms / 1000)
-        return min(self._applied_first + wait, self._applied_last + idle)
+            self._wait = min(self._wait, options.sync_interval_ms / 1000)
+        self._idle = max(options.commit_idle_ms / 1000, commit_seconds / 2)
 
     def _due(self) -> bool:
         deadline = self._deadline()
@@ -449,7 +450,7 @@ class Committer:
                 self._restore()
                 raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
             self.all_committed = True
-            self._commit_seconds = self._clock.monotonic() - began
+            self._plan(self._clock.monotonic() - began)
             self._meter.commit.since(began)
 
     def _commit_in_time(self) -> None:

@@ -103,7 +103,7 @@ class BucketHandle:
 
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
-        self._writer().committer.prepare(part)
+        self._writer().committer.submit(part)
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.
@@ -414,8 +414,9 @@ class BucketHandle:
                 # The bucket was handed over meanwhile.
 
     def _show_presence(self) -> None:
-        with refusals(self.place.directory):
-            self._context.commit_lock.presence.show()
+        if not self._context.commit_lock.presence.is_shown:
+            with refusals(self.place.directory):
+                self._context.commit_lock.presence.show()
 
     def _writer(self, *, waits: bool = True) -> BucketEngine:
         return self._engine or self._become_writer(waits=waits)

@@ -14,10 +14,10 @@ last. The change records of the request become one batch, which the committer ap
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import compress
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import lmdb
 import numpy as np
@@ -81,8 +81,7 @@ _NO_CHANGE_TYPES = np.zeros(0, np.uint8)
 _NO_ROWS = pa.record_batch([], names=[])
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """Result of a request: its answer, and the batch to append; None for a duplicate."""
 
     result: AppendResult
@@ -255,7 +254,7 @@ class WritePath:
 
     def _commit_index(self) -> None:
         end = self.log.durable
-        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
         self.index.commit(self._state)
 
     def _now_ms(self) -> int:
@@ -314,7 +313,7 @@ class WritePath:
         for request in requests:
             timestamp = self._now_ms()
             is_new = isinstance(request, SmallRequest) or self._is_new(timestamp, request)
-            if not is_new or (merged := merge_small(writes, request, self.index.get)) is None:
+            if not is_new or (merged := merge_small(writes, request, self.index.value)) is None:
                 return
             batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=len(merged.change_types))
             encoded = writes.records.batch(batch, merged.change_types, merged.columns)
@@ -563,8 +562,7 @@ class WritePath:
             for writer_id, entry in self._writers.remember(batch).items():
                 self.index.put_writer(writer_id, entry)
         last = batches[-1]
-        self._state = replace(
-            self._state,
+        self._state = self._state._replace(
             applied_offset=last.next_offset,
             last_timestamp=last.commit_timestamp,
             uncounted_ms=last.uncounted_ms,

@@ -37,6 +37,8 @@ _AFTER_STATE = b"\x00\x00"
 _WRITER = b"\x01"
 _WRITER_KEY = struct.Struct(">cq")
 _STEP_ROWS = 256
+_CURSOR_KEYS_MIN = 4
+"""To open a cursor costs as much as to put some rows."""
 
 
 class View:
@@ -256,8 +258,13 @@ class Index:
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows. Keys are sorted and unique."""
-        with self._writable().cursor() as cursor:
-            cursor.putmulti(zip(keys, values, strict=True))
+        transaction = self._writable()
+        if len(keys) < _CURSOR_KEYS_MIN:
+            for key, value in zip(keys, values, strict=True):
+                transaction.put(key, value)
+        else:
+            with transaction.cursor() as cursor:
+                cursor.putmulti(zip(keys, values, strict=True))
         self._touched += len(keys)
 
     def remove(self, keys: Sequence[bytes]) -> list[bytes]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvstore.files import Files
 from kvstore.log.segments import LogEnd, LogIdentity, read_sparse_index
@@ -25,8 +24,7 @@ from logformat.log.segment import HEAD_BYTES, NO_OFFSET, START, SegmentHead, dec
 from logformat.log.sparse_index import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
+class EncodedBatch(NamedTuple):
     """A batch ready to be appended."""
 
     base_offset: Offset
@@ -59,7 +57,8 @@ def end_after(place: LogEnd, batches: Sequence[EncodedBatch]) -> LogEnd:
     """End of batches that were written from a position on."""
     if not batches:
         return place
-    return LogEnd(place.base, Position(place.position + sum(batch.size for batch in batches)), batches[-1].next_offset)
+    position = Position(place.position + sum([batch.size for batch in batches]))
+    return LogEnd(place.base, position, batches[-1].next_offset)
 
 
 class SegmentWriter:
@@ -126,7 +125,7 @@ class SegmentWriter:
         Raises:
             OSError: The disk refuses. Half a batch may be in the file after ``end``.
         """
-        pieces = [piece for batch in batches for piece in batch.pieces]
+        pieces = batches[0].pieces if len(batches) == 1 else [piece for batch in batches for piece in batch.pieces]
         self._files.write(self._descriptor, pieces, self.end.position)
         self.end = end_after(self.end, batches)
 

@@ -41,8 +41,7 @@ class LogIdentity:
     bucket_id: BucketId
 
 
-@dataclass(frozen=True, slots=True)
-class LogEnd:
+class LogEnd(NamedTuple):
     """A position in a log: segment by base offset, byte in it, and the offset of the batch that begins there."""
 
     base: Offset

@@ -107,8 +107,10 @@ class WriterStates:
         Returns:
             Changed entries: the writer's, if it has one, and None for each writer that has expired.
         """
-        changed: dict[WriterId, WriterEntry | None] = dict.fromkeys(self._forget_expired(header.counted_ms))
         writer_id = header.writer_id
+        if not self._expiring and writer_id == NO_WRITER:
+            return {}
+        changed: dict[WriterId, WriterEntry | None] = dict.fromkeys(self._forget_expired(header.counted_ms))
         if writer_id == NO_WRITER:
             return changed
         batch = RememberedBatch(

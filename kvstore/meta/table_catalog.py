@@ -26,7 +26,7 @@ class TableCatalog:
     table: TableId
     name: str
     clock: Clock
-    _known: tuple[CatalogState, TableDefinition] | None = field(default=None, init=False, repr=False)
+    _known: tuple[CatalogState, TableDefinition, TableWriters] | None = field(default=None, init=False, repr=False)
 
     def definition(self) -> TableDefinition:
         """Definition of the table.
@@ -36,13 +36,7 @@ class TableCatalog:
         """
         state = self.journal.state()
         known = self._known
-        if known is not None and known[0] is state:
-            return known[1]
-        now = state.tables.get(self.table)
-        if now is None:
-            raise NoSuchTable("The table was dropped.", table=self.name)
-        self._known = state, now
-        return now
+        return (known if known is not None and known[0] is state else self._as_of(state))[1]
 
     def writers(self) -> TableWriters:
         """Named writers of the table, and its open commits."""
@@ -55,10 +49,15 @@ class TableCatalog:
             NoSuchTable: The table was dropped.
         """
         state = self.journal.state()
+        known = self._known
+        return (known if known is not None and known[0] is state else self._as_of(state))[1:]
+
+    def _as_of(self, state: CatalogState) -> tuple[CatalogState, TableDefinition, TableWriters]:
         definition = state.tables.get(self.table)
         if definition is None:
             raise NoSuchTable("The table was dropped.", table=self.name)
-        return definition, state.writers_of(self.table)
+        self._known = found = state, definition, state.writers_of(self.table)
+        return found
 
     @contextmanager
     def reader_positions(self, bucket: BucketId) -> Iterator[list[Offset]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from kvstore.errors import WriterFenced
 from kvstore.meta.persistent_map import IndexedMap
 from logformat.catalog.edits import BeginCommit, DropWriter, EndCommit, OpenWriter, WriterKind
-from logformat.ids import Epoch, Sequence, WriterId
+from logformat.ids import NO_WRITER, Epoch, Sequence, WriterId
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class TableWriters:
 
     def is_named(self, writer_id: WriterId) -> bool:
         """Whether a writer has or had a name, so that it never expires."""
+        if writer_id == NO_WRITER:
+            return False
         return writer_id in self.former or self.named.found(writer_id) is not None
 
     def check(self, writer_id: WriterId, epoch: Epoch) -> None:

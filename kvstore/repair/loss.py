@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
 from kvstore.files import Files
@@ -85,7 +83,7 @@ class AcceptedLoss:
             self._log_repair.begin_at(self._start, stop)
         synced = self._end_at(self._start, applied)
         index.commit(
-            replace(state, synced_base=synced.base, synced_position=synced.position, synced_offset=synced.offset)
+            state._replace(synced_base=synced.base, synced_position=synced.position, synced_offset=synced.offset)
         )
         gone = [*map(str, self._log.missing), f"the changelog before offset {self._start}, where it begins now"]
         if end < durable_end:

@@ -6,7 +6,7 @@ others go the long way, which makes the same bytes; so does a small request of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
+from collections.abc import Iterable, Sequence as Several
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
@@ -72,14 +72,14 @@ class SmallWrites:
         rows = [data] if type(data) is dict else data
         if type(rows) is not list or not 0 < len(rows) <= min(rows_max, ROWS_MAX) or set(map(type, rows)) != {dict}:
             return None
-        return _complete([self.rows.upsert(row) for row in rows])
+        return _complete(map(self.rows.upsert, rows))
 
     def deletes(self, keys: Any, rows_max: int) -> list[Operation] | None:
         """Operations that delete a key or a list of keys, values or tuples; None if one is another, or misfits."""
         listed = keys if type(keys) is list else [keys]
         if self._definition.options.delete_behavior != "allow" or not 0 < len(listed) <= min(rows_max, ROWS_MAX):
             return None
-        return _complete([self.rows.delete(key) for key in listed])
+        return _complete(map(self.rows.delete, listed))
 
     def operations_of(self, request: Request | SmallRequest) -> list[Operation] | None:
         """The operations of a request when its turn comes; None if it is no small write of the table as it is now."""
@@ -151,6 +151,11 @@ def bytes_of(operations: Several[Operation]) -> int:
     return sum([len(each.value) for each in operations if each.value is not None])
 
 
-def _complete(operations: list[Operation | None]) -> list[Operation] | None:
-    found = [each for each in operations if each is not None]
-    return found if len(found) == len(operations) and bytes_of(found) <= BYTES_MAX else None
+def _complete(operations: Iterable[Operation | None]) -> list[Operation] | None:
+    found, size = [], 0
+    for each in operations:
+        if each is None:
+            return None
+        found.append(each)
+        size += len(each.value or b"")
+    return found if size <= BYTES_MAX else None

@@ -549,11 +549,14 @@ class Table(EverydayReads):
             found.setdefault(bucket, []).append(result)
 
     def _apply_requests(self, requests: Mapping[BucketId, Request | SmallRequest]) -> dict[BucketId, AppendResult]:
-        """Submit a request to each of several buckets, all at once, and wait for the answers."""
-        if len(requests) > 1:
-            # A bucket that another process writes is found before anything is written to the other buckets.
-            for bucket in requests:
-                self._handles[bucket].write()
+        """Submit a request to each bucket, to all at once, and wait for the answers."""
+        if len(requests) == 1:
+            ((bucket, request),) = requests.items()
+            self._handles[bucket].submit(request)
+            return {bucket: answer_of(request.answer)}
+        # A bucket that another process writes is found before anything is written to the other buckets.
+        for bucket in requests:
+            self._handles[bucket].write()
         answers: dict[BucketId, Future[AppendResult] | Reply[AppendResult]] = {}
 
         def submit() -> None:
@@ -562,16 +565,12 @@ class Table(EverydayReads):
                 answers[bucket] = request.answer
 
         try:
-            if len(requests) == 1:
-                submit()
-            else:
-                uninterrupted(submit)()  # to all buckets, or to none
+            uninterrupted(submit)()  # to all buckets, or to none
             return {bucket: answer_of(answer) for bucket, answer in answers.items()}
         except StoreError as error:
             for answer in answers.values():
                 wait_for(answer)
-            if len(requests) > 1:
-                error.where["buckets_written"] = [
-                    bucket for bucket, answer in answers.items() if answer.exception() is None
-                ]
+            error.where["buckets_written"] = [
+                bucket for bucket, answer in answers.items() if answer.exception() is None
+            ]
             raise

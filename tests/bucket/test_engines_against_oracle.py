@@ -6,7 +6,7 @@ import datetime as dt
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -322,7 +322,7 @@ def pairs_of(index: Path) -> tuple[dict[bytes, bytes], index_state.IndexState]:
     with lmdb.open(str(index), readonly=True, lock=False) as environment, environment.begin() as transaction:
         pairs = dict(transaction.cursor())
     state = index_state.decode(pairs.pop(b"\0"))
-    return pairs, replace(state, synced_base=Offset(0), synced_position=Position(0), synced_offset=Offset(0))
+    return pairs, state._replace(synced_base=Offset(0), synced_position=Position(0), synced_offset=Offset(0))
 
 
 TestEngines = Machine.TestCase

@@ -100,7 +100,7 @@ def written(table: kvstore.Table) -> Any:
         batch.durable_end = 0  # depends on the sync before
         batch.size = batch.crc = 0  # Arrow pads slices of longer data differently
         batches.append(batch)
-    return replace(state, synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches
+    return state._replace(synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,7 +47,7 @@ def written(table: kvstore.Table) -> Any:
             state, writers = view.state(), view.writers()
             rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
         batches = [bytes(each.data) for each in handle.log.batches(0, state.applied_offset)]
-        found.append((replace(state, synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches))
+        found.append((state._replace(synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches))
     return found
 
 
@@ -283,9 +282,9 @@ class TestTheWay:
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([ROW, {**ROW, "k": 2}])
-        get = Index.get
+        value_of = Index.value
         with monkeypatch.context() as patch:
-            patch.setattr(Index, "get", lambda *given: [value[:-1] + b"x" for value in get(*given)])
+            patch.setattr(Index, "value", lambda *given: (value_of(*given) or b"")[:-1] + b"x")
             with pytest.raises(CorruptData):
                 table.upsert({**ROW, "s": "b"})
         table.upsert({**ROW, "s": "c"})

@@ -54,7 +54,7 @@ def _log_is_not_synced() -> Patches:
 def _index_is_committed_before_the_log_is_synced() -> Patches:
     def commit(self: WritePath) -> None:
         end = self.log.end
-        self._state = replace(self._state, synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
         self.index.commit(self._state)
         self.log.sync()
 
@@ -121,7 +121,7 @@ def _replay_merges_again() -> Patches:
             changes = Changes(batch.rows, pa.array(batch.change_types == ChangeType.DELETE))
             keys = group(self._layout.encode_keys(batch.rows))
             request = Request(changes, NO_WRITER, NO_SEQUENCE, Epoch(0), keys)
-            self._state = replace(self._state, applied_offset=self.log.end.offset)
+            self._state = self._state._replace(applied_offset=self.log.end.offset)
             self.log.append([self._merge(request, batch.commit_timestamp)])
 
     return [patch.object(WritePath, "catch_up", catch_up)]

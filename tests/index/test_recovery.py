@@ -16,6 +16,7 @@ from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
 from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
 from kvstore.options import StoreOptions
 from kvstore.store import Store
+from logformat.ids import TableId
 from logformat.log import index_state
 from tests.conftest import OpenStore
 from tests.support.clocks import SetClock
@@ -96,13 +97,9 @@ def put_an_unknown_key(index: Path) -> None:
 def belong_elsewhere(index: Path) -> None:
     def other_table(record: bytes) -> bytes:
         state = index_state.decode(record)
-        return index_state.encode(type(state)(**{**fields_of(state), "table_id": 77}))
+        return index_state.encode(state._replace(table_id=TableId(77)))
 
     change_state(index, other_table)
-
-
-def fields_of(state: index_state.IndexState) -> dict[str, object]:
-    return {name: getattr(state, name) for name in state.__dataclass_fields__}
 
 
 def change_state(index: Path, change: Callable[[bytes], bytes | None]) -> None:
@@ -188,7 +185,7 @@ def test_an_index_ahead_of_a_log_that_was_never_durable_is_rebuilt(filled: Path)
 
     def ahead(record: bytes) -> bytes:
         state = index_state.decode(record)
-        return index_state.encode(type(state)(**{**fields_of(state), "applied_offset": state.applied_offset + 5}))
+        return index_state.encode(state._replace(applied_offset=state.applied_offset + 5))
 
     change_state(filled / BUCKET / "index", ahead)
     assert everything(filled) == expected

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
@@ -13,7 +12,7 @@ from tests.logformat.damage import bit_flips, cuts
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 STATE = IndexState(7, 1, 100, 40, 4096, 90, 12, 2**64 - 1, 1_700_000_000_000, 42)
-TIMED = replace(STATE, uncounted_ms=3_600_001, back_offset=99)
+TIMED = STATE._replace(uncounted_ms=3_600_001, back_offset=99)
 
 
 @given(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from logformat.binary_column import BinaryColumn
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(NamedTuple):
     """Change of the row count and of the digest (modulo 2^64) by a batch."""
 
     added_rows: int

@@ -6,7 +6,7 @@ Nothing is changed here. A write that turns out to need the long way has read ro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.request.request import Request
 from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
@@ -19,8 +19,7 @@ _INSERT, _BEFORE, _AFTER, _DELETE = map(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SmallMerge:
+class SmallMerge(NamedTuple):
     """What a small write makes of the stored rows.
 
     Attributes:
@@ -41,13 +40,13 @@ class SmallMerge:
 
 
 def merge_small(
-    writes: SmallWrites, request: Request | SmallRequest, get: Callable[[Sequence[bytes]], list[bytes]]
+    writes: SmallWrites, request: Request | SmallRequest, get: Callable[[bytes], bytes | None]
 ) -> SmallMerge | None:
     """Merge a request; None if it needs the long way.
 
     Args:
         writes: Small writes of the table as it is now.
-        get: Returns the stored values of keys, empty where there is none.
+        get: Returns the stored value of a key; None if there is none.
 
     Raises:
         CorruptData: A stored row is damaged.
@@ -55,22 +54,22 @@ def merge_small(
     operations = writes.operations_of(request)
     if operations is None:
         return None
-    keys = sorted({each.code for each in operations})
-    rows = dict(zip(keys, get(keys), strict=True))
-    if sum(map(len, rows.values())) > BYTES_MAX:
-        return None
+    rows: dict[bytes, bytes] = {}
     old_hashes: dict[bytes, int] = {}
-    for key in keys:
-        if rows[key]:
-            old_hash = writes.rows.hash_of(key, rows[key])
-            if old_hash is None:
-                return None
-            old_hashes[key] = old_hash
+    old_bytes = 0
     change_types = bytearray()
     records: list[tuple[Cells, bytes]] = []
     hashes: dict[bytes, int] = {}
     for code, cells, after, its_hash in operations:
-        before = rows[code]
+        before = rows.get(code)
+        if before is None:
+            before = rows[code] = get(code) or b""
+            if before:
+                old_bytes += len(before)
+                old_hash = writes.rows.hash_of(code, before)
+                if old_hash is None or old_bytes > BYTES_MAX:
+                    return None
+                old_hashes[code] = old_hash
         if before and (writes.keeps_first or (writes.skips_identical and after == before)):
             continue
         if before and (after is None or writes.preimages):
@@ -80,13 +79,13 @@ def merge_small(
             change_types.append(_INSERT if writes.tells_inserts and not before else _AFTER)
             records.append((cells, after))
         rows[code], hashes[code] = after or b"", its_hash
-    put = [key for key in keys if rows[key] and key in hashes]
+    put = sorted([key for key in hashes if rows[key]])
     return SmallMerge(
         bytes(change_types),
         writes.rows.columns(records),
         put,
         [rows[key] for key in put],
-        [key for key in old_hashes if not rows[key]],
+        sorted([key for key in old_hashes if not rows[key]]),
         sum(map(bool, rows.values())) - len(old_hashes),
         sum(hashes.values()) - sum([old_hashes[key] for key in hashes if key in old_hashes]),
     )
