@@ -65,19 +65,13 @@ def _of_change(store: Store, definition: TableDefinition, column: str, offset: i
     names = ["_log_offset", "_change_type", column]
     start = max(first, offset - 1)
     changes = _at(
-        table.changelog(
-            _places(definition, bucket, start), _places(definition, bucket, offset + 1), bucket, names
-        ).read_all(),
+        table.changelog({bucket: start}, {bucket: offset + 1}, bucket, names).read_all(),
         offset,
         is_before=is_before,
     )
     if not changes.num_rows:
         raise InvalidRequest("There is no change at this offset.", offset=offset)
     return changes.column(column).combine_chunks()
-
-
-def _places(definition: TableDefinition, bucket: int, offset: int) -> dict[int, int]:
-    return {bucket: offset} if definition.buckets == 1 else dict.fromkeys(range(definition.buckets), offset)
 
 
 def _at(changes: pa.Table, offset: int, *, is_before: bool) -> pa.Table:

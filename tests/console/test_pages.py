@@ -209,6 +209,22 @@ def test_a_long_value_is_cut_and_saved_whole(client: TestClient) -> None:
     assert [client.get(each).text for each in kept] == [LONG]
 
 
+def test_a_long_value_of_a_table_with_several_buckets_is_saved_whole(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", {"k": "int64", "v": "string"}, primary_key="k", buckets=2)
+        table.upsert([{"k": key, "v": f"{key} " * 200} for key in range(8)])
+        table.upsert([{"k": key, "v": f"-{key} " * 200} for key in range(8)])
+    saved: dict[int, list[str]] = {}
+    with asking(tmp_path / "s") as client:
+        for bucket in (0, 1):
+            html = page(client, f"/tables/1/changes?bucket={bucket}&start=0")
+            saved[bucket] = [client.get(each).text for each in html.all("a", "href") if "/cell" in each]
+    assert all(saved.values())
+    # The value of the insert, and both values of the update.
+    expected = [f"{sign}{key} " * 200 for key in range(8) for sign in ("", "", "-")]
+    assert sorted(saved[0] + saved[1]) == sorted(expected)
+
+
 def test_the_value_before_a_change_is_saved_as_well_as_the_one_after(client: TestClient) -> None:
     saved = {
         (offset, side): client.get(f"/tables/1/cell?column=size&offset={offset}&side={side}").text
