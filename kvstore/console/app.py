@@ -121,7 +121,6 @@ class Answers:
         try:
             text = await run_in_threadpool(figures, await self._opened.get())
         except StoreError as error:
-            await self._opened.after(error)
             return PlainTextResponse(f"{error}\n", 500)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -130,7 +129,6 @@ class Answers:
         try:
             found = await run_in_threadpool(_of, value_of, await self._opened.get(), request)
         except StoreError as error:
-            await self._opened.after(error)
             return self._failed(error, as_json=False)
         disposition = {"Content-Disposition": f'attachment; filename="{found.name}"'}
         return Response(found.data, media_type=found.media_type, headers=disposition)
@@ -147,7 +145,6 @@ class Answers:
         try:
             return await run_in_threadpool(response, self._opened.path if of in OF_FILES else await self._opened.get())
         except StoreError as error:
-            await self._opened.after(error)
             return self._failed(error, as_json=as_json)
 
     def _response(self, page: Page, *, as_json: bool) -> Response:

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 from starlette.concurrency import run_in_threadpool
 
-from kvstore.errors import StoreClosed, StoreError, StoreReplaced
+from kvstore.errors import StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 
@@ -21,20 +21,25 @@ class OpenedStore:
         self._opening = anyio.Lock()
 
     async def get(self) -> Store:
-        """The open store.
+        """The store in the directory, opened again if another one took its place.
 
         Raises:
             StoreError: It can't be opened; see :func:`kvstore.open`. The next call tries again.
         """
         async with self._opening:
-            if self._store is None:
-                self._store = await run_in_threadpool(Store, self.path, StoreOptions(), read_only=True)
-            return self._store
+            return await run_in_threadpool(self._current)
 
-    async def after(self, error: StoreError) -> None:
-        """Close the store if the error says that another directory is in its place; the next call opens that one."""
-        if isinstance(error, (StoreReplaced, StoreClosed)):
-            await self.close()
+    def _current(self) -> Store:
+        if self._store is not None:
+            try:
+                self._store.list_tables()  # a copy that follows a replica takes the place of the one it replaced
+                self._store.runtime.place.verify()
+            except (StoreReplaced, StoreClosed):
+                store, self._store = self._store, None
+                store.close()
+        if self._store is None:
+            self._store = Store(self.path, StoreOptions(), read_only=True)
+        return self._store
 
     async def close(self) -> None:
         """Close the store."""

@@ -121,6 +121,21 @@ def test_a_page_shows_what_a_writer_wrote_since_the_last_one(path: Path) -> None
         assert api(client, "/tables/1/rows", 404)["error"]["class"] == "NoSuchTable"
 
 
+@pytest.mark.parametrize("asked", ["/api/tables", "/api/tables/1", "/metrics"])
+def test_a_store_that_was_replaced_is_opened_again(path: Path, tmp_path: Path, asked: str) -> None:
+    with kvstore.open(tmp_path / "other") as store:
+        store.create_table("other", {"k": "int64"}, primary_key="k")
+    with asking(path) as client:
+        assert "one" in client.get(asked).text
+        path.rename(tmp_path / "former")
+        assert client.get(asked).status_code >= 400
+        (tmp_path / "other").rename(path)
+        answer = client.get(asked)
+        assert answer.status_code == 200
+        assert "other" in answer.text
+        assert '"one"' not in answer.text
+
+
 def _files(store: Path) -> dict[str, bytes]:
     return {str(each.relative_to(store)): each.read_bytes() for each in store.rglob("*")
             if each.is_file() and each.name != "lock.mdb"}  # fmt: skip
