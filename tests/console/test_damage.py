@@ -94,6 +94,18 @@ def test_edits_are_shown_if_one_of_them_keeps_the_store_from_being_opened(path: 
         page(client, "/catalog/edit?txid=2")
 
 
+def test_the_other_edits_are_shown_if_the_journal_lacks_one(path: Path) -> None:
+    with lmdb.open(str(path / "meta/journal"), max_dbs=8) as journal, journal.begin(write=True) as transaction:
+        edits = journal.open_db(b"00000000000000000001", transaction)
+        assert transaction.delete((2).to_bytes(8, "big"), db=edits)
+    with asking(path) as client:
+        *_, missing, first = api(client, "/catalog")["edits"]
+        assert (missing["txid"], first["content"]["edit"]) == (2, "CreateTable")
+        assert "does not have this edit" in missing["content"]["error"]["message"]
+        assert "does not have this edit" in page(client, "/catalog").text
+        page(client, "/catalog/edit?txid=2", 400)
+
+
 def test_a_store_whose_writer_was_killed_is_shown_and_not_changed(path: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     with kvstore.open(path) as store:
