@@ -60,12 +60,13 @@ def _found(runtime: StoreRuntime) -> Metrics:
         "kvstore_commit_seconds": {name: asdict(meter.commit.read()) for name, meter in tables.items()},
         "kvstore_get_seconds": {name: asdict(meter.get.read()) for name, meter in tables.items()},
         "kvstore_fsync_seconds": asdict(runtime.meter.sync.read()),
-        "kvstore_consumer_lag_changes": _consumer_lags(runtime),
+        "kvstore_consumer_lag_changes": consumer_lags(runtime),
         "kvstore_replica_lag_edits": registry.lags(runtime),
     }
 
 
-def _consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, int]]:
+def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, int]]:
+    """Number of offsets that each consumer has yet to commit, by its name and the table's."""
     catalog = runtime.catalog()
     found: dict[str, dict[str, int]] = {}
     for id, consumers in catalog.consumers.items():

@@ -14,13 +14,12 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.errors import InvalidRequest, NotAStore, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NotAStore, StoreError, UnsupportedOperation
 from kvstore.files import read_file
 from kvstore.read.changelog import End, Start
+from kvstore.request.key_texts import key_of_texts
 from logformat import paths
 from logformat.catalog import store_file
-from logformat.rows.json_form import from_text
-from logformat.rows.python_values import MISFITS
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
 
@@ -99,18 +98,7 @@ def key_of(cells: Sequence[str], table: kvstore.Table) -> pa.Table:
     names = table.primary_key
     if names is None:
         raise UnsupportedOperation("A log table has no key; read it with `kvstore changelog`.", table=table.name)
-    if len(cells) != len(names):
-        raise SchemaMismatch("Give one value for each of the key's columns.", columns=list(names), given=len(cells))
-    fields = [table.schema.field(name) for name in names]
-    columns = []
-    for field, cell in zip(fields, cells, strict=True):
-        try:
-            columns.append(from_text(pa.array([cell], pa.string()), field.type))
-        except (*MISFITS, SchemaMismatch) as error:
-            raise SchemaMismatch(
-                "A value does not fit the key's column.", column=field.name, expected=field.type, reason=str(error)
-            ) from error
-    return pa.table(columns, schema=pa.schema(fields))
+    return pa.Table.from_batches([key_of_texts(cells, [table.schema.field(name) for name in names])])
 
 
 def start_of(given: str) -> Start:

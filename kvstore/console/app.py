@@ -35,6 +35,7 @@ from kvstore.console.versions import history_page
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
+from logformat.ids import TableId
 
 ASSETS = Path(__file__).parent / "assets"
 OfTable = Callable[[Store, TableDefinition, Query], Page]
@@ -74,13 +75,13 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         Route("/catalog/edit", answers.html(edit_page)),
         Route("/api/catalog/edit", answers.json(edit_page)),
         Route("/metrics", answers.metrics),
-        Route("/tables/{id:int}/cell", answers.cell),
+        Route("/tables/{id}/cell", answers.cell),
     ]
     for path, page in tables.items():
-        routes.append(Route(f"/tables/{{id:int}}{path}", answers.html(page)))
-        routes.append(Route(f"/api/tables/{{id:int}}{path}", answers.json(page)))
+        routes.append(Route(f"/tables/{{id}}{path}", answers.html(page)))
+        routes.append(Route(f"/api/tables/{{id}}{path}", answers.json(page)))
     routes.append(Mount("/assets", StaticFiles(directory=ASSETS)))
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: answers.missing})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=answers.handlers)
     return Guard(app, token, hosts, cookie)
 
 
@@ -136,7 +137,18 @@ class Answers:
     async def missing(self, request: Request, _: Exception) -> Response:
         """The answer to a path that the console does not have."""
         error = InvalidRequest("There is no such page.", path=repr(request.url.path[:200]))
-        return self._failed(error, as_json=request.url.path.startswith("/api/"), status=404)
+        return self._failed(error, as_json=_is_api(request), status=404)
+
+    async def defect(self, request: Request, found: Exception) -> Response:
+        """The answer to a request at which the console itself failed; the server prints the traceback."""
+        what = "The console failed at this page; the terminal of `kvstore ui` has the details, please report them."
+        facts = {"error": {"class": type(found).__name__, "message": what}}
+        return self._error_page(facts, as_json=_is_api(request), status=500)
+
+    @property
+    def handlers(self) -> dict[Any, Any]:
+        """Handlers for what no page answers."""
+        return {404: self.missing, 500: self.defect}
 
     async def _answer(self, request: Request, of: Callable[..., Page], *, as_json: bool) -> Response:
         def response(store: Store | Path) -> Response:
@@ -153,15 +165,15 @@ class Answers:
         return HTMLResponse(html_of(page, str(self._opened.path)), page.status)
 
     def _failed(self, error: StoreError, *, as_json: bool, status: int | None = None) -> Response:
-        facts = error_facts(error)
+        line = command("check", self._opened.path) if isinstance(error, CorruptData) else None
+        return self._error_page(error_facts(error), line, as_json=as_json, status=status or _status(error))
 
+    def _error_page(self, facts: dict[str, Any], line: str | None = None, *, as_json: bool, status: int) -> Response:
         def body() -> Html:
             return tag("div", error_box(facts), tag("p", tag("a", "Overview", href="/")))
 
-        line = command("check", self._opened.path) if isinstance(error, CorruptData) else None
         title = "There is no such page" if status == 404 else "This can't be shown"
-        page = Page(title, facts, body, line, None, status=status or _status(error))
-        return self._response(page, as_json=as_json)
+        return self._response(Page(title, facts, body, line, None, status=status), as_json=as_json)
 
 
 def _of(of: Callable[..., Any], store: Any, request: Request) -> Any:
@@ -169,10 +181,15 @@ def _of(of: Callable[..., Any], store: Any, request: Request) -> Any:
     if "id" not in request.path_params:
         return of(store, query)
     id = request.path_params["id"]
-    definition = store.runtime.catalog().tables.get(id)
+    tables = store.runtime.catalog().tables
+    definition = tables.get(TableId(int(id))) if id.isascii() and id.isdigit() and len(id) < 20 else None
     if definition is None:
-        raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=id)
+        raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=repr(id[:100]))
     return of(store, definition, query)
+
+
+def _is_api(request: Request) -> bool:
+    return request.url.path.startswith("/api/")
 
 
 def _status(error: StoreError) -> int:

@@ -14,7 +14,7 @@ from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager, time_text
 from kvstore.console.query import Query
 from kvstore.console.values import LETTERS_MAX
-from kvstore.errors import CorruptData, CorruptImage, InvalidRequest
+from kvstore.errors import CorruptData, CorruptImage, InvalidRequest, StoreError
 from kvstore.files import Files, refusals
 from kvstore.meta import image
 from kvstore.meta.browse import Browser, browse
@@ -34,7 +34,7 @@ def catalog_page(store: Path, query: Query) -> Page:
         oldest, newest = (min(txids), max(txids)) if txids else (1, 0)
         top = min(newest, (query.number("before") or newest + 1) - 1)
         shown = range(top, max(oldest - 1, top - EDITS_SHOWN), -1)
-        listed = [_edit(found, each) for each in shown]
+        listed = [_listed(found, each) for each in shown]
     facts = {
         "images": attempt(lambda: _images(store)),
         "journal": segments,
@@ -77,6 +77,13 @@ def edit_page(store: Path, query: Query) -> Page:
 
     line = command("meta show", store, txid)
     return Page(f"Edit {txid:,} of the catalog", facts, body, line, url("/api/catalog/edit", txid=txid), tab="catalog")
+
+
+def _listed(found: Browser, txid: int) -> dict[str, Any]:
+    try:
+        return _edit(found, txid)
+    except StoreError as error:  # the others can still be shown
+        return {"txid": txid, "content": error_facts(error)}
 
 
 def _edit(found: Browser, txid: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kvstore.console.values import whole_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
+from logformat.log.change import ChangeType
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,13 @@ def _of_change(store: Store, definition: TableDefinition, column: str, offset: i
 
 
 def _at(changes: pa.Table, offset: int, *, is_before: bool) -> pa.Table:
+    """The row before or after the change at an offset; none if the log does not have it."""
     offsets, kinds = (changes.column(name).to_pylist() for name in ("_log_offset", "_change_type"))
-    wanted = offset - 1 if is_before and kinds and kinds[-1] == "update_postimage" else offset
-    return changes.slice(offsets.index(wanted), 1) if wanted in offsets else changes.slice(0, 0)
+    if not offsets or offsets[-1] != offset:
+        return changes.slice(0, 0)
+    if is_before and kinds[-1] == ChangeType.UPDATE_POSTIMAGE.word:  # the row before it is the change before it
+        return changes.slice(0, int(kinds[0] == ChangeType.UPDATE_PREIMAGE.word))
+    if kinds[-1] == ChangeType.UPDATE_PREIMAGE.word:  # half of an update
+        return changes.slice(0, 0)
+    is_deleted = kinds[-1] == ChangeType.DELETE.word
+    return changes.slice(changes.num_rows - 1 if is_before == is_deleted else changes.num_rows)

@@ -3,6 +3,9 @@
 * A page of another origin has no token, and a browser does not send it the cookie's (``SameSite=Strict``).
 * A name that an attacker lets resolve to this machine is refused by the header ``Host``.
 * There is no request that writes, so none can be forged.
+
+A browser sends the cookie to every server at this address, whatever the port, so another server on this machine that
+the same browser visits learns the token.
 """
 
 from __future__ import annotations

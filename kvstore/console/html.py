@@ -77,7 +77,15 @@ def _attribute(name: str, value: Attribute) -> str:
     name = name.removesuffix("_").replace("_", "-")
     if value is None or value is False:
         return ""
-    return f" {name}" if value is True else f' {name}="{html.escape(printed(str(value)))}"'
+    if value is True:
+        return f" {name}"
+    shown = _sendable(str(value)) if name == "value" else printed(str(value))
+    return f' {name}="{html.escape(shown)}"'
+
+
+def _sendable(given: str) -> str:
+    """The value of a field, which a form sends back as it is; HTML has no NUL and no surrogates."""
+    return "".join(_number(letter) if letter == "\0" or "\ud800" <= letter <= "\udfff" else letter for letter in given)
 
 
 def _letter(letter: str) -> str:

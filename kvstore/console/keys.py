@@ -9,12 +9,12 @@ import pyarrow as pa
 from kvstore.console.html import Html, tag
 from kvstore.console.parts import field
 from kvstore.console.values import json_text
-from kvstore.errors import SchemaMismatch, UnsupportedOperation
+from kvstore.errors import UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.request.key_texts import key_of_texts
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.row_layout import layout_of
-from logformat.rows.json_form import from_text, to_json
-from logformat.rows.python_values import MISFITS
+from logformat.rows.json_form import to_json
 
 
 def key_fields(definition: TableDefinition) -> list[pa.Field]:
@@ -35,23 +35,7 @@ def key_of(texts: list[str], definition: TableDefinition) -> pa.RecordBatch:
         UnsupportedOperation: The table has no key.
         SchemaMismatch: There are too few or too many values, or one does not fit its column.
     """
-    fields = key_fields(definition)
-    if len(texts) != len(fields):
-        raise SchemaMismatch(
-            "Give one value for each of the key's columns.", columns=[each.name for each in fields], given=len(texts)
-        )
-    columns = []
-    for each, given in zip(fields, texts, strict=True):
-        try:
-            columns.append(from_text(pa.array([given], pa.string()), each.type))
-        except (*MISFITS, SchemaMismatch) as error:
-            raise SchemaMismatch(
-                "A value does not fit the key's column.",
-                column=each.name,
-                expected=each.type,
-                given=repr(given[:100]),
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    return key_of_texts(texts, key_fields(definition))
 
 
 def encoded(key: pa.RecordBatch, definition: TableDefinition) -> bytes:

@@ -12,6 +12,7 @@ from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error,
 from kvstore.console.query import Query
 from kvstore.console.tables import key_text, matching, summary
 from kvstore.errors import StoreError
+from kvstore.metrics import consumer_lags
 from kvstore.store import Store
 
 TABLES_SHOWN = 50
@@ -23,20 +24,20 @@ def overview(store: Store, query: Query) -> Page:
     found = matching(store, words)
     first = (number - 1) * TABLES_SHOWN
     replicas = attempt(lambda: _replicas(store))
-    usage = shutil.disk_usage(store.path)
+    jobs = attempt(lambda: _jobs(store))
     facts: dict[str, Any] = {
         "store": {
             "path": printed(str(store.path)),
             "tables": len(store.list_tables()),
             "catalog_edits": store.runtime.catalog().txid,
-            "disk_free_bytes": usage.free,
+            "disk_free_bytes": _free_bytes(store),
         },
-        "attention": _attention(store, replicas),
+        "attention": _attention(store, replicas, jobs),
         "tables": [summary(store, each) for each in found[first : first + TABLES_SHOWN]],
         "tables_found": len(found),
         "consumers": attempt(lambda: _consumers(store)),
         "replicas": replicas,
-        "jobs": attempt(lambda: _jobs(store)),
+        "jobs": jobs,
     }
 
     def to(page: int) -> str | None:
@@ -65,7 +66,15 @@ def overview(store: Store, query: Query) -> Page:
     )
 
 
-def _attention(store: Store, replicas: Any) -> list[dict[str, Any]]:
+def _free_bytes(store: Store) -> int | None:
+    """None if the directory is gone, or the system does not say."""
+    try:
+        return shutil.disk_usage(store.path).free
+    except OSError:
+        return None
+
+
+def _attention(store: Store, replicas: Any, jobs: Any) -> list[dict[str, Any]]:
     """What needs attention, and what to do."""
     found: list[dict[str, Any]] = []
     try:
@@ -80,15 +89,15 @@ def _attention(store: Store, replicas: Any) -> list[dict[str, Any]]:
                     "do": command("replica repair", store.path, each["replica"]),
                 }
             )
-    for name in store.list_jobs():
-        job = store.job(name).show()
-        if job.state == "paused":
-            found.append({"what": f"Job {name} is paused: {job.reason}", "do": command("job resume", store.path, name)})
+    for each in [] if is_error(jobs) else jobs:
+        if each["state"] == "paused":
+            what = f"Job {each['job']} is paused: {each['reason']}"
+            found.append({"what": what, "do": command("job resume", store.path, each["job"])})
     return found
 
 
 def _consumers(store: Store) -> list[dict[str, Any]]:
-    lags = store.metrics()["kvstore_consumer_lag_changes"]
+    lags = consumer_lags(store.runtime)
     return [
         {"consumer": name, "table": table, "lag": lag}
         for name, tables in sorted(lags.items())
@@ -115,7 +124,15 @@ def _jobs(store: Store) -> list[dict[str, Any]]:
     for name in store.list_jobs():
         job = store.job(name)
         status = job.show()
-        found.append({"job": name, "table": job.table, "state": status.state, "offset": status.offset})
+        found.append(
+            {
+                "job": name,
+                "table": job.table,
+                "state": status.state,
+                "offset": status.offset,
+                "reason": status.reason,
+            }
+        )
     return found
 
 
@@ -137,7 +154,9 @@ def _store_html(facts: dict[str, Any]) -> Html:
         {
             "tables": f"{store['tables']:,}",
             "edits of the catalog": f"{store['catalog_edits']:,}",
-            "free space of the disk": size_text(store["disk_free_bytes"]),
+            "free space of the disk": "not known"
+            if store["disk_free_bytes"] is None
+            else size_text(store["disk_free_bytes"]),
         }
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from kvstore.console.parts import is_error
 from kvstore.console.tables import matching, summary
 from kvstore.errors import StoreError
-from kvstore.metrics import prometheus_text
+from kvstore.metrics import consumer_lags, prometheus_text
+from kvstore.replica import registry
 from kvstore.store import Store
 
 _ABOUT = {
@@ -37,9 +39,7 @@ def figures(store: Store) -> str:
         for name in () if is_error(status) else _STATUS:
             if status[name] is not None:
                 found[f"kvstore_table_{name}"][definition.name] = status[name]
-    try:
-        lags = store.metrics()
-        found |= {name: lags[name] for name in ("kvstore_consumer_lag_changes", "kvstore_replica_lag_edits")}
-    except StoreError:
-        pass  # a table that can't be read is reported above
+    for name, lags in (("kvstore_consumer_lag_changes", consumer_lags), ("kvstore_replica_lag_edits", registry.lags)):
+        with suppress(StoreError):  # the pages say what can't be read
+            found[name] = lags(store.runtime)
     return prometheus_text(found, _ABOUT)

@@ -225,10 +225,12 @@ def _bucket_field(definition: TableDefinition, query: Query) -> Html | None:
 
 def _command(
     store: Store, definition: TableDefinition, key: list[str], after: list[str], names: list[str], query: Query
-) -> str:
+) -> str | None:
     place = query.text("as_of")
     if key and place is None:
         return command("get", store.path, definition.name, *key)
+    if definition.buckets > 1 and not key:
+        return None  # `kvstore scan` reads all buckets
     fields, bucket = key_fields(definition), query.number("bucket") or 0
     where = after_key(fields, values_of(key_of(after, definition))) if after else None
     if key:

@@ -19,11 +19,16 @@ VOID = {"meta", "link", "input", "br", "hr"}
 
 
 @contextmanager
-def asking(store: Path, **headers: str) -> Iterator[TestClient]:
-    """A client of a store's console that has the token."""
+def asking(store: Path, *, raises: bool = True, **headers: str) -> Iterator[TestClient]:
+    """A client of a store's console that has the token.
+
+    Args:
+        raises: Whether an error that the console did not expect is raised here, or only answered.
+    """
     app = application(store, TOKEN, frozenset({HOST}), "kvstore-8765")
     given = {"Authorization": f"Bearer {TOKEN}", **headers}
-    with TestClient(app, base_url=f"http://{HOST}", headers=given, follow_redirects=False) as client:
+    options = {"headers": given, "follow_redirects": False, "raise_server_exceptions": raises}
+    with TestClient(app, f"http://{HOST}", **options) as client:
         yield client
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import lmdb
 import pytest
 
 import kvstore
+from kvstore.errors import CorruptImage
 from tests.console.browser import api, asking, page
 
 
@@ -55,6 +57,33 @@ def test_a_table_that_can_not_be_read_does_not_hide_the_others(path: Path) -> No
         assert 'kvstore_table_rows{table="two"} 1' in metrics
 
 
+def test_lags_of_consumers_are_told_if_those_of_replicas_can_not_be_read(path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.consumer("late").commit("two", {0: 1})
+    damaged = mock.patch("kvstore.replica.registry.lags", side_effect=CorruptImage("planted"))
+    with asking(path) as client, damaged:
+        assert 'kvstore_consumer_lag_changes{consumer="late",table="two"} 4' in client.get("/metrics").text
+        assert api(client, "/overview")["consumers"] == [{"consumer": "late", "table": "two", "lag": 4}]
+
+
+def test_a_defect_of_the_console_is_a_page_and_json_that_say_so(path: Path) -> None:
+    with (
+        mock.patch("kvstore.console.overview.shutil.disk_usage", side_effect=RuntimeError("planted")),
+        asking(path, raises=False) as client,
+    ):
+        assert "kvstore ui" in page(client, "/", 500).text
+        assert api(client, "/overview", 500)["error"]["class"] == "RuntimeError"
+
+
+def test_the_overview_needs_no_free_space_that_the_system_does_not_tell(path: Path) -> None:
+    with (
+        mock.patch("kvstore.console.overview.shutil.disk_usage", side_effect=FileNotFoundError),
+        asking(path) as client,
+    ):
+        assert api(client, "/overview")["store"]["disk_free_bytes"] is None
+        assert "not known" in page(client, "/").text
+
+
 def test_a_damaged_catalog_is_an_error_that_says_what_to_do_and_goes_once_it_is_repaired(path: Path) -> None:
     journal = path / "meta/journal/data.mdb"
     data = journal.read_bytes()
@@ -95,6 +124,8 @@ def test_edits_are_shown_if_one_of_them_keeps_the_store_from_being_opened(path: 
 
 
 def test_the_other_edits_are_shown_if_the_journal_lacks_one(path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.create_table("three", {"k": "int64"}, primary_key="k")
     with lmdb.open(str(path / "meta/journal"), max_dbs=8) as journal, journal.begin(write=True) as transaction:
         edits = journal.open_db(b"00000000000000000001", transaction)
         assert transaction.delete((2).to_bytes(8, "big"), db=edits)

@@ -22,6 +22,12 @@ def test_any_text_comes_back_from_a_page_as_text(content: str, value: str) -> No
     assert {name for name, _ in html.elements} <= {"p", "span"}
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_the_value_of_a_field_is_sent_back_as_it_was(value: str) -> None:
+    ((_, given),) = Html(tag("input", name="key", value=value).source).elements
+    assert given["value"] == value
+
+
 @given(ANY)
 def test_a_character_that_does_not_print_is_shown_and_marked(content: str) -> None:
     html = Html(text(content).source)

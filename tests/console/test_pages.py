@@ -233,6 +233,18 @@ def test_the_value_before_a_change_is_saved_as_well_as_the_one_after(client: Tes
     assert saved == {(0, "after"): "1", (3, "before"): "1", (3, "after"): "3", (4, "before"): "2"}
 
 
+def test_the_value_of_another_row_or_side_is_never_saved(client: TestClient, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", {"k": "int64", "v": "int64"}, primary_key="k", changelog_image="wal")
+        for key in (1, 2, 1):
+            table.upsert([{"k": key, "v": 10 * key}])
+    with asking(tmp_path / "s") as other:
+        assert other.get("/tables/1/cell?column=v&offset=2&side=after").text == "10"
+        page(other, "/tables/1/cell?column=v&offset=2&side=before", 400)
+    for offset, side in [(0, "before"), (4, "after")]:  # of an insert, and of a delete
+        page(client, f"/tables/1/cell?column=size&offset={offset}&side={side}", 400)
+
+
 @pytest.mark.parametrize("path", ["/tables/1/cell", "/tables/1/cell?column=note&key=nobody",
                                   "/tables/1/cell?column=note&offset=5", "/tables/1/cell?column=note&offset=99",
                                   "/tables/1/rows?bucket=1", "/tables/1/rows?as_of=-1", "/?page=0"])  # fmt: skip
@@ -243,7 +255,8 @@ def test_what_is_not_there_is_an_error_that_says_so(client: TestClient, path: st
 def test_pages_and_tables_that_are_not_there_are_not_found(client: TestClient) -> None:
     assert "There is no such page" in page(client, "/nothing", 404).text
     assert api(client, "/nothing", 404)["error"]["class"] == "InvalidRequest"
-    assert "dropped" in page(client, "/tables/99", 404).text
+    for id in ("99", "9" * 5_000, "x", "\u0663"):
+        assert "dropped" in page(client, f"/tables/{id}", 404).text
 
 
 def test_prometheus_reads_what_the_files_say(client: TestClient) -> None:
@@ -259,12 +272,12 @@ COMMANDS = {
     "/": "tables",
     "/tables/1": "describe",
     "/tables/3/rows?key=17&key=x'y": "get",
-    "/tables/3/rows?column=c001&as_of=2027-01-01T00:00:00Z": "scan",
+    "/tables/1/rows?column=size&as_of=2027-01-01T00:00:00Z": "scan",
+    "/tables/1/rows?as_of=5": "scan",
     "/tables/1/changes?start=2": "changelog",
     "/tables/3/changes?bucket=1&column=c000": "changelog",
     "/tables/1/history?key=a": "history",
     "/tables/3/log?bucket=1": "log ls",
-    "/tables/3/rows?bucket=1&as_of=5": "scan",
     "/tables/3/rows?key=17&key=x'y&as_of=150": "scan",
     "/tables/3/history?key=5&key=x'y&start=0": "history",
     "/catalog": "meta ls",
@@ -277,6 +290,12 @@ def test_the_command_of_a_page_runs(client: TestClient, shown: Path, path: str) 
     command = _command(client, path)
     assert " ".join(command).startswith(f"kvstore {COMMANDS[path]} {shown} ".rstrip())
     fine(*command[1:])
+
+
+@pytest.mark.parametrize("path", ["/tables/3/rows?bucket=1", "/tables/3/rows?as_of=5"])
+def test_rows_of_one_bucket_of_several_show_no_command(client: TestClient, path: str) -> None:
+    # kvstore scan reads all buckets, so it would print other rows.
+    assert "in a shell" not in page(client, path).text
 
 
 def test_the_command_of_a_later_page_of_rows_prints_its_rows(tmp_path: Path) -> None:
