@@ -16,22 +16,22 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from kvstore.console.catalog import catalog_page, edit_page
-from kvstore.console.changes import changes_page
 from kvstore.console.commands import command
-from kvstore.console.download import value_of
 from kvstore.console.guard import Guard
 from kvstore.console.html import Html, tag
-from kvstore.console.log import log_page
 from kvstore.console.opened import OpenedStore
-from kvstore.console.overview import overview
 from kvstore.console.page import Page, html_of
 from kvstore.console.parts import error_box, error_facts
 from kvstore.console.prometheus import figures
 from kvstore.console.query import Query
-from kvstore.console.rows import rows_page
-from kvstore.console.tables import matching, summary, table_page
-from kvstore.console.versions import history_page
+from kvstore.console.store.catalog import catalog_page, edit_page
+from kvstore.console.store.overview import overview
+from kvstore.console.table.changes import changes_page
+from kvstore.console.table.download import value_of
+from kvstore.console.table.log import log_page
+from kvstore.console.table.rows import rows_page
+from kvstore.console.table.tables import matching, summary, table_page
+from kvstore.console.table.versions import history_page
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store

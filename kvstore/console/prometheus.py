@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvstore.console.parts import is_error
-from kvstore.console.tables import matching, summary
+from kvstore.console.table.tables import matching, summary
 from kvstore.errors import StoreError
 from kvstore.metrics import consumer_lags, prometheus_text
 from kvstore.replica import registry

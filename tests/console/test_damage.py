@@ -68,7 +68,7 @@ def test_lags_of_consumers_are_told_if_those_of_replicas_can_not_be_read(path: P
 
 def test_a_defect_of_the_console_is_a_page_and_json_that_say_so(path: Path) -> None:
     with (
-        mock.patch("kvstore.console.overview.shutil.disk_usage", side_effect=RuntimeError("planted")),
+        mock.patch("kvstore.console.store.overview.shutil.disk_usage", side_effect=RuntimeError("planted")),
         asking(path, raises=False) as client,
     ):
         assert "kvstore ui" in page(client, "/", 500).text
@@ -77,7 +77,7 @@ def test_a_defect_of_the_console_is_a_page_and_json_that_say_so(path: Path) -> N
 
 def test_the_overview_needs_no_free_space_that_the_system_does_not_tell(path: Path) -> None:
     with (
-        mock.patch("kvstore.console.overview.shutil.disk_usage", side_effect=FileNotFoundError),
+        mock.patch("kvstore.console.store.overview.shutil.disk_usage", side_effect=FileNotFoundError),
         asking(path) as client,
     ):
         assert api(client, "/overview")["store"]["disk_free_bytes"] is None

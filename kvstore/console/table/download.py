@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from kvstore.console.query import Query
-from kvstore.console.rows import row_of_key
+from kvstore.console.table.rows import row_of_key
 from kvstore.console.values import whole_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.meta.state import TableDefinition

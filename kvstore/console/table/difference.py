@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.parts import value_html
-from kvstore.console.rows import row_facts
+from kvstore.console.table.rows import row_facts
 from kvstore.console.values import NULL, Cell, cells_of, json_text
 from kvstore.history.difference import value_text
 from kvstore.meta.state import TableDefinition

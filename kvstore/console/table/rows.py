@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.console.columns import chosen, columns_form
 from kvstore.console.commands import after_key, command, names_given, of_key, place_given
 from kvstore.console.html import Html, tag, url
-from kvstore.console.keys import bucket_of, encoded, key_fields, key_form, key_of, texts_of, values_of
 from kvstore.console.page import Page
 from kvstore.console.parts import field, grid, hidden, pager, value_html
 from kvstore.console.query import Query
+from kvstore.console.table.columns import chosen, columns_form
+from kvstore.console.table.keys import bucket_of, encoded, key_fields, key_form, key_of, texts_of, values_of
 from kvstore.console.values import Cell, cells_of
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, first_rows, offset_as_of, rows_as_of

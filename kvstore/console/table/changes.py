@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.console.columns import chosen, columns_form
 from kvstore.console.commands import command, names_given
-from kvstore.console.difference import Version, version_facts, version_html, versions_of
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import error_box, error_facts, field, hidden, pager, time_text
 from kvstore.console.query import Query
+from kvstore.console.table.columns import chosen, columns_form
+from kvstore.console.table.difference import Version, version_facts, version_html, versions_of
 from kvstore.errors import OffsetOutOfRange, StoreError
 from kvstore.history.origin import Origin, Origins
 from kvstore.log.segments import FoundBatch, LogFiles

@@ -10,7 +10,7 @@ from kvstore.console.html import Html, printed, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
-from kvstore.console.tables import key_text, matching, summary
+from kvstore.console.table.tables import key_text, matching, summary
 from kvstore.errors import StoreError
 from kvstore.metrics import consumer_lags
 from kvstore.store import Store

@@ -1,0 +1,1 @@
+"""Pages about one table."""
