@@ -25,13 +25,17 @@ from kvstore.console.parts import error_box, error_facts
 from kvstore.console.prometheus import figures
 from kvstore.console.query import Query
 from kvstore.console.store.catalog import catalog_page, edit_page
+from kvstore.console.store.consumers import consumers_page
+from kvstore.console.store.jobs import job_page, jobs_page
 from kvstore.console.store.overview import overview
+from kvstore.console.store.replicas import replica_page, replicas_page
 from kvstore.console.table.changes import changes_page
 from kvstore.console.table.download import value_of
 from kvstore.console.table.log import log_page
 from kvstore.console.table.rows import rows_page
 from kvstore.console.table.tables import matching, summary, table_page
 from kvstore.console.table.versions import history_page
+from kvstore.console.table.writers import writers_page
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
@@ -65,18 +69,27 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         "/changes": changes_page,
         "/history": history_page,
         "/log": log_page,
+        "/writers": writers_page,
+    }
+    whole: dict[str, Callable[..., Page]] = {
+        "/catalog": catalog_page,
+        "/catalog/edit": edit_page,
+        "/consumers": consumers_page,
+        "/jobs": jobs_page,
+        "/jobs/job": job_page,
+        "/replicas": replicas_page,
+        "/replicas/replica": replica_page,
     }
     routes: list[Route | Mount] = [
         Route("/", answers.html(overview)),
         Route("/api/overview", answers.json(overview)),
         Route("/api/tables", answers.json(all_tables)),
-        Route("/catalog", answers.html(catalog_page)),
-        Route("/api/catalog", answers.json(catalog_page)),
-        Route("/catalog/edit", answers.html(edit_page)),
-        Route("/api/catalog/edit", answers.json(edit_page)),
         Route("/metrics", answers.metrics),
         Route("/tables/{id}/cell", answers.cell),
     ]
+    for path, page in whole.items():
+        routes.append(Route(path, answers.html(page)))
+        routes.append(Route(f"/api{path}", answers.json(page)))
     for path, page in tables.items():
         routes.append(Route(f"/tables/{{id}}{path}", answers.html(page)))
         routes.append(Route(f"/api/tables/{{id}}{path}", answers.json(page)))

@@ -72,7 +72,9 @@ def html_of(page: Page, store: str) -> str:
 
 
 def _store_tabs(current: str) -> Html:
-    return _links([("overview", "Tables", "/"), ("catalog", "Catalog", "/catalog")], current, "Pages of the store")
+    tabs = [("overview", "Tables", "/")]
+    tabs += [(each, each.capitalize(), f"/{each}") for each in ("consumers", "replicas", "jobs", "catalog")]
+    return _links(tabs, current, "Pages of the store")
 
 
 def _tabs(table: TableDefinition, current: str) -> Html:
@@ -80,6 +82,7 @@ def _tabs(table: TableDefinition, current: str) -> Html:
         ("table", "Table", ""),
         ("rows", "Rows", "/rows"),
         ("changes", "Changes", "/changes"),
+        ("writers", "Writers", "/writers"),
         ("log", "Log", "/log"),
     ]
     if table.primary_key is None:

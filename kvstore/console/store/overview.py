@@ -16,6 +16,8 @@ from kvstore.metrics import consumer_lags
 from kvstore.store import Store
 
 TABLES_SHOWN = 50
+READERS_SHOWN = 20
+"""Consumers, replicas and jobs on this page; each kind has a page of its own."""
 
 
 def overview(store: Store, query: Query) -> Page:
@@ -212,10 +214,13 @@ def _table_row(each: dict[str, Any]) -> list[Any]:
 def _readers_html(facts: dict[str, Any]) -> list[Html]:
     shown = []
     for title, found in (("Consumers", facts["consumers"]), ("Replicas", facts["replicas"]), ("Jobs", facts["jobs"])):
+        heading = tag("h2", tag("a", title, href=f"/{title.lower()}"))
         if is_error(found):
-            shown.append(tag("section", tag("h2", title), error_box(found)))
+            shown.append(tag("section", heading, error_box(found)))
         elif found:
-            rows = [list(each.values()) for each in found]
+            rows = [list(each.values()) for each in found[:READERS_SHOWN]]
             numbers = [isinstance(cell, int) for cell in rows[0]]
-            shown.append(tag("section", tag("h2", title), grid(title, list(found[0]), rows, right=numbers)))
+            more = len(found) - len(rows)
+            note = tag("p", f"and {more:,} more", class_="note") if more else None
+            shown.append(tag("section", heading, grid(title, list(found[0]), rows, right=numbers), note))
     return shown

@@ -1,0 +1,274 @@
+"""Replicas: what was shipped to each, the findings of its last check, and the objects of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from kvstore.console.commands import command
+from kvstore.console.drawing import Part, line
+from kvstore.console.html import Content, Html, tag, url
+from kvstore.console.page import Page
+from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text, time_text
+from kvstore.console.query import Query
+from kvstore.errors import InvalidRequest
+from kvstore.replica.client import NO_RETRIES, ObjectStore
+from kvstore.replica.coverage import holes
+from kvstore.replica.replica import ReplicaReport
+from kvstore.replica.ship.shipper import status_of
+from kvstore.store import Store
+from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus, Shipped, Stream
+from logformat.replica.object_file import ObjectName, parse_name, place_of_stream
+
+STREAMS_SHOWN = 50
+FINDINGS_SHOWN = 200
+OBJECTS_SHOWN = 200
+OBJECTS_READ = 20_000
+"""Objects of a stream that are listed at most; retention and merging keep a healthy replica far below."""
+
+
+def replicas_page(store: Store, _: Query) -> Page:
+    """All replicas."""
+    found: Any = attempt(lambda: [report_facts(name, each) for name, each in store.replicas.items()])
+
+    def body() -> Html:
+        if is_error(found):
+            return error_box(found)
+        if not found:
+            return tag("p", "The store has no replica; kvstore replica add registers one.", class_="none")
+        names = ["replica", "URL", "as of", "lag in changes", "lag in edits", "last check", "findings"]
+        return grid("Replicas", names, [_row(each) for each in found], right=[False] * 3 + [True] * 2 + [False, True])
+
+    return Page("Replicas", {"replicas": found}, body, command("replica ls", store.path), "/api/replicas",
+                tab="replicas")  # fmt: skip
+
+
+def replica_page(store: Store, query: Query) -> Page:
+    """The replica ``name``; ``stream`` lists the objects of one stream, ``page`` counts streams from 1."""
+    name, number, place = query.text("name"), query.number("page", least=1) or 1, query.text("stream")
+    if name is None:
+        raise InvalidRequest("Name a replica by `name`.")
+    report, status = store.replica(name).report(), status_of(store.runtime, name)
+    first = (number - 1) * STREAMS_SHOWN
+    names = {id: each.name for id, each in store.runtime.catalog().tables.items()}
+    streams = [
+        _stream(store, status, each, names.get(each.stream.table_id))
+        for each in status.shipped[first : first + STREAMS_SHOWN]
+    ]
+    facts: dict[str, Any] = {
+        **report_facts(name, report),
+        "streams_all": len(status.shipped),
+        "streams": streams,
+        "objects": None if place is None else attempt(lambda: _objects(status, place)),
+    }
+    path = "/replicas/replica"
+
+    def to(page: int) -> str | None:
+        there = page >= 1 and (page - 1) * STREAMS_SHOWN < len(status.shipped)
+        return url(path, name=name, page=page) if there else None
+
+    def body() -> Html:
+        pages = pager(Previous=to(number - 1), Next=to(number + 1)) if len(status.shipped) > STREAMS_SHOWN else None
+        return tag(
+            "div",
+            fact_list(
+                {
+                    "URL": facts["url"],
+                    "as of": facts["as_of"] or "nothing was shipped yet",
+                    "lag": f"{facts['behind']:,} changes, {facts['edits_behind']:,} edits",
+                    "last check": facts["checked"] or "never",
+                }
+            ),
+            _findings_html(facts, store),
+            None if facts["objects"] is None else _objects_html(facts["objects"], place or ""),
+            tag("section", tag("h2", "What was shipped"), _LEGEND, _streams_html(streams, name), pages),
+        )
+
+    line = command("replica ls", store.path)
+    api = "/api" + url(path, name=name, stream=place, page=query.text("page"))
+    return Page(f"Replica {name}", facts, body, line, api, tab="replicas")
+
+
+def report_facts(name: str, report: ReplicaReport) -> dict[str, Any]:
+    """A replica as ``kvstore replica ls --json`` prints it."""
+    facts = asdict(report) | {"behind": sum(report.behind.values())}
+    facts["findings"] = msgspec.to_builtins(report.findings)
+    del facts["edits"]
+    for each in ("as_of", "checked"):
+        moment = facts.pop(f"{each}_ms")
+        facts[each] = None if moment is None else time_text(moment)
+    return {"name": name, **facts, "edits_behind": report.edits - report.edits_shipped}
+
+
+def _stream(store: Store, status: ReplicaStatus, shipped: Shipped, table: str | None) -> dict[str, Any]:
+    findings = [each for each in status.findings if each.stream == shipped.stream]
+    ranges = [(each.start, each.end) for each in findings if each.kind == "MISSING_VERSION"]
+    return {
+        "stream": place_of_stream(shipped.stream),
+        "table": table,
+        "bucket": None if shipped.stream == CATALOG else shipped.stream.bucket,
+        "start": shipped.start,
+        "end": shipped.end,
+        "store_end": attempt(lambda: _end(store, shipped.stream)),
+        "snapshots": shipped.snapshots,
+        "missing": ranges,
+        "bad": [{"object": each.object, "start": each.start, "end": each.end}
+                for each in findings if each.kind == "BAD"],
+    }  # fmt: skip
+
+
+def _end(store: Store, stream: Stream) -> int:
+    """The end of a stream in the store."""
+    state = store.runtime.catalog()
+    if stream == CATALOG:
+        return int(state.txid)
+    return int(store.runtime.open_table(state.tables[stream.table_id]).handles[stream.bucket].log_end())
+
+
+def _objects(status: ReplicaStatus, place: str) -> dict[str, Any]:
+    """The objects that the replica lists of a stream now; this asks the object store.
+
+    Raises:
+        InvalidRequest: Nothing of such a stream was shipped.
+        Unavailable: The object store can't be reached.
+    """
+    shipped = next((each for each in status.shipped if place_of_stream(each.stream) == place), None)
+    if shipped is None:
+        raise InvalidRequest("Nothing of this stream was shipped.", stream=repr(place[:100]))
+    listed = list(islice(ObjectStore(status.url, retries=NO_RETRIES).list(f"{place}/"), OBJECTS_READ + 1))
+    sizes = {name: size for name, size in ((parse_name(each), size) for each, size in listed) if name is not None}
+    is_cut = len(listed) > OBJECTS_READ
+    names = sorted(sizes, key=lambda each: (each.start, each.end, each.epoch))
+    return {
+        "start": shipped.start,
+        "end": shipped.end,
+        "objects_all": len(names),
+        "cut": is_cut,
+        "bytes": sum(sizes.values()),
+        "missing": [] if is_cut else list(holes(shipped, names)),
+        "objects": [_object(each, sizes[each]) for each in names[-OBJECTS_SHOWN:]],
+    }
+
+
+def _object(name: ObjectName, size: int) -> dict[str, Any]:
+    return {
+        "object": str(name),
+        "kind": name.kind,
+        "start": name.start,
+        "end": name.end,
+        "leader_epoch": name.epoch,
+        "bytes": size,
+    }
+
+
+def _row(each: dict[str, Any]) -> list[Content]:
+    found = len(each["findings"])
+    return [
+        tag("a", each["name"], href=url("/replicas/replica", name=each["name"])),
+        each["url"],
+        each["as_of"] or "nothing was shipped yet",
+        f"{each['behind']:,}",
+        f"{each['edits_behind']:,}",
+        each["checked"] or "never",
+        tag("strong", f"{found:,}") if found else "0",
+    ]
+
+
+def _findings_html(facts: dict[str, Any], store: Store) -> Html:
+    found = facts["findings"]
+    if not found:
+        words = "The last check found nothing wrong." if facts["checked"] else "It was never checked."
+        do = tag("code", command("replica check", store.path, facts["name"]))
+        return tag("p", tag("strong", "No findings. "), words, " ", do, class_="well" if facts["checked"] else "note")
+    rows = [_finding(msgspec.convert(each, Finding)) for each in found[:FINDINGS_SHOWN]]
+    repair = command("replica repair", store.path, facts["name"])
+    more = f" The first {FINDINGS_SHOWN}:" if len(found) > FINDINGS_SHOWN else ""
+    return tag(
+        "section",
+        tag("h2", f"Findings of the last check ({len(found):,})"),
+        tag("p", f"The replica is not whole.{more} ", tag("code", repair)),
+        grid("Findings", ["finding", "stream", "offsets", "object"], rows),
+        class_="attention",
+    )
+
+
+def _finding(each: Finding) -> list[Content]:
+    is_snapshot = each.start == each.end
+    offsets = f"{each.start:,}" if is_snapshot else f"{each.start:,}–{each.end - 1:,}"
+    return [tag("strong", each.kind), place_of_stream(each.stream), offsets, each.object or ""]
+
+
+_LEGEND = tag(
+    "p",
+    "Each line is a stream from its first offset to the end in the store: ",
+    tag("span", "shipped", class_="key shipped"),
+    " ",
+    tag("span", "missing", class_="key missing"),
+    " ",
+    tag("span", "bad object", class_="key bad"),
+    " ",
+    tag("span", "not shipped yet", class_="key lag"),
+    class_="note",
+)
+
+
+def _streams_html(streams: list[dict[str, Any]], name: str) -> Html:
+    if not streams:
+        return tag("p", "Nothing was shipped yet; kvstore replicate ships.", class_="none")
+    rows = [_stream_row(each, name) for each in streams]
+    names = ["stream", "table", "offsets shipped", "lag", "line", "snapshots"]
+    return grid("Streams", names, rows, right=[False, False, True, True])
+
+
+def _stream_row(each: dict[str, Any], name: str) -> list[Content]:
+    is_known = not is_error(each["store_end"])
+    end = max(each["end"], each["store_end"]) if is_known else each["end"]
+    parts = [Part(each["start"], each["end"], "shipped")]
+    if end > each["end"]:
+        parts.append(Part(each["end"], end, "lag"))
+    parts += [Part(start, stop, "missing") for start, stop in each["missing"]]
+    parts += [Part(bad["start"], max(bad["end"], bad["start"] + 1), "bad") for bad in each["bad"]]
+    words = f"{each['stream']}: shipped {each['start']:,} to {each['end']:,}, {len(each['missing'])} holes,"
+    words += f" {len(each['bad'])} bad objects"
+    snapshots = each["snapshots"]
+    return [
+        tag("a", each["stream"], href=url("/replicas/replica", name=name, stream=each["stream"]), title="Its objects"),
+        "the catalog" if each["bucket"] is None else f"{each['table']}, bucket {each['bucket']}",
+        f"{each['start']:,}–{each['end']:,}",
+        f"{end - each['end']:,}" if is_known else tag("strong", each["store_end"]["error"]["class"]),
+        line(each["start"], end, parts, words),
+        ", ".join(f"{offset:,}" for offset in snapshots[-3:]) + (" …" if len(snapshots) > 3 else "") or "none",
+    ]
+
+
+def _objects_html(found: Any, place: str) -> Html:
+    title = tag("h2", "Objects of ", tag("code", place))
+    if is_error(found):
+        return tag("section", title, error_box(found))
+    rows: list[list[Content]] = [
+        [each["object"], each["kind"], f"{each['start']:,}", f"{each['end']:,}", each["leader_epoch"],
+         size_text(each["bytes"])]
+        for each in reversed(found["objects"])
+    ]  # fmt: skip
+    about = f"{found['objects_all']:,} objects, {size_text(found['bytes'])}, as the replica lists them now."
+    if found["cut"]:
+        about = f"The first {OBJECTS_READ:,} objects only; holes are not computed."
+    if len(found["objects"]) < found["objects_all"]:
+        about += f" Those with the last offsets, {len(found['objects'])}:"
+    ranges = [Part(each["start"], each["end"], "shipped") for each in found["objects"] if each["kind"] == "range"]
+    missing = [Part(start, stop, "missing") for start, stop in found["missing"]]
+    words = "Offsets without an object: " + (
+        ", ".join(f"{start:,}–{stop - 1:,}" for start, stop in found["missing"][:20]) or "none"
+    )
+    names = ["object", "kind", "start", "end", "leader epoch", "size"]
+    return tag(
+        "section",
+        title,
+        tag("p", about, class_="note"),
+        line(found["start"], found["end"], [*ranges, *missing], words),
+        tag("p", words, class_="note"),
+        grid("Objects", names, rows, right=[False, False, True, True, True, True]),
+    )

@@ -1,0 +1,213 @@
+"""Writers of a table: those with names, and for a bucket the last batches of each writer that it remembers."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from kvstore.console.html import Content, Html, tag, url
+from kvstore.console.page import Page
+from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager, time_text
+from kvstore.console.query import Query
+from kvstore.log.writer_state import EXPIRY_MS
+from kvstore.meta.jobs import NO_JOBS, writer_of
+from kvstore.meta.state import TableDefinition
+from kvstore.meta.writers import TableWriters
+from kvstore.store import Store
+from logformat.ids import WriterId, next_sequence
+from logformat.log.writer_entry import WINDOW, WriterEntry
+
+WRITERS_SHOWN = 50
+
+
+def writers_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+    """Named writers, open commits, and the windows of ``bucket``; ``page`` counts from 1, of both lists."""
+    bucket, number = query.number("bucket", most=definition.buckets - 1) or 0, query.number("page", least=1) or 1
+    known = store.runtime.catalog().writers_of(definition.id)
+    named = _named(store, definition, known)
+    first = (number - 1) * WRITERS_SHOWN
+    windows: Any = attempt(lambda: _windows(store, definition, bucket, known, first))
+    facts: dict[str, Any] = {
+        "id": definition.id,
+        "table": definition.name,
+        "bucket": bucket,
+        "named_all": len(named),
+        "named": named[first : first + WRITERS_SHOWN],
+        "fenced_ids": len(known.former),
+        "open_commits": [
+            {"writer_id": each.writer_id, "epoch": each.writer_epoch, "sequence": each.sequence}
+            for each in known.commits
+        ],
+        "window": WINDOW,
+        **(windows if is_error(windows) else {"windows_all": windows[0], "windows": windows[1]}),
+    }
+    path, kept = f"/tables/{definition.id}/writers", {"bucket": query.text("bucket")}
+    most = max(len(named), 0 if is_error(windows) else windows[0])
+
+    def to(page: int) -> str | None:
+        return url(path, **kept, page=page) if page >= 1 and (page - 1) * WRITERS_SHOWN < most else None
+
+    def body() -> Html:
+        pages = pager(Previous=to(number - 1), Next=to(number + 1)) if most > WRITERS_SHOWN else None
+        return tag(
+            "div",
+            tag("section", tag("h2", f"Writers with a name ({len(named):,})"), _named_html(facts, definition)),
+            _commits_html(facts["open_commits"]),
+            tag(
+                "section",
+                tag("h2", f"The last {WINDOW} batches of each writer in bucket {bucket}"),
+                _bucket_form(definition, path, bucket),
+                error_box(windows) if is_error(windows) else _windows_html(facts, definition, bucket),
+            ),
+            pages,
+        )
+
+    api = "/api" + url(path, **kept, page=query.text("page"))
+    return Page("Writers of " + definition.name, facts, body, None, api, definition, "writers")
+
+
+def _named(store: Store, definition: TableDefinition, known: TableWriters) -> list[dict[str, Any]]:
+    jobs = {writer_of(id): job.name for id, job in store.runtime.catalog().jobs.get(definition.id, NO_JOBS).items()}
+    return [
+        {
+            "writer": name,
+            "writer_id": writer.writer_id,
+            "sends": writer.kind,
+            "epoch": writer.epoch,
+            "run": writer.run,
+            "first_epoch": writer.first_epoch if writer.kind == "epochs" else None,
+            "job": jobs.get(name),
+        }
+        for name, writer in sorted(known.named.items())
+    ]
+
+
+def _windows(
+    store: Store, definition: TableDefinition, bucket: int, known: TableWriters, first: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """The number of writers that a bucket remembers, and the facts of a page of them, those that wrote last first."""
+    with store.table(definition.name).bucket(bucket).handle.snapshot() as view:
+        entries = view.writers()
+    newest = heapq.nlargest(first + WRITERS_SHOWN, entries.items(), key=lambda each: each[1].batches[-1].base_offset)
+    return len(entries), [_window(id, entry, known) for id, entry in newest[first:]]
+
+
+def _window(id: WriterId, entry: WriterEntry, known: TableWriters) -> dict[str, Any]:
+    name = known.named.found(id)
+    writer = None if name is None else known.named[name]
+    last = entry.batches[-1].sequence
+    counts_epochs = writer is not None and writer.kind == "epochs"
+    return {
+        "writer": name,
+        "writer_id": id,
+        "epoch": entry.epoch,
+        "next_sequence": next_sequence(last),
+        "last_epoch": writer.first_epoch + last if writer is not None and counts_epochs else None,
+        "fenced": _fence(id, entry, known),
+        "forgotten_after": None if entry.named else time_text(entry.batches[-1].timestamp + EXPIRY_MS),
+        "batches": [
+            {
+                "sequence": batch.sequence,
+                "base_offset": batch.base_offset,
+                "last_offset": batch.last_offset,
+                "time": time_text(batch.timestamp),
+            }
+            for batch in entry.batches
+        ],
+    }
+
+
+def _fence(id: WriterId, entry: WriterEntry, known: TableWriters) -> str | None:
+    """Why the incarnation that wrote these batches must not write any more; None if it may."""
+    if id in known.former:
+        return "its name was dropped or taken over"
+    name = known.named.found(id)
+    if name is not None and entry.epoch < known.named[name].epoch:
+        return f"opened again as incarnation {known.named[name].epoch}"
+    return None
+
+
+def _named_html(facts: dict[str, Any], definition: TableDefinition) -> list[Html]:
+    if not facts["named_all"]:
+        shown = tag("p", "No writer of this table has a name.", class_="none")
+    else:
+        rows = [[*_named_row(each), _undo(definition, each["writer"])] for each in facts["named"]]
+        names = ["writer", "id", "sends", "fenced below", "run", "first epoch", ""]
+        shown = grid("Writers with a name", names, rows, right=[False, True, False, True, False, True])
+    fenced = facts["fenced_ids"]
+    words = "" if not fenced else f"{fenced:,} {'id' if fenced == 1 else 'ids'} lost their name and never write again."
+    return [shown, tag("p", words, class_="note")]
+
+
+def _named_row(each: dict[str, Any]) -> list[Content]:
+    name = each["writer"] if each["job"] is None else f"{each['writer']} ({each['job']})"
+    run = each["run"] if each["run"] is not None else tag("span", "none", class_="null")
+    first = "" if each["first_epoch"] is None else f"{each['first_epoch']:,}"
+    return [name, str(each["writer_id"]), each["sends"], f"incarnation {each['epoch']:,}", run, first]
+
+
+def _commits_html(commits: list[dict[str, Any]]) -> Html | None:
+    if not commits:
+        return None
+    rows = [[str(each["writer_id"]), each["epoch"], each["sequence"]] for each in commits]
+    return tag(
+        "section",
+        tag("h2", "Open commits"),
+        tag("p", "Some buckets may not have these yet; the next process that writes completes them.", class_="note"),
+        grid("Open commits", ["writer id", "incarnation", "sequence"], rows, right=[True, True, True]),
+    )
+
+
+def _windows_html(facts: dict[str, Any], definition: TableDefinition, bucket: int) -> Html | list[Html]:
+    if not facts["windows_all"]:
+        return tag("p", "This bucket remembers no writer: its batches were written without one.", class_="none")
+    rows = [_window_row(each, definition, bucket) for each in facts["windows"]]
+    names = ["writer", "incarnation", "last batches: sequence, offsets", "next sequence", "state"]
+    words = (
+        f"A batch that is sent again is answered as before if it is one of the last {WINDOW}. Other sequences than the"
+        " next one are refused."
+    )
+    return [
+        tag("p", words, class_="note"),
+        grid("Windows", names, rows, right=[False, True, False, True]),
+    ]
+
+
+def _window_row(each: dict[str, Any], definition: TableDefinition, bucket: int) -> list[Content]:
+    name: Content = each["writer"] or [tag("span", "no name, ", class_="null"), f"id {each['writer_id']}"]
+    path = f"/tables/{definition.id}/changes"
+    batches = [
+        tag(
+            "li",
+            tag("b", f"{batch['sequence']:,}"),
+            " ",
+            tag("a", _offsets(batch), href=url(path, bucket=bucket, start=batch["base_offset"]), title=batch["time"]),
+        )
+        for batch in each["batches"]
+    ]
+    if each["fenced"]:
+        state: Content = [tag("strong", "fenced: "), each["fenced"]]
+    elif each["last_epoch"] is not None:
+        state = f"its last epoch is {each['last_epoch']:,}"
+    else:
+        state = "may write" if each["writer"] else f"forgotten after {each['forgotten_after']}"
+    return [name, f"{each['epoch']:,}", tag("ol", batches, class_="window"), f"{each['next_sequence']:,}", state]
+
+
+def _offsets(batch: dict[str, Any]) -> str:
+    first, last = batch["base_offset"], batch["last_offset"]
+    return f"{first:,}" if first == last else f"{first:,}–{last:,}"
+
+
+def _undo(definition: TableDefinition, writer: str) -> Html | None:
+    if definition.primary_key is None:
+        return None
+    where = url(f"/tables/{definition.id}/undo", writer=writer, start="earliest")
+    return tag("a", "preview undo", href=where, aria_label=f"Preview an undo of {writer}")
+
+
+def _bucket_form(definition: TableDefinition, path: str, bucket: int) -> Html | None:
+    if definition.buckets == 1:
+        return None
+    chosen = field("Bucket", "bucket", bucket, type="number", min=0, max=definition.buckets - 1)
+    return tag("form", chosen, tag("button", "Show"), action=path, role="search")
