@@ -34,6 +34,7 @@ from kvstore.console.table.download import value_of
 from kvstore.console.table.log import log_page
 from kvstore.console.table.rows import rows_page
 from kvstore.console.table.tables import matching, summary, table_page
+from kvstore.console.table.undo import undo_page
 from kvstore.console.table.versions import history_page
 from kvstore.console.table.writers import writers_page
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError
@@ -70,6 +71,7 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         "/history": history_page,
         "/log": log_page,
         "/writers": writers_page,
+        "/undo": undo_page,
     }
     whole: dict[str, Callable[..., Page]] = {
         "/catalog": catalog_page,

@@ -83,10 +83,11 @@ def _tabs(table: TableDefinition, current: str) -> Html:
         ("rows", "Rows", "/rows"),
         ("changes", "Changes", "/changes"),
         ("writers", "Writers", "/writers"),
+        ("undo", "Undo", "/undo"),
         ("log", "Log", "/log"),
     ]
     if table.primary_key is None:
-        tabs = [each for each in tabs if each[0] != "rows"]
+        tabs = [each for each in tabs if each[0] not in ("rows", "undo")]
     links = [(id, name, f"/tables/{table.id}{path}") for id, name, path in tabs]
     return _links(links, current, f"Pages of the table {table.name}")
 

@@ -135,6 +135,11 @@ class Patch:
         return Changes(pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(image.type))), removed)
 
     @property
+    def rows(self) -> pa.RecordBatch:
+        """Each key once: ``what`` becomes of it (store, update, delete, stay), and its row ``before`` and ``after``."""
+        return self._contents.rows
+
+    @property
     def conflicts(self) -> pa.RecordBatch:
         """Keys that stay as they are, because others changed them after the changes that are undone."""
         rows = self._contents.rows

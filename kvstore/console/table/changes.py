@@ -14,6 +14,7 @@ from kvstore.console.parts import error_box, error_facts, field, hidden, pager, 
 from kvstore.console.query import Query
 from kvstore.console.table.columns import chosen, columns_form
 from kvstore.console.table.difference import Version, version_facts, version_html, versions_of
+from kvstore.console.values import json_text
 from kvstore.errors import OffsetOutOfRange, StoreError
 from kvstore.history.origin import Origin, Origins
 from kvstore.log.segments import FoundBatch, LogFiles
@@ -47,6 +48,7 @@ class Stretch:
 
     Attributes:
         start, stop: Its offsets; exclusive.
+        ends: The ends of the logs of all buckets.
         error: Why it ends before ``stop``; None if it does not.
     """
 
@@ -54,6 +56,7 @@ class Stretch:
     stop: int
     log_start: int
     log_end: int
+    ends: list[int]
     batches: list[Batch] = default(default_factory=list)
     error: dict[str, Any] | None = None
 
@@ -67,10 +70,11 @@ def read_changes(
         StoreError: The log does not have the place, or can't be read there.
     """
     table = store.table(definition.name)
-    log, log_end = table.bucket(bucket).log, table.committed()[BucketId(bucket)][0]
+    ends = [int(end) for end, _ in table.committed().values()]
+    log, log_end = table.bucket(bucket).log, Offset(ends[bucket])
     log_start = log.start()
     start = _start(query, log, log_start, log_end, most)
-    found = Stretch(start, min(start + most, log_end), log_start, log_end)
+    found = Stretch(start, min(start + most, log_end), log_start, log_end, ends)
     # Read after the end, so that it has the schemas of all changes.
     current = store.runtime.catalog().tables[definition.id].named_as(definition)
     origins = Origins(store.runtime.catalog(), definition.id)
@@ -209,6 +213,7 @@ def _batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: S
     several = header.last_offset > header.base_offset
     offsets = f"{header.base_offset:,}–{header.last_offset:,}" if several else f"{header.base_offset:,}"
     count = "1 change record" if header.record_count == 1 else f"{header.record_count:,} change records"
+    undo = _undo_link(batch, definition, bucket, found)
     about: list[Content] = [facts["time"], *origin_words(facts), f"{header.size:,} bytes", f"schema {header.schema_id}"]
     if not header.record_count:
         count = "empty"
@@ -221,7 +226,7 @@ def _batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: S
     return tag(
         "section",
         tag("h2", f"Batch {offsets} ", tag("small", count)),
-        tag("ul", [tag("li", each) for each in about], class_="about"),
+        tag("ul", [tag("li", each) for each in about], undo, class_="about"),
         content,
         tag("p", f"It has more changes {' and '.join(elsewhere)} this page.", class_="none") if elsewhere else None,
         class_="batch",
@@ -243,3 +248,19 @@ def _form(definition: TableDefinition, path: str, found: Stretch, query: Query) 
         action=path,
         role="search",
     )
+
+
+def _undo_link(batch: Batch, definition: TableDefinition, bucket: int, found: Stretch) -> Html | None:
+    header = batch.header
+    if definition.primary_key is None or not header.record_count or header.base_offset < found.log_start:
+        return None
+    places = {"start": header.base_offset, "end": header.next_offset}
+    if definition.buckets > 1:  # nothing of the others
+        given = {
+            name: json_text({str(each): at if each == bucket else end for each, end in enumerate(found.ends)})
+            for name, at in places.items()
+        }
+    else:
+        given = {name: str(at) for name, at in places.items()}
+    label = f"Preview an undo of the batch at offset {header.base_offset}"
+    return tag("p", tag("a", "preview undo", href=url(f"/tables/{definition.id}/undo", **given), aria_label=label))

@@ -105,8 +105,12 @@ def changed_names(version: Version) -> list[str]:
     return [name for name, differs in zip(version.names, version.changed, strict=True) if differs]
 
 
-def version_html(version: Version, definition: TableDefinition, bucket: int, about: Content = None) -> Html:
-    """A change as a small table: for an update, what was and what is."""
+def version_html(version: Version, definition: TableDefinition, bucket: int | None, about: Content = None) -> Html:
+    """A change as a small table: for an update, what was and what is.
+
+    Args:
+        bucket: None for a change that is in no log: it has no offset, and its long values can't be saved.
+    """
     word, sign = _WORDS[version.kind]
     key = [name for name in version.names if name in (definition.primary_key or ())]
     row = version.after or version.before
@@ -135,7 +139,9 @@ def version_html(version: Version, definition: TableDefinition, bucket: int, abo
     return tag(
         "article",
         tag("h3", tag("span", sign, class_="sign", aria_hidden="true"), f" {word}", " ", title),
-        tag("p", tag("span", "offset", class_="label"), f"{version.offset:,}", class_="note"),
+        None
+        if bucket is None
+        else tag("p", tag("span", "offset", class_="label"), f"{version.offset:,}", class_="note"),
         about,
         content,
         class_=f"change {word}",
@@ -149,7 +155,7 @@ def _same_words(count: int) -> str:
     return "1 other shown column is the same." if count == 1 else f"{count:,} other shown columns are the same."
 
 
-def _line(version: Version, name: str, definition: TableDefinition, bucket: int, *, both: bool) -> list[Html]:
+def _line(version: Version, name: str, definition: TableDefinition, bucket: int | None, *, both: bool) -> list[Html]:
     at = version.names.index(name)
     sides = [side for side, row in (("before", version.before), ("after", version.after)) if both or row is not None]
     shown = []
@@ -157,7 +163,7 @@ def _line(version: Version, name: str, definition: TableDefinition, bucket: int,
         row = version.before if side == "before" else version.after
         cell = NULL if row is None else row[at]
         whole = url(f"/tables/{definition.id}/cell", column=name, bucket=bucket, offset=version.offset, side=side)
-        shown.append(value_html(cell, whole if cell.bytes is not None else None))
+        shown.append(value_html(cell, whole if cell.bytes is not None and bucket is not None else None))
     return [tag("span", name), *shown]
 
 
