@@ -50,6 +50,7 @@ class KvStoreSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self._options = Options.of(options)
+        self._keeps_log = True
         self._columns: pa.Schema | None = None
         self._pinned: Pinned | None = None
         self.rows_max: int | None = None
@@ -77,8 +78,13 @@ class KvStoreSource(DataSource):
                 self._pinned = None
         return spark_schema(self._columns)
 
-    def pin(self, schema: StructType | None) -> tuple[StructType, Pinned | PinnedReplica | None]:
+    def pin(
+        self, schema: StructType | None, *, keep_log: bool = True
+    ) -> tuple[StructType, Pinned | PinnedReplica | None]:
         """Columns of the source, or those of ``schema``, and the pinned read.
+
+        Args:
+            keep_log: Whether a lease may keep the log from now on; else from the first plan of a query on.
 
         Returns:
             No read if only a stream can begin where the options say.
@@ -86,6 +92,7 @@ class KvStoreSource(DataSource):
         Raises:
             SchemaMismatch: The source does not have the columns in ``schema``.
         """
+        self._keeps_log = keep_log
         if schema is None:
             columns = self.schema()
             return columns, self._pinned if self._replica is None else self._pinned_replica
@@ -105,7 +112,7 @@ class KvStoreSource(DataSource):
         return self._pinned
 
     def _pinned_now(self, place: TablePlace, table: Table) -> Pinned:
-        found = pinned(place, table, self._options)
+        found = pinned(place, table, self._options, keep_log=self._keeps_log)
         shares = [(table.shares(each.bucket), each) for each in found.ranges]
         if place.kind is Kind.ROWS:
             self.rows_max = count_of(table, found)

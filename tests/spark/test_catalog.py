@@ -71,6 +71,19 @@ def test_each_query_reads_what_is_committed_and_as_of_pins(
     assert run(spark, "SELECT after.k FROM kv.`t$binlog` WHERE after.k > 1") == [(2,)]
 
 
+def test_only_a_planned_scan_keeps_the_log(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    def leases() -> int:
+        return sum(len(each.named) for each in store_of_catalog.runtime.catalog().consumers.values())
+
+    run(spark, "CREATE TABLE kv.t (k bigint, PRIMARY KEY (k)) TBLPROPERTIES ('table.log.ttl' = '1 h')")
+    run(spark, "DESCRIBE TABLE EXTENDED kv.t")
+    run(spark, "INSERT INTO kv.t VALUES (1)")
+    run(spark, "SHOW TBLPROPERTIES kv.t")
+    assert leases() == 0
+    assert run(spark, "SELECT * FROM kv.t") == [(1,)]
+    assert leases() == 1
+
+
 @pytest.mark.parametrize(
     ("sql", "message"),
     [

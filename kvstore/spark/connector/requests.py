@@ -71,12 +71,15 @@ def answer(request: Message, messages: Messages) -> None:
 def _load(request: Message) -> Message:
     """Columns to choose from, and the pinned read; none if only a stream can begin where the options say."""
     found: Message = {}
-    if "properties" in request:
+    of_catalog = "properties" in request  # it loads a table for each DESCRIBE and INSERT, too
+    if of_catalog:
         found["properties"], log_columns = catalog.described(request["options"])
         if log_columns is not None:
             return found | {"columns": log_columns.json()}
     source = KvStoreSource(request["options"])
-    columns, pinned = source.pin(_columns(request["columns"]) if "columns" in request else None)
+    columns, pinned = source.pin(
+        _columns(request["columns"]) if "columns" in request else None, keep_log=not of_catalog
+    )
     found["columns"] = columns.json()
     if pinned is not None:
         found["pinned"] = encode_read(pinned)

@@ -49,14 +49,17 @@ class Pinned:
         table.lease(self.lease, {each.bucket: each.start for each in self.ranges})
 
 
-def pinned(place: TablePlace, table: Table, options: Options) -> Pinned:
+def pinned(place: TablePlace, table: Table, options: Options, *, keep_log: bool = True) -> Pinned:
     """Pin the offsets that the options select, and keep the log for them unless a stream may be meant.
+
+    Args:
+        keep_log: If false, the log is not kept before a query on these offsets is planned.
 
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog` and :meth:`kvstore.Table.scan`.
     """
     found = Pinned(place, _ranges(table, options))
-    if options.kind is Kind.ROWS or options.end is not None:
+    if keep_log and (options.kind is Kind.ROWS or options.end is not None):
         # Spark asks for a stream's columns in the same way: a stream that is started often would keep the whole log.
         found.hold(table)
     return found
