@@ -11,13 +11,16 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvstore.errors import LogFailed, OffsetOutOfRange, StoreFull
+from kvstore.errors import CorruptBatch, LogFailed, OffsetOutOfRange, StoreFull
 from kvstore.log.segments import LogFiles
 from logformat import paths
 from logformat.ids import Offset
 from logformat.log import sparse_index
 from tests.support.disks import FailingDisk, failing
 from tests.support.logs import IDENTITY, append, batch, offsets, open_log, read
+
+LAST_OFFSET_DELTA, RECORD_COUNT = 20, 48
+"""Where they are in a batch of magic 3."""
 
 
 def test_appended_batches_are_read(tmp_path: Path) -> None:
@@ -294,3 +297,25 @@ class TestRefusingDisk:
         disk.fail = failing("write", errno.ENOSPC, after=1)
         append(log, 3)
         assert offsets(tmp_path, 0, 3) == [0, 1, 2]
+
+
+def test_records_are_counted_from_headers_and_a_damaged_header_is_found(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append(log, 3, records=4)
+    append(log, 1, records=0)
+    end = log.end.offset
+    log.close()
+    damaged = read(tmp_path)[1]
+    whole = damaged.path.read_bytes()
+
+    def count(flipped: int) -> int:
+        damaged.path.write_bytes(whole[:flipped] + bytes([whole[flipped] ^ 4]) + whole[flipped + 1 :])
+        files = LogFiles(tmp_path, IDENTITY)
+        with pytest.raises(CorruptBatch):
+            list(files.batches(Offset(0), end))
+        return sum(found.header.record_count for found in files.batches(Offset(0), end, counts_only=True))
+
+    assert count(damaged.end - 20) == 12, "no record is read"
+    for field in (RECORD_COUNT, LAST_OFFSET_DELTA):
+        with pytest.raises(CorruptBatch):
+            count(damaged.position + field)
