@@ -177,25 +177,38 @@ def test_a_checkpoint_passes_between_the_python_source_and_the_connector(
     assert all('{"table": "' in path.read_text() for path in offsets)
 
 
-def helpers(spark: SparkSession) -> list[int]:
-    """Process ids of the helpers of Spark's process, without those that they have forked."""
-    driver = spark.sparkContext._gateway.proc.pid
+def helpers(parent: int) -> list[int]:
+    """Process ids of the helpers that a process has started, without those that they have forked."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
-            parent = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
-            if parent == driver and b"kvstore.spark.connector.helper" in (process / "cmdline").read_bytes():
+            started_by = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            if parent == started_by and b"kvstore.spark.connector.helper" in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
     return found
 
 
 def test_a_helper_that_was_killed_is_replaced(spark: SparkSession, path: Path) -> None:
+    driver = spark.sparkContext._gateway.proc.pid
     frame = load(spark, path, "t")
     for _ in range(2):
-        (helper,) = helpers(spark)
+        (helper,) = helpers(driver)
         os.kill(helper, signal.SIGKILL)
         assert len(frame.collect()) == len(ROWS) - 1
-        assert helper not in helpers(spark)
+        assert helper not in helpers(driver)
+
+
+def test_plans_share_a_process_which_is_replaced_after_it_was_killed(spark: SparkSession, path: Path) -> None:
+    (helper,) = helpers(spark.sparkContext._gateway.proc.pid)
+    load(spark, path, "t").count()
+    (planner,) = helpers(helper)
+    load(spark, path, "t").count()
+    assert helpers(helper) == [planner]
+    os.kill(planner, signal.SIGKILL)
+    while helpers(helper):
+        pass  # it dies
+    assert load(spark, path, "t").count() == len(ROWS) - 1
+    assert planner not in helpers(helper)
 
 
 def test_read_takes_options_as_python_has_them(spark: SparkSession, path: Path) -> None:

@@ -1,5 +1,6 @@
 package kvstore.spark
 
+import java.io.IOException
 import java.nio.ByteBuffer
 import java.nio.channels.SocketChannel
 import java.nio.charset.StandardCharsets.UTF_8
@@ -21,6 +22,7 @@ class StoreFailure(val line: String) extends QueryExecutionException(line, null)
 
 /** A conversation with a process of the helper. A message is its length, in four bytes, and JSON. */
 class Connection(val channel: SocketChannel) extends AutoCloseable {
+  private var isAnswered = true
 
   def send(message: JObject): Unit = {
     val text = compact(render(message)).getBytes(UTF_8)
@@ -32,6 +34,7 @@ class Connection(val channel: SocketChannel) extends AutoCloseable {
   def receive(): JValue = {
     val length = read(4).getInt
     val message = parse(UTF_8.decode(read(length)).toString)
+    isAnswered = true
     message \ "error" match {
       case JString(error) => throw new StoreFailure(error)
       case _ => message
@@ -39,9 +42,19 @@ class Connection(val channel: SocketChannel) extends AutoCloseable {
   }
 
   def ask(request: JObject): JValue = {
+    isAnswered = false
     send(request)
     receive()
   }
+
+  /** Whether all questions are answered, and the other end waits for the next. */
+  def isIdle: Boolean =
+    try {
+      isAnswered && channel.isOpen && {
+        channel.configureBlocking(false)
+        try channel.read(ByteBuffer.allocate(1)) == 0 finally channel.configureBlocking(true)
+      }
+    } catch { case _: IOException => false }
 
   override def close(): Unit = channel.close()
 

@@ -73,21 +73,34 @@ class Refused(val refusal: String, action: String, of: String)
 object Helper {
   private val running = mutable.Map.empty[Python, Helper]
 
+  /** Connections that have asked and wait to ask again: a new one takes longer than most answers. */
+  private val waiting = mutable.Map.empty[Python, Connection]
+
   /** A connection to a helper, which is started at the first call and after it has died. */
   def connect(python: Python): Connection = {
     val (helper, isNew) = current(python)
     try helper.connect()
     catch {
       case error: IOException if !isNew && !error.isInstanceOf[ClosedByInterruptException] => // it has just died
-        synchronized { if (running.get(python).contains(helper)) { running -= python; helper.remove() } }
+        synchronized { if (running.get(python).contains(helper)) remove(python) }
         current(python)._1.connect()
     }
   }
 
   /** Asks for one answer. */
   def ask(python: Python, request: JObject): JValue = {
-    val connection = connect(python)
-    try connection.ask(request) finally connection.close()
+    current(python)
+    val kept = synchronized(waiting.remove(python))
+    val connection = kept.filter(_.isIdle).getOrElse { kept.foreach(_.close()); connect(python) }
+    try connection.ask(request)
+    finally {
+      val keeps = connection.isIdle && synchronized {
+        val isFirst = !waiting.contains(python)
+        if (isFirst) waiting(python) = connection
+        isFirst
+      }
+      if (!keeps) connection.close()
+    }
   }
 
   /** Asks while a query is analysed or planned; says what the store refuses as Spark says it of Python's sources. */
@@ -99,10 +112,15 @@ object Helper {
     running.get(python).filter(_.isAlive) match {
       case Some(helper) => (helper, false)
       case None =>
-        running.remove(python).foreach(_.remove())
+        remove(python)
         val helper = new Helper(python)
         running(python) = helper
         (helper, true)
     }
+  }
+
+  private def remove(python: Python): Unit = {
+    running.remove(python).foreach(_.remove())
+    waiting.remove(python).foreach(_.close())
   }
 }
