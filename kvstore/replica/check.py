@@ -46,9 +46,9 @@ class Listing:
     sizes: dict[ObjectName, int]
 
     @classmethod
-    def of(cls, client: Client, prefix: str = "") -> Listing:
-        """List a replica, or the names that start with a prefix that ends with ``/``; other names are left out."""
-        found = ((parse_name(name), size) for name, size in client.list(prefix))
+    def of(cls, client: Client, prefix: str = "", after: str = "") -> Listing:
+        """List a replica, or some of its names; see :meth:`Client.list`. Names of other forms are left out."""
+        found = ((parse_name(name), size) for name, size in client.list(prefix, after))
         return cls({name: size for name, size in found if name is not None})
 
 

@@ -35,8 +35,13 @@ class Client(Protocol):
     Every method raises Unavailable if the object store can't be reached or refuses the request.
     """
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Name and size in bytes of every object whose name starts with a prefix that ends with ``/``; in no order."""
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
+        """Name and size in bytes of objects, in no order.
+
+        Args:
+            prefix: Ends with ``/``; only names that start with it.
+            after: Only names that come after it in the order of their characters.
+        """
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         """All of an object.
@@ -95,13 +100,14 @@ class ObjectStore:
         except (BaseError, OSError, ValueError) as error:
             raise InvalidRequest("A replica can't be at this URL.", url=url, reason=_first_line(error)) from error
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`Client`."""
         check_caller()
         with _there(self.url):
-            for page in obstore.list(self._store, prefix or None):
+            for page in obstore.list(self._store, prefix or None, offset=after or None):
                 for each in page:
-                    yield each["path"], each["size"]
+                    if each["path"] > after:
+                        yield each["path"], each["size"]
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         """See :class:`Client`."""

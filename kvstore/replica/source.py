@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from io import BytesIO
 from itertools import takewhile
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from logformat.log.batch import BatchHeader
 from logformat.log.snapshot_manifest import Manifest, decode_manifest, decode_writers
 from logformat.replica import manifest as replica_manifest
 from logformat.replica.manifest import ReplicaManifest
-from logformat.replica.object_file import CATALOG_PREFIX, TABLES_PREFIX, FoundObject, ObjectName
+from logformat.replica.object_file import CATALOG_PREFIX, TABLES_PREFIX, FoundObject, ObjectName, place_of_stream
 
 _TRIES = 20
 SLACK_MS = 60_000
@@ -101,6 +101,49 @@ class Source:
         """
         self._add(Listing.of(self._client, f"{TABLES_PREFIX}/{table_id}/"))
         return self._extends_ours(read_manifest(self._client))
+
+    def renew(self, streams: Iterable[Stream]) -> bool:
+        """Take the newest manifest; of each stream that has grown, list only what comes after its end known so far.
+
+        Args:
+            streams: The catalog, and streams of tables that were listed.
+
+        Returns:
+            Whether this object has a path from the ends known so far to the new ones. If not, nothing has changed in
+            it; create another object of this class.
+        """
+        manifest = replica_manifest.decode(read_manifest(self._client), self.store.store_id)
+        if manifest.leader_epoch != self.manifest.leader_epoch:
+            return False
+        shipped = {each.stream: each for each in manifest.shipped}
+        if not all(
+            self._has_new(stream, self.shipped(stream).end, shipped[stream].end)
+            for stream in streams
+            if stream in shipped
+        ):
+            return False
+        self.manifest, self._shipped = manifest, shipped
+        return True
+
+    def forget(self, stream: Stream, before: int) -> None:
+        """Forget the names of objects that end at or before an offset, from which on the stream is read."""
+        known = self._sizes.get(stream, {})
+        for name in [name for name in known if name.end <= before]:
+            del known[name]
+
+    def _has_new(self, stream: Stream, start: int, end: int) -> bool:
+        """Whether there is a path from one offset to another, also among objects that are listed for this."""
+        place = place_of_stream(stream)
+        # Small ranges may have been merged since into one that begins before `start`, and then been removed.
+        for after in (f"{place}/{start:020d}", ""):
+            if self._reaches(stream, start, end):
+                return True
+            self._add(Listing.of(self._client, f"{place}/", after))
+        return self._reaches(stream, start, end)
+
+    def _reaches(self, stream: Stream, start: int, end: int) -> bool:
+        found = path_from(start, end, self.objects(stream)).pieces if start < end else []
+        return start >= end or (bool(found) and found[-1].until >= end)
 
     def objects(self, stream: Stream) -> list[ObjectName]:
         """Names of a stream's objects, in no order."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,7 +29,8 @@ from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import KvStoreReader, Pinned, count_of, pinned
 from kvstore.spark.read.place import TablePlace, found
-from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, replica_at
+from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, ReplicaPlace, found_replica, replica_at
+from kvstore.spark.read.replica_stream import KvStoreReplicaStreamReader
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
@@ -40,7 +42,7 @@ from logformat.ids import Offset
 class KvStoreSource(DataSource):
     """The data source; register it with ``spark.dataSource.register(KvStoreSource)``.
 
-    Options: ``path`` (a directory or a ``file:`` URI; or the URL of a replica, which is read in batch) and ``table``
+    Options: ``path`` (a directory or a ``file:`` URI; or the URL of a replica, which is only read) and ``table``
     (``name``, ``name$changelog`` or ``name$binlog``); docs/spark.md has the others.
 
     Spark runs in another process than the writer and reads what is committed: an acknowledged write is visible after
@@ -58,6 +60,7 @@ class KvStoreSource(DataSource):
         self.stored_bytes: int | None = None
         """About how much of the index or the log is read; None if it is not known."""
         self._replica = replica_at(self._options.path)
+        self._replica_place: ReplicaPlace | None = None
         self._pinned_replica: PinnedReplica | None = None
 
     @classmethod
@@ -68,7 +71,11 @@ class KvStoreSource(DataSource):
     def schema(self) -> StructType:
         """Columns of the source; this call pins the offsets that every query on the DataFrame reads."""
         if self._replica is not None:
-            return spark_schema(self._read_replica(self._replica).columns)
+            # As below, a stream that continues from its checkpoint does not need where it began.
+            with suppress(OffsetOutOfRange):
+                self._read_replica(self._replica)
+            assert self._replica_place is not None
+            return spark_schema(self._replica_place.stored(self._options.columns))
         with found(self._options) as (place, table):
             self._columns = _columns(table, self._options)
             try:
@@ -134,11 +141,10 @@ class KvStoreSource(DataSource):
         """A reader that follows the changes and returns the columns in ``schema``."""
         self._options.check_use("read")
         if self._replica is not None:
-            raise UnsupportedOperation(
-                "A stream reads a store, not a replica; have a copy on this machine follow the replica "
-                "(`kvstore replica follow`) and give `path` its directory, or read the replica in batch.",
-                url=self._replica,
-            )
+            if self._replica_place is None:
+                self._replica_place, _ = found_replica(self._replica, self._options)
+            _check(schema, self._replica_place.stored(self._options.columns))
+            return KvStoreReplicaStreamReader(self._replica_place, schema, self._options)
         with found(self._options) as (place, table):
             _check(schema, _columns(table, self._options))
             return KvStoreStreamReader(place, table, schema, self._options)
@@ -159,7 +165,8 @@ class KvStoreSource(DataSource):
 
     def _read_replica(self, url: str) -> PinnedReplica:
         if self._pinned_replica is None:
-            self._pinned_replica = PinnedReplica.of(url, self._options)
+            self._replica_place, table = found_replica(url, self._options)
+            self._pinned_replica = PinnedReplica.of(self._replica_place, table, self._options)
         return self._pinned_replica
 
     def _check_writable(self) -> None:

@@ -32,8 +32,8 @@ class Objects:
         self.held = held if held is not None else {}
         self.modified: dict[str, int] = {}
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        yield from [(name, len(data)) for name, data in self.held.items() if name.startswith(prefix)]
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
+        yield from [(name, len(data)) for name, data in self.held.items() if name.startswith(prefix) and name > after]
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         if name not in self.held:
@@ -75,8 +75,8 @@ class Faulty:
         self._random = random
         self.share = share
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        for each in self._objects.list(prefix):
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
+        for each in self._objects.list(prefix, after):
             self._fails()
             yield each
 

@@ -321,13 +321,13 @@ def test_a_restore_while_the_leader_ships(tmp_path: Path) -> None:
 
         left = 0
 
-        def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
             if not prefix and Busy.left:
                 Busy.left -= 1
                 table.upsert([{"k": Busy.left, "v": 1}])
                 store.flush()
                 replica.ship()
-            return super().list(prefix)
+            return super().list(prefix, after)
 
     objects = Busy()
     with kvstore.open(tmp_path / "s") as store:

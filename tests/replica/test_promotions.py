@@ -88,9 +88,9 @@ class InTurns:
         self._objects = objects
         self._turns = turns
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
         self._turns.wait()
-        return iter(list(self._objects.list(prefix)))
+        return iter(list(self._objects.list(prefix, after)))
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         self._turns.wait()

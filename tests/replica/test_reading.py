@@ -44,9 +44,9 @@ class Counting(Objects):
         self.listed: list[str] = []
         self.listings = 0
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
         self.listings += 1
-        for name, size in super().list(prefix):
+        for name, size in super().list(prefix, after):
             self.listed.append(name)
             yield name, size
 

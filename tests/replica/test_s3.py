@@ -72,6 +72,16 @@ def test_an_object_is_created_once(s3_url: str) -> None:
         place.get("leader/1", bytes_max=3)
 
 
+def test_names_after_one_are_listed(s3_url: str, tmp_path: Path) -> None:
+    for url in (f"{s3_url}/some/where", (tmp_path / "place").as_uri()):
+        place = ObjectStore(url, create=True)
+        for name in ("t/1", "t/2", "t/2-3", "t/3", "u/1"):
+            place.replace(name, [b"x"])
+        assert sorted(place.list("t/", "t/2")) == [("t/2-3", 1), ("t/3", 1)]
+        assert sorted(place.list("t/")) == [("t/1", 1), ("t/2", 1), ("t/2-3", 1), ("t/3", 1)]
+        assert list(place.list("t/", "t/3")) == []
+
+
 def test_a_missing_s3_bucket_is_reported(s3_url: str, tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")

@@ -299,10 +299,7 @@ def test_the_class_of_an_error(written: Written, table: str, options: dict[str, 
     assert type(raised.value) is error
 
 
-def test_streams_and_writing_are_refused(written: Written) -> None:
-    source = KvStoreSource({"path": written.url, "table": "t$changelog"})
-    with pytest.raises(UnsupportedOperation, match="A stream reads a store, not a replica"):
-        source.streamReader(source.schema())
+def test_writing_is_refused(written: Written) -> None:
     source = KvStoreSource({"path": written.url, "table": "t"})
     for writer in (source.writer, source.streamWriter):
         with pytest.raises(UnsupportedOperation, match="A replica is read-only"):

@@ -117,7 +117,8 @@ def part_of_an_object() -> Bomb:
 class _Listed:
     """A replica that lists a large object, which takes memory only if it is fetched."""
 
-    def list(self, prefix: str = "") -> Sequence[tuple[str, int]]:
+    def list(self, prefix: str = "", after: str = "") -> Sequence[tuple[str, int]]:
+        assert not after
         return [(prefix, RANGE_BYTES_MAX + 1)]
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:

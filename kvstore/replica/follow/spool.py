@@ -66,9 +66,9 @@ class Spool:
             self._files.remove_tree(self._root)
         self._directory = None
 
-    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`kvstore.replica.client.Client`."""
-        return self._client.list(prefix)
+        return self._client.list(prefix, after)
 
     def get(self, name: str, *, bytes_max: int) -> memoryview:
         """All of an object; a range or snapshot as it was when it was fetched.

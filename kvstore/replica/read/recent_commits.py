@@ -7,12 +7,12 @@ before the first of these is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.consistent_cut import BucketHistory, Committed
 from kvstore.replica.source import SLACK_MS, Source
-from logformat.catalog.edits import BeginCommit, EndCommit
+from logformat.catalog.edits import BeginCommit, Edit, EndCommit
 from logformat.catalog.replicas import Stream
 from logformat.ids import Sequence, WriterId
 
@@ -41,6 +41,10 @@ class CommitLog:
             for each in writers.commits
         }
         self._ended: dict[str, int] = {}
+        self.take(edits)
+
+    def take(self, edits: Iterable[Edit]) -> None:
+        """Take edits that follow."""
         for edit in edits:
             payload = edit.payload
             if isinstance(payload, BeginCommit):
@@ -62,14 +66,21 @@ class CommitLog:
         commits = self._recent(definition, ends) if len(ends) > 1 else {}
         return {stream: self._history(stream, end, commits) for stream, end in ends.items()}
 
+    def unsettled(self, definition: TableDefinition) -> dict[Commit, int]:
+        """Commits of the catalog that had not ended at the time of the manifest, each with its beginning (ms).
+
+        Others are forgotten.
+        """
+        since = self._source.manifest.as_of_ms - SLACK_MS
+        for id in [id for id, ended in self._ended.items() if ended < since]:
+            del self._ended[id]
+            self._beginnings.pop(id, None)
+        return {commit: began for table, commit, began in self._beginnings.values() if table == definition.id}
+
     def _recent(self, definition: TableDefinition, ends: Mapping[Stream, int]) -> dict[Commit, int]:
         """Commits that had not ended at the time of the manifest, each with its beginning (ms)."""
         since = self._source.manifest.as_of_ms - SLACK_MS
-        known = {
-            commit: began
-            for id, (table, commit, began) in self._beginnings.items()
-            if table == definition.id and self._ended.get(id, since) >= since
-        }
+        known = self.unsettled(definition)
         if self._image_ms is None or self._image_ms < since:
             return known
         # Commits that ended before the image was made are in the buckets only.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
 
@@ -20,25 +20,22 @@ from kvstore.errors import (
     CorruptData,
     InvalidRequest,
     MissingVersion,
-    NoSuchTable,
     OffsetOutOfRange,
     ReplicaBehind,
 )
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import milliseconds
 from kvstore.replica.client import Client, ObjectStore
-from kvstore.replica.consistent_cut import consistent_cut, streams_of
-from kvstore.replica.coverage import ShippedPath, path_to, reached
+from kvstore.replica.coverage import ShippedPath, path_from, path_to, reached
+from kvstore.replica.read.loading import LoadedTable
 from kvstore.replica.read.parts import Changes, RangePart, Rows
 from kvstore.replica.read.reader import ReplicaReader
-from kvstore.replica.read.recent_commits import CommitLog
-from kvstore.replica.source import Source, check_table
+from kvstore.replica.source import Source
 from kvstore.request.partition import place_in
-from logformat.catalog.replicas import Shipped
+from logformat.catalog.replicas import Shipped, Stream
 from logformat.ids import BucketId, Offset
 from logformat.replica.object_file import ObjectName
 
-_TRIES = 5
 Start = Literal["full", "earliest", "latest"] | Mapping[int, int] | dt.datetime
 End = Literal["latest"] | Mapping[int, int] | dt.datetime
 
@@ -93,30 +90,22 @@ class ReplicaTable:
             CorruptData: An object is damaged.
             Unavailable: The replica can't be reached.
         """
-        client = client if client is not None else ObjectStore(url)
-        for _ in range(_TRIES):
-            source = Source(client, only_catalog=True)
-            commits = CommitLog(source)
-            definition = commits.state.table(name)
-            if definition is None:
-                existing = sorted(table.name for table in commits.state.tables.values())
-                raise NoSuchTable("The replica has no such table.", table=name, tables=existing)
-            check_table(definition)
-            if source.add_table(definition.id):
-                break
-        else:
-            raise ReplicaBehind("The replica changes all the time; try again.")
-        shipped = {stream: source.shipped(stream).end for stream in streams_of(definition)}
-        for stream, end in shipped.items():
-            source.path(stream, end)  # finds holes
-        histories = commits.histories(definition, shipped)
-        ends = consistent_cut(histories, {writer for history in histories.values() for writer in history.before})
+        found = LoadedTable.of(client if client is not None else ObjectStore(url), name)
+        return cls.at(url, found.source, found.definition, found.cut().ends)
+
+    @classmethod
+    def at(cls, url: str, source: Source, definition: TableDefinition, ends: Mapping[Stream, int]) -> ReplicaTable:
+        """A table that ends at the given offsets."""
         buckets = (_Bucket(source.shipped(stream), source.sizes(stream), end) for stream, end in ends.items())
         return cls(url, source.store.store_id, definition, source.manifest.as_of_ms, tuple(buckets))
 
     def ends(self) -> dict[int, int]:
         """The end of the table in each bucket."""
         return {bucket: each.end for bucket, each in enumerate(self._buckets)}
+
+    def bounds(self) -> dict[int, tuple[Offset, Offset]]:
+        """Where each bucket begins in the replica, and the end of the table in it."""
+        return {bucket: (Offset(each.shipped.start), Offset(each.end)) for bucket, each in enumerate(self._buckets)}
 
     def offsets_as_of(self, as_of: int | Mapping[int, int] | dt.datetime) -> dict[int, int]:
         """For each bucket the offset before which the table was; see :meth:`kvstore.Table.offsets_as_of`.
@@ -169,10 +158,11 @@ class ReplicaTable:
         found = self._buckets[bucket]
         ranges = []
         if start < end:
-            path = path_to(end, found.shipped, found.sizes)
-            if path is None or path.start > start:
+            path = path_from(start, end, found.sizes)
+            if not path.pieces or path.pieces[-1].until < end:
                 raise self._hole(bucket, end)
-            ranges = [each for each in found.range_parts(path) if each.until > start]
+            # `start` may be within a commit.
+            ranges = found.range_parts(replace(path, start=path.pieces[0].name.start))
         return Changes(BucketId(bucket), Offset(start), Offset(end), tuple(ranges))
 
     def rows(self, bucket: int, end: int) -> Rows:

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.spark.connector.messages import Message, Messages
 from kvstore.spark.connector.plans import encode_task
-from kvstore.spark.read.stream import KvStoreStreamReader
+from kvstore.spark.read.stream import StreamReader
 from kvstore.spark.source import KvStoreSource
 
 
@@ -28,7 +28,7 @@ def follow(
         Broken: The other end has closed.
     """
     reader = KvStoreSource(request["options"]).streamReader(columns)
-    assert isinstance(reader, KvStoreStreamReader)
+    assert isinstance(reader, StreamReader)
     try:
         limit = reader.getDefaultReadLimit()
         messages.send({"limit": limit.max_rows if isinstance(limit, ReadMaxRows) else None})
@@ -38,7 +38,7 @@ def follow(
         reader.stop()
 
 
-def _answer(reader: KvStoreStreamReader, call: Message) -> Message:
+def _answer(reader: StreamReader, call: Message) -> Message:
     match call["call"]:
         case "initial":
             return {"offset": json.dumps(reader.initialOffset())}

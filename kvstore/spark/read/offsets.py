@@ -9,18 +9,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 import msgspec
 
 from kvstore.errors import InvalidRequest
 from kvstore.spark.options import Place
-from kvstore.spark.read.place import TablePlace
-from logformat.ids import Offset
+from logformat.ids import Epoch, Offset
 
 START = "start"
 Raw = dict[str, Any]
 """An offset in the JSON form that Spark passes."""
+
+
+class Identity(Protocol):
+    """Identity of the table of a stream. The ids are never reused."""
+
+    @property
+    def store_id(self) -> UUID | str:
+        """Id of the store."""
+
+    @property
+    def table_id(self) -> int:
+        """Id of the table in it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the table when it was found."""
 
 
 class Began(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -43,11 +59,13 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         table: Store id and table id of the offsets.
         offsets: For each bucket, the next offset to read.
         began: Start of the stream; only in its first offset.
+        leader_epoch: Of a replica, the epoch of the leader that shipped these changes; None for a store.
     """
 
     table: str
     offsets: dict[str, int]
     began: Began | None = None
+    leader_epoch: Epoch | None = None
 
     @property
     def by_bucket(self) -> dict[int, Offset]:
@@ -66,7 +84,7 @@ def initial(start: Place) -> Raw:
     return {START: {str(bucket): offset for bucket, offset in start.items()} if isinstance(start, dict) else str(start)}
 
 
-def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
+def decoded(raw: Raw, place: Identity, buckets: int) -> StreamOffset | None:
     """Decode an offset that Spark returns; None if it is the initial offset.
 
     Raises:
@@ -96,7 +114,7 @@ def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
     return found
 
 
-def table_id(place: TablePlace) -> str:
+def table_id(place: Identity) -> str:
     """Ids of store and table, which are never reused."""
     return f"{place.store_id}/{place.table_id}"
 

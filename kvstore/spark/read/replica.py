@@ -1,4 +1,4 @@
-"""Batch reads of a replica in its place: each executor reads some of its objects.
+"""Reads of a replica in its place: each executor reads some of its objects.
 
 * Loading pins the names of the objects. Executors share nothing else, so they may run anywhere.
 * Changes are read directly from the objects. One task rebuilds the rows of a bucket from all its objects, in a
@@ -64,6 +64,16 @@ class ReplicaPlace:
     definition: TableDefinition
     kind: Kind
 
+    @property
+    def table_id(self) -> int:
+        """Id of the table."""
+        return self.definition.id
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.definition.name
+
     def stored(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Stored columns.
 
@@ -100,18 +110,22 @@ class PinnedReplica:
     reads: tuple[Changes | Rows, ...]
 
     @classmethod
-    def of(cls, url: str, options: Options) -> PinnedReplica:
+    def of(cls, place: ReplicaPlace, table: ReplicaTable, options: Options) -> PinnedReplica:
         """Pin the objects that the options select.
 
         Raises:
             InvalidRequest, UnsupportedOperation, OffsetOutOfRange: The table does not have what the options select.
             MissingVersion: The replica has a gap before the selected end.
             ReplicaBehind: The replica does not reach as far.
-            NotAStore, NoSuchTable, CorruptData, Unavailable: See :meth:`ReplicaTable.of`.
+            CorruptData, Unavailable: An object that has to be read is damaged, or can't be read.
         """
-        table = ReplicaTable.of(url, options.table)
-        place = ReplicaPlace(url, table.store_id, table.definition, options.kind)
         return cls(place, place.stored(options.columns), tuple(_reads(place, table, options)))
+
+
+def found_replica(url: str, options: Options) -> tuple[ReplicaPlace, ReplicaTable]:
+    """The table of a replica that options name; see :meth:`ReplicaTable.of` for errors."""
+    table = ReplicaTable.of(url, options.table)
+    return ReplicaPlace(url, table.store_id, table.definition, options.kind), table
 
 
 def _reads(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Iterator[Changes | Rows]:
@@ -151,13 +165,13 @@ class KvStoreReplicaReader(FilteredReader):
     def partitions(self) -> list[InputPartition]:
         """Partitions, one for each core, fewer if there is little to read, more if there is much."""
         place = self._pinned.place
-        parts = [
-            _part(piece)
+        reads = [
+            piece
             for each in self._pinned.reads
             if self._bucket in (None, each.bucket)
             for piece in _possible(each, place.stored(), self._filter)
         ]
-        return [ReplicaReadTask(place, pieces) for pieces in divided(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
+        return tasks_of_replica(place, reads)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition.
@@ -170,6 +184,12 @@ class KvStoreReplicaReader(FilteredReader):
         # Without any partition, Spark calls this with another object.
         if isinstance(partition, ReplicaReadTask):
             yield from read_replica(partition, self._target, self._filter)
+
+
+def tasks_of_replica(place: ReplicaPlace, reads: Sequence[Changes | Rows]) -> list[InputPartition]:
+    """Tasks, one for each core, fewer if there is little to read, more if there is much."""
+    parts = [_part(each) for each in reads]
+    return [ReplicaReadTask(place, pieces) for pieces in divided(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
 
 
 def read_replica(

@@ -1,7 +1,7 @@
 """Streams: the changes since the last batch, up to a limit.
 
-* One process lives as long as the query and often asks for the latest offset; it keeps the store open, so that this is
-  cheap. Other processes read, and open the store by themselves.
+* One process lives as long as the query and often asks for the latest offset; it keeps the store or replica open, so
+  that this is cheap. Other processes read, and open the store by themselves.
 * Every offset lies between two commits, so a batch has all of a commit or nothing, and both halves of an update.
 * Every decision is part of an offset: after a crash Spark plans the same batch again, in another process.
 * With a consumer, the catalog has a position that is not after the first unread change, even before Spark can save
@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
 import pyarrow as pa
@@ -21,11 +22,12 @@ from pyspark.sql.types import StructType
 
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import milliseconds
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.read.batch import ranges_of_changes
-from kvstore.spark.read.offsets import Began, Raw, StreamOffset, by_name, decoded, initial, table_id
+from kvstore.spark.read.offsets import Began, Identity, Raw, StreamOffset, by_name, decoded, initial, table_id
 from kvstore.spark.read.place import TablePlace, opened
 from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema
@@ -35,25 +37,65 @@ from logformat.ids import Offset
 
 
 @errors_shown_alone
-class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the changes of a table.
-
-    Args:
-        table: Open only during this call.
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the changes of a table, of a store or of a replica.
 
     Raises:
         UnsupportedOperation, InvalidRequest: The options do not apply to this table, or not to a stream.
     """
 
-    def __init__(self, place: TablePlace, table: Table, schema: StructType, options: Options) -> None:
-        self._place = place
+    def __init__(self, place: Identity, table: Table | TableDefinition, schema: StructType, options: Options) -> None:
+        self._identity = place
+        self._buckets = table.buckets
         self._schema = schema
         self._options = options
         self._start = _start_of(table, options)
-        self._open: tuple[Store, Table] | None = None
         self._until: dict[int, Offset] | None = None
         self._turn = count()
-        self._is_registered = False
+
+    @abstractmethod
+    def _renew(self) -> None:
+        """Take what is new.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+            SchemaMismatch: Columns of the table were renamed or dropped since the stream began.
+        """
+
+    @abstractmethod
+    def _bounds(self) -> dict[int, tuple[Offset, Offset]]:
+        """Start and end of the readable changes of each bucket."""
+
+    @abstractmethod
+    def _begin_at(self, start: Place) -> tuple[dict[int, Offset], dict[int, int] | None]:
+        """For each bucket, where the stream starts; if that is with the rows, the time of the last commit before."""
+
+    @abstractmethod
+    def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
+        """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
+
+    @abstractmethod
+    def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
+        """Tasks that read the ranges."""
+
+    def _check_continues(self, before: StreamOffset) -> None:
+        """Verify that the changes after an offset continue those before it."""
+
+    def _register(self, before: Mapping[int, Offset], *, began: bool) -> None:
+        """Keep the changes from an offset on.
+
+        Args:
+            began: Whether the stream starts there.
+        """
+
+    def _offset(self, offsets: Mapping[int, Offset], began: Began | None = None) -> StreamOffset:
+        return StreamOffset(table_id(self._identity), by_name(offsets), began)
+
+    def _decoded(self, raw: Raw) -> StreamOffset | None:
+        return decoded(raw, self._identity, self._buckets)
+
+    def _ends(self) -> dict[int, Offset]:
+        return {bucket: end for bucket, (_, end) in self._bounds().items()}
 
     def initialOffset(self) -> Raw:  # noqa: N802
         """The initial offset; see :mod:`kvstore.spark.read.offsets`."""
@@ -66,7 +108,8 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the stream to the changes that exist now."""
-        self._until = _ends(self._table())
+        self._renew()
+        self._until = self._ends()
 
     def latestOffset(self, start: Raw, limit: ReadLimit) -> Raw:  # noqa: N802
         """End offset of the next batch; ``start`` itself if there is nothing new.
@@ -77,24 +120,25 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetOutOfRange: The log ends before ``start``.
             UnsupportedOperation, StoreFull: The catalog can't be written for the consumer. Nothing was changed.
         """
-        table = self._table()
-        place = decoded(start, self._place, table.buckets)
-        began = self._begin(table) if place is None else None
+        self._renew()
+        place = self._decoded(start)
+        if place is not None:
+            self._check_continues(place)
+        began = self._begin() if place is None else None
         before = place.by_bucket if place is not None else _offsets_of(began)
-        ends = _ends(table)
+        ends = self._ends()
         for bucket, offset in before.items():
             _check_order(bucket, offset, ends[bucket])
-        self._register(table, before, began=began is not None)
+        self._register(before, began=began is not None)
         if self._until is not None:
             ends = {bucket: max(before[bucket], min(end, self._until[bucket])) for bucket, end in ends.items()}
         if place is not None and ends == before:
             return start
-        taken = self._limited(table, before, ends, limit)
-        return StreamOffset(table_id(self._place), by_name(taken), began).raw()
+        return self._offset(self._limited(before, ends, limit), began).raw()
 
     def reportLatestOffset(self) -> Raw:  # noqa: N802
         """End of the log, for the progress report of the query."""
-        return StreamOffset(table_id(self._place), by_name(_ends(self._table()))).raw()
+        return self._offset(self._ends()).raw()
 
     def partitions(self, start: Raw, end: Raw) -> list[InputPartition]:
         """Partitions of the changes between two offsets, one for each core, or fewer if there are few changes.
@@ -102,83 +146,31 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             OffsetOutOfRange: Some of the changes have expired, or the log ends before ``end``.
         """
-        table = self._table()
-        first, last = (decoded(each, self._place, table.buckets) for each in (start, end))
+        first, last = (self._decoded(each) for each in (start, end))
         if last is None or (first is None and last.began is None):
             raise InvalidRequest("The checkpoint lacks the start of the stream; start with a new one.", end=end)
         rows_of = last.began.rows_of if first is None and last.began is not None else None
         begin = first.by_bucket if first is not None else _offsets_of(last.began)
-        logs = table.offsets()
+        logs = self._bounds()
         ranges = []
         for bucket, stop in last.by_bucket.items():
             (log_start, log_end), place = logs[bucket], begin[bucket]
             _check_order(bucket, place, stop)
-            _check_order(bucket, stop, Offset(log_end))
+            _check_order(bucket, stop, log_end)
             if place < log_start and (place < stop or rows_of is not None):
-                self._check_loss(bucket, place, Offset(log_start), rows=rows_of is not None)
-                place = min(Offset(log_start), stop)
+                self._check_loss(bucket, place, log_start, rows=rows_of is not None)
+                place = min(log_start, stop)
             ranges.append(ReadRange(bucket, place, stop, None if rows_of is None else rows_of[str(bucket)]))
-        return tasks_of(self._place, table, ranges)
+        return self._tasks(ranges)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The changes of one partition."""
-        assert isinstance(partition, ReadTask)
-        yield from read(partition, arrow_schema(self._schema))
-
-    def commit(self, end: Raw) -> None:
-        """Record the progress of the stream in its consumer, if it has one; Spark's checkpoint is authoritative.
-
-        Raises:
-            UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
-        """
-        if self._options.consumer is not None:
-            table = self._table()
-            place = decoded(end, self._place, table.buckets)
-            if place is not None:
-                table.hold(self._options.consumer, place.by_bucket)
-
-    def stop(self) -> None:
-        """Close the store; Spark rarely calls this before the process ends."""
-        if self._open is not None:
-            self._open[0].close()
-            self._open = None
-
-    def _table(self) -> Table:
-        if self._open is None:
-            store = opened(self._place.path)
-            self._open = store, self._place.table_of(store)
-        self._place.check_names(self._open[0])  # the columns of a stream are those that it began with
-        return self._open[1]
-
-    def _register(self, table: Table, before: Mapping[int, Offset], *, began: bool) -> None:
-        """Set the consumer's position before the stream continues from it, so that the log is kept from there.
-
-        Args:
-            began: Whether the stream starts there. Otherwise the position is already set, unless the consumer is new or
-                was dropped, or the checkpoint is older.
-        """
-        name = self._options.consumer
-        if name is None or (self._is_registered and not began):
-            return
-        known = table.consumers.get(name)
-        if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
-            # partitions() reports expired changes.
-            table.hold(name, before)
-        self._is_registered = True
-
-    def _begin(self, table: Table) -> Began:
+    def _begin(self) -> Began:
         """Fix the start of the stream."""
-        ranges = ranges_of_changes(table, self._start, fail_on_data_loss=self._options.fail_on_data_loss)
-        offsets = {each.bucket: each.start for each in ranges}
+        offsets, rows_of = self._begin_at(self._start)
         if self._until is not None:
             offsets = {bucket: min(offset, self._until[bucket]) for bucket, offset in offsets.items()}
-        if self._start != "full":
-            return Began(by_name(offsets))
-        return Began(by_name(offsets), by_name({each.bucket: each.inserted_at or 0 for each in ranges}))
+        return Began(by_name(offsets), None if rows_of is None else by_name(rows_of))
 
-    def _limited(
-        self, table: Table, before: Mapping[int, Offset], ends: Mapping[int, Offset], limit: ReadLimit
-    ) -> dict[int, Offset]:
+    def _limited(self, before: Mapping[int, Offset], ends: Mapping[int, Offset], limit: ReadLimit) -> dict[int, Offset]:
         """End offset of each bucket, so that all buckets together have at most the allowed offsets, or one commit.
 
         Each bucket gets an equal part of the limit, plus what buckets before it have left; each call begins with the
@@ -191,14 +183,14 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         taken = dict(before)
         lagging = [bucket for bucket, end in sorted(ends.items()) if before[bucket] < end]
         turn = next(self._turn) % max(1, len(lagging))
-        left = limit.max_rows
+        left, starts = limit.max_rows, self._bounds()
         for place, bucket in enumerate(lagging[turn:] + lagging[:turn]):
             if left <= 0:
                 break
             quota = -(-left // (len(lagging) - place))
             # partitions() reports expired changes.
-            start = max(before[bucket], Offset(table.offsets()[bucket][0]))
-            taken[bucket] = table.shares(bucket).commit_end(start, ends[bucket], quota)
+            start = max(before[bucket], starts[bucket][0])
+            taken[bucket] = self._commit_end(bucket, start, ends[bucket], quota)
             left -= taken[bucket] - start
         return taken
 
@@ -217,7 +209,85 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
 
-def _start_of(table: Table, options: Options) -> Place:
+@errors_shown_alone
+class KvStoreStreamReader(StreamReader):
+    """Follows the changes of a table of a store on this machine.
+
+    Args:
+        table: Open only during this call.
+    """
+
+    def __init__(self, place: TablePlace, table: Table, schema: StructType, options: Options) -> None:
+        super().__init__(place, table, schema, options)
+        self._place = place
+        self._open: tuple[Store, Table] | None = None
+        self._is_registered = False
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of one partition."""
+        assert isinstance(partition, ReadTask)
+        yield from read(partition, arrow_schema(self._schema))
+
+    def commit(self, end: Raw) -> None:
+        """Record the progress of the stream in its consumer, if it has one; Spark's checkpoint is authoritative.
+
+        Raises:
+            UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
+        """
+        place = self._decoded(end)
+        if self._options.consumer is not None and place is not None:
+            self._table().hold(self._options.consumer, place.by_bucket)
+
+    def stop(self) -> None:
+        """Close the store; Spark rarely calls this before the process ends."""
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+
+    def _table(self) -> Table:
+        if self._open is None:
+            store = opened(self._place.path)
+            self._open = store, self._place.table_of(store)
+        self._place.check_names(self._open[0])  # the columns of a stream are those that it began with
+        return self._open[1]
+
+    def _renew(self) -> None:
+        self._table()
+
+    def _bounds(self) -> dict[int, tuple[Offset, Offset]]:
+        table = self._table()
+        starts = table.offsets()
+        return {bucket: (Offset(starts[bucket][0]), end) for bucket, (end, _) in table.committed().items()}
+
+    def _begin_at(self, start: Place) -> tuple[dict[int, Offset], dict[int, int] | None]:
+        ranges = ranges_of_changes(self._table(), start, fail_on_data_loss=self._options.fail_on_data_loss)
+        offsets = {each.bucket: Offset(each.start) for each in ranges}
+        return offsets, {each.bucket: each.inserted_at or 0 for each in ranges} if start == "full" else None
+
+    def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
+        return self._table().shares(bucket).commit_end(start, end, records)
+
+    def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
+        return tasks_of(self._place, self._table(), ranges)
+
+    def _register(self, before: Mapping[int, Offset], *, began: bool) -> None:
+        """Set the consumer's position before the stream continues from it, so that the log is kept from there.
+
+        Args:
+            began: Whether the stream starts there. Otherwise the position is already set, unless the consumer is new or
+                was dropped, or the checkpoint is older.
+        """
+        name = self._options.consumer
+        if name is None or (self._is_registered and not began):
+            return
+        known = self._table().consumers.get(name)
+        if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
+            # partitions() reports expired changes.
+            self._table().hold(name, before)
+        self._is_registered = True
+
+
+def _start_of(table: Table | TableDefinition, options: Options) -> Place:
     """Start of a stream without a checkpoint."""
     if options.kind is Kind.ROWS:
         raise UnsupportedOperation(
@@ -237,11 +307,6 @@ def _start_of(table: Table, options: Options) -> Place:
     if isinstance(start, dt.datetime) and milliseconds(start) > SystemClock().now_ms():
         raise InvalidRequest("Option `startingTimestamp` is in the future; start at `latest`.", given=start)
     return start
-
-
-def _ends(table: Table) -> dict[int, Offset]:
-    """End of the readable changes of each bucket."""
-    return {bucket: offset for bucket, (offset, _) in table.committed().items()}
 
 
 def _offsets_of(began: Began | None) -> dict[int, Offset]:
