@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -75,7 +76,7 @@ class Environment:
         self._live: list[None] = []
         self._gets: list[None] = []
         self._is_inherited = self._is_retired = self._is_blocked = False
-        self._commits: pages.CommitNumbers | None = None
+        self._commits: memoryview[int] | None = None
 
     def database_within(self, transaction: Transaction, name: str, *, create: bool = False) -> Database:
         """Handle of a named database within a transaction, which holds :attr:`handles` until it ends.
@@ -118,7 +119,7 @@ class Environment:
             self.check_process()
         try:
             if self._commits is not None:
-                return self._commits.last()
+                return max(self._commits)
             return int(self._env.info()["last_txnid"])
         except lmdb.Error as error:
             raise self._named(error) from error
@@ -132,7 +133,9 @@ class Environment:
         """
         with suppress(OSError), self.file() as descriptor:
             if descriptor is not None and self._commits is None:
-                self._commits = pages.CommitNumbers(descriptor, self._env.stat()["psize"])
+                page_bytes = self._env.stat()["psize"]
+                words = memoryview(mmap.mmap(descriptor, 2 * page_bytes, prot=mmap.PROT_READ)).cast("Q")
+                self._commits = words[pages.COMMIT_AT // 8 :: page_bytes // 8]
 
     def verify(self) -> None:
         """Verify the whole file, whatever its size; see :func:`kvstore.pages.verify`.

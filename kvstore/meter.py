@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import count
 from math import frexp
@@ -15,6 +15,8 @@ _STEPS = 8
 """Ranges of durations between one and twice it: a quantile is right to a sixteenth."""
 SECONDS_MIN = 1e-9
 """Quantiles take what takes less, or no time on the clock, for this."""
+_COUNTED_TOGETHER = 256
+"""Durations are counted by their range so many at a time: work that is timed only appends its own."""
 GETS_TIMED = 32
 """One of so many gets is counted and timed: more would slow down each of them."""
 
@@ -41,6 +43,7 @@ class Timer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._new: deque[float] = deque()
         self._ranges: Counter[int] = Counter()
         self._sum = 0.0
 
@@ -50,15 +53,21 @@ class Timer:
 
     def since(self, began: float) -> None:
         """Work that began then has ended."""
-        taken = self._clock.monotonic() - began
-        fraction, exponent = frexp(max(taken, SECONDS_MIN))
-        range = exponent * _STEPS + int((2 * fraction - 1) * _STEPS)
+        self._new.append(self._clock.monotonic() - began)
+        if len(self._new) >= _COUNTED_TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
         with self._lock:
-            self._ranges[range] += 1
-            self._sum += taken
+            while self._new:
+                taken = self._new.popleft()
+                fraction, exponent = frexp(max(taken, SECONDS_MIN))
+                self._ranges[exponent * _STEPS + int((2 * fraction - 1) * _STEPS)] += 1
+                self._sum += taken
 
     def read(self) -> Durations:
         """All of them so far."""
+        self._count()
         with self._lock:
             ranges, sum = sorted(self._ranges.items()), self._sum
         number = Counter(dict(ranges)).total()

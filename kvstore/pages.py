@@ -43,7 +43,8 @@ _UNWRITTEN_PAGES_MAX = 1 << 20
 _META_BODY = Struct("=IIQQ48s48sQQ")  # magic, version, unused address, map size, two trees, last page, transaction
 _TREE = Struct("=IHHQQQQQ")  # page size or unused, flags, depth, pages of three kinds, entries, root
 _WORD = Struct("=Q")
-_COMMIT_AT = HEAD.size + _META_BODY.size - _WORD.size  # the number of its commit in a meta page
+COMMIT_AT = HEAD.size + _META_BODY.size - _WORD.size
+"""Place of the number of its commit in a meta page."""
 _FREE_FLAGS = 8  # keys are integers
 
 
@@ -212,33 +213,6 @@ def free_pages(descriptor: int, transaction: int) -> tuple[int, int, dict[int, i
 
 
 _META_BYTES = 1 << 17  # both meta pages, whatever the page size
-
-
-class CommitNumbers:
-    """The number of the last commit, through a map of the file's two meta pages."""
-
-    def __init__(self, descriptor: int, page_bytes: int) -> None:
-        """Map the file; the descriptor may be closed then.
-
-        Raises:
-            OSError: There is no descriptor or address space left.
-        """
-        self._words = memoryview(mmap.mmap(descriptor, 2 * page_bytes, prot=mmap.PROT_READ)).cast("Q")
-        self._first = _COMMIT_AT // 8
-        self._second = (page_bytes + _COMMIT_AT) // 8
-
-    def last(self) -> int:
-        """Number of the last transaction committed by any process.
-
-        Raises:
-            ValueError: :meth:`release` was called.
-        """
-        first, second = self._words[self._first], self._words[self._second]
-        return first if first > second else second
-
-    def release(self) -> None:
-        """Let the map go."""
-        self._words.release()
 
 
 class PageFile:

@@ -10,7 +10,7 @@ from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.request.preparation import request_of, requests_of
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import Submitted
+from kvstore.request.small import SmallRequest, Submitted, small_writes
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
 
@@ -21,6 +21,10 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
     Returns:
         For each request its outcome; None for a conditional one that had nothing to write.
     """
+    writes = small_writes(path.definition)
+    small = [each for each in group if isinstance(each, SmallRequest) and each.writes is writes]
+    if len(small) == len(group):
+        return [*path.apply_all(small)]
     found: list[Outcome | None] = []
     for is_conditional, run in groupby(group, _is_conditional):
         if is_conditional:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import pyarrow as pa
 
 from logformat.checksum import crc32c
 from logformat.log.arrow_message import FlatTable, follow
 from logformat.log.batch import ALIGNMENT, LAYOUTS, LOG_OVERHEAD, MAGIC, BatchHeader
+from logformat.rows.few_rows import Columns
 
 _PREFIX_BYTES = 8
 """Continuation mark and length before the metadata."""
@@ -25,9 +26,6 @@ _HEADER = struct.Struct(LAYOUTS[MAGIC].format)
 _CRC = slice(16, 20)
 _NUMBER = struct.Struct("<q")
 _ZEROS = bytes(_BUFFER_ALIGNMENT)
-
-ColumnCells = tuple[Sequence[bytes], int]
-"""A column's cells, and its nulls as bits; see :class:`logformat.rows.few_rows.FewRowsCodec`."""
 
 
 class FewRecordsEncoder:
@@ -50,41 +48,49 @@ class FewRecordsEncoder:
         self._count_at = _PREFIX_BYTES + batch.field(0)
         self._nodes_at = _PREFIX_BYTES + follow(metadata, batch.field(1)) + 4
         self._buffers_at = _PREFIX_BYTES + follow(metadata, batch.field(2)) + 4
-        self._is_bits = [pa.types.is_boolean(field.type) for field in schema]
-        self._is_text = [pa.types.is_string(field.type) or pa.types.is_binary(field.type) for field in schema]
+        kinds = [field.type for field in schema]
+        self._flags = [nth for nth, kind in enumerate(kinds) if pa.types.is_boolean(kind)]
+        self._texts = [nth for nth, kind in enumerate(kinds) if pa.types.is_string(kind) or pa.types.is_binary(kind)]
+        # Buffers of a column: which rows are there, where each text ends, the data.
+        *self._validity_at, buffers = accumulate(
+            [3 if nth in self._texts else 2 for nth in range(len(kinds))], initial=0
+        )
+        self._data_at = [place - 1 for place in (*self._validity_at[1:], buffers)]
+        self._no_parts = [b""] * buffers
         self._nodes = struct.Struct(f"<{2 * len(schema)}q")
-        self._buffers = struct.Struct(f"<{2 * (2 * len(schema) + sum(self._is_text))}q")
+        self._buffers = struct.Struct(f"<{2 * buffers}q")
         self._head = lru_cache(maxsize=512)(self._filled)  # most batches have buffers of sizes that were there before
 
-    def rows(self, count: int, columns: Sequence[ColumnCells]) -> pa.RecordBatch:
+    def rows(self, count: int, columns: Columns) -> pa.RecordBatch:
         """The rows as Arrow data; there is at least one."""
         return pa.ipc.read_record_batch(pa.py_buffer(self.message(count, columns)), self._schema)
 
-    def message(self, count: int, columns: Sequence[ColumnCells]) -> bytes:
+    def message(self, count: int, columns: Columns) -> bytes:
         """The Arrow message of ``count`` rows, at least one."""
-        parts: list[bytes] = []
-        nodes: list[int] = []
+        cells, nulls = columns
+        parts = self._no_parts.copy()
+        for place, these in zip(self._data_at, cells, strict=True):
+            parts[place] = b"".join(these)
+        for nth in self._texts:
+            parts[self._data_at[nth] - 1] = _ends(count + 1).pack(0, *accumulate(map(len, cells[nth])))
         bitmap_bytes = (count + 7) // 8
-        for (cells, nulls), is_bits, is_text in zip(columns, self._is_bits, self._is_text, strict=True):
-            nodes += count, nulls.bit_count()
-            parts.append(((1 << count) - 1 ^ nulls).to_bytes(bitmap_bytes, "little") if nulls else b"")
-            if is_bits:
-                bits = sum([1 << row for row, cell in enumerate(cells) if cell != b"\0"])
-                parts.append(bits.to_bytes(bitmap_bytes, "little"))
-                continue
-            if is_text:
-                parts.append(_ends(count + 1).pack(0, *accumulate(map(len, cells))))
-            parts.append(b"".join(cells))
-        head = self._head(count, tuple(nodes), tuple(map(len, parts)))
-        return b"".join([head, *[part + _ZEROS[: -len(part) & _BUFFER_ALIGNMENT - 1] for part in parts if part]])
+        for nth in self._flags:
+            bits = sum([1 << row for row, cell in enumerate(cells[nth]) if cell != b"\0"])
+            parts[self._data_at[nth]] = bits.to_bytes(bitmap_bytes, "little")
+        if any(nulls):
+            for place, bits in zip(self._validity_at, nulls, strict=True):
+                parts[place] = ((1 << count) - 1 ^ bits).to_bytes(bitmap_bytes, "little") if bits else b""
+        head, gaps = self._head(count, nulls, tuple(map(len, parts)))
+        return b"".join([head, *chain.from_iterable(zip(parts, gaps, strict=True))])
 
-    def _filled(self, count: int, nodes: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """The metadata of a message.
+    def _filled(self, count: int, nulls: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, list[bytes]]:
+        """The metadata of a message, and the bytes after each of its buffers.
 
         Args:
-            nodes: For each column the number of rows and of nulls.
+            nulls: For each column its nulls as bits.
             sizes: Of the buffers.
         """
+        nodes = [number for bits in nulls for number in (count, bits.bit_count())]
         buffers: list[int] = []
         end = 0
         for size in sizes:
@@ -95,9 +101,9 @@ class FewRecordsEncoder:
         _NUMBER.pack_into(head, self._count_at, count)
         self._nodes.pack_into(head, self._nodes_at, *nodes)
         self._buffers.pack_into(head, self._buffers_at, *buffers)
-        return bytes(head)
+        return bytes(head), [_ZEROS[: -size & _BUFFER_ALIGNMENT - 1] for size in sizes]
 
-    def batch(self, header: BatchHeader, change_types: bytes, columns: Sequence[ColumnCells]) -> memoryview:
+    def batch(self, header: BatchHeader, change_types: bytes, columns: Columns) -> memoryview:
         """One whole batch, uncompressed; its count of records is that of the change types.
 
         Args:

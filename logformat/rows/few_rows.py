@@ -14,7 +14,7 @@ import datetime as dt
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
+from operator import call, itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +27,8 @@ from logformat.rows.keys import KEY_BYTES_MAX, ROW
 from logformat.rows.schema import fixed_width
 
 Cells = tuple[bytes, ...]
+Columns = tuple[Sequence[Sequence[bytes]], tuple[int, ...]]
+"""For each column the cells of its rows, and the nulls among them as bits."""
 
 _HEAD = struct.Struct("<IH")
 _LENGTH = struct.Struct("<I")
@@ -68,8 +70,12 @@ class FewRowsCodec:
         self._names = names
         self._columns = [_Column(schema.field(name)) for name in names]
         self._key = self._columns[: len(key)]
+        self._kinds = tuple([column.kind for column in self._columns])
+        self._cells_of = [column.cell_of for column in self._columns]
+        self._codes_of = [column.code_of for column in self._key]
         self._values = values = self._columns[len(key) :]
         self._all_null = dict.fromkeys(names)
+        self._all_there = (0,) * len(names)
         self._get = itemgetter(*names) if len(names) > 1 else _getter_of_one(names[0])
         self._in_order = [names.index(name) for name in schema.names]
         self._head = bytes(4) + schema_id.to_bytes(2, "little")
@@ -94,7 +100,10 @@ class FewRowsCodec:
                 return None
         cells, nulls = [], 0
         try:
-            for nth, (column, value) in enumerate(zip(self._columns, self._get(row), strict=True)):
+            values = self._get(row)
+            if tuple(map(type, values)) == self._kinds:
+                return self._upsert(list(map(call, self._cells_of, values)), 0)
+            for nth, (column, value) in enumerate(zip(self._columns, values, strict=True)):
                 if type(value) is column.kind:
                     cells.append(column.cell_of(value))
                 elif value is None and column.nullable:
@@ -154,8 +163,8 @@ class FewRowsCodec:
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
         return found if schema_id == self._schema_id else None
 
-    def columns(self, rows: Iterable[tuple[Cells, bytes | None]]) -> list[tuple[Sequence[bytes], int]]:
-        """Cells of rows for each column in the order of the schema, and the nulls among them as bits.
+    def columns(self, rows: Iterable[tuple[Cells, bytes | None]]) -> Columns:
+        """Cells of rows by column, in the order of the schema.
 
         Args:
             rows: For each row the cells of its key and its value, which was verified; None for nulls.
@@ -179,14 +188,14 @@ class FewRowsCodec:
             bitmaps.append(nulls)
             found.append((*key, *cells))
         columns = list(zip(*found, strict=True)) or [()] * len(self._names)
-        if all(nulls == self._no_nulls for nulls in bitmaps):
-            return [(columns[nth], 0) for nth in self._in_order]
+        if bitmaps.count(self._no_nulls) == len(bitmaps):
+            return [columns[nth] for nth in self._in_order], self._all_there
         nulls_of = [0] * len(self._names)
         for row, nulls in enumerate(bitmaps):
             bits = int.from_bytes(nulls, "little")
             for nth in range(len(self._values)):
                 nulls_of[len(self._key) + nth] |= (bits >> nth & 1) << row
-        return [(columns[nth], nulls_of[nth]) for nth in self._in_order]
+        return [columns[nth] for nth in self._in_order], tuple([nulls_of[nth] for nth in self._in_order])
 
     def _upsert(self, cells: Sequence[bytes], nulls: int) -> Operation | None:
         key = tuple(cells[: len(self._key)])
@@ -209,7 +218,7 @@ class FewRowsCodec:
         return None if code is None else Operation(code, tuple(key), None, 0)
 
     def _code(self, key: Sequence[bytes]) -> bytes | None:
-        code = ROW + b"".join([column.code_of(cell) for column, cell in zip(self._key, key, strict=True)])
+        code = b"".join([ROW, *map(call, self._codes_of, key)])
         return code if len(code) <= KEY_BYTES_MAX else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvstore import lmdb_files, lock as locks, pages
+from kvstore import lmdb_files, lock as locks
 from kvstore.environment import open_environment
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.files import Files
@@ -85,7 +86,7 @@ def test_commits_are_followed_without_a_spare_descriptor(tmp_path: Path, monkeyp
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     environment = open_environment(tmp_path, Files(), map_bytes=MAP_BYTES, create=True)
-    monkeypatch.setattr(pages, "CommitNumbers", refuse)
+    monkeypatch.setattr(mmap, "mmap", refuse)
     environment.watch_commits()
     first = environment.last_committed()
     transaction = environment.begin_write()

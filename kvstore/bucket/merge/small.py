@@ -5,14 +5,13 @@ Nothing is changed here. A write that turns out to need the long way has read ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvstore.request.request import Request
 from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
 from logformat.log.change import ChangeType
-from logformat.log.few_records import ColumnCells
-from logformat.rows.few_rows import Cells
+from logformat.rows.few_rows import Cells, Columns
 
 _INSERT, _BEFORE, _AFTER, _DELETE = map(
     int, (ChangeType.INSERT, ChangeType.UPDATE_PREIMAGE, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE)
@@ -31,7 +30,7 @@ class SmallMerge(NamedTuple):
     """
 
     change_types: bytes
-    columns: Sequence[ColumnCells]
+    columns: Columns
     put: list[bytes]
     values: list[bytes]
     removed: list[bytes]
