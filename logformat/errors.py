@@ -186,7 +186,7 @@ class ReplicaBehind(Unavailable):
 
 
 class Conflict(StoreError):
-    """Rows of a patch changed after it was made. Nothing was written.
+    """Rows of a patch, or of a statement of Spark SQL, changed after they were read. Nothing was written.
 
     Attributes:
         keys: The keys of these rows, each as a dict.

@@ -217,7 +217,7 @@ def leave_a_task(path: Path) -> list[tuple[int, pa.RecordBatch]]:
         }
         for n in range(4)
     ]
-    staged = writer.stage(iter([pa.RecordBatch.from_pylist(rows, arrow_schema(schema))]), 3, 17, None)
+    staged = writer.job.stage(iter([pa.RecordBatch.from_pylist(rows, arrow_schema(schema))]), 3, 17, None)
     with pa.ipc.open_file(staged.file) as reader:
         return [(bucket, reader.get_batch(place)) for place, bucket in enumerate(staged.buckets)]
 

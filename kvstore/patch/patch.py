@@ -215,16 +215,11 @@ class Patch:
     def _check_since(self, table: Table, start: Mapping[int, int], end: Mapping[int, int] | None) -> dict[int, int]:
         changes, key = self.changes, self._contents.header.key
         changed, ends = table.keys_changed(changes.rows.select(key), start, end, self._contents.header.schema_id)
-        if changed.num_rows:
-            columns = [_values(column) for column in changed.columns]
-            keys = [dict(zip(key, values, strict=True)) for values in zip(*columns, strict=True)]
-            raise Conflict(
-                "Rows have changed since the patch was made, and nothing of it is applied; make the patch again.",
-                keys=keys,
-                table=table.name,
-                rows=len(keys),
-                first=keys[:_KEYS_NAMED],
-            )
+        refuse_changed(
+            "Rows have changed since the patch was made, and nothing of it is applied; make the patch again.",
+            table,
+            changed,
+        )
         return ends
 
     def _check_table(self, table: Table) -> None:
@@ -254,6 +249,21 @@ def check_patchable(table: Table) -> None:
             table=table.name,
             merge_engine=table.options.merge_engine,
         )
+
+
+def refuse_changed(message: str, table: Table, changed: pa.RecordBatch) -> None:
+    """Refuse to write rows that have changed.
+
+    Args:
+        changed: Their keys; nothing is refused if there are none.
+
+    Raises:
+        Conflict: There are some; the error has their ``keys``.
+    """
+    if changed.num_rows:
+        columns = [_values(column) for column in changed.columns]
+        keys = [dict(zip(changed.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+        raise Conflict(message, keys=keys, table=table.name, rows=len(keys), first=keys[:_KEYS_NAMED])
 
 
 def _values(column: pa.Array) -> list[Any]:

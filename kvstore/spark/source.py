@@ -152,14 +152,14 @@ class KvStoreSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer of one DataFrame with the columns in ``schema``, all or nothing."""
         self._options.check_use("batch write")
-        self._check_writable()
+        self.check_writable()
         with found(self._options) as (place, table):
             return KvStoreWriter(place, table, schema, self._options, replaces=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A writer of a stream's batches with the columns in ``schema``, each applied once."""
         self._options.check_use("stream write")
-        self._check_writable()
+        self.check_writable()
         with found(self._options) as (place, table):
             return KvStoreStreamWriter(place, table, schema, self._options, replaces=overwrite)
 
@@ -169,7 +169,12 @@ class KvStoreSource(DataSource):
             self._pinned_replica = PinnedReplica.of(self._replica_place, table, self._options)
         return self._pinned_replica
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
+        """Refuse a replica.
+
+        Raises:
+            UnsupportedOperation: It is one, or a copy that follows one.
+        """
         if self._replica is not None:
             raise UnsupportedOperation(
                 "A replica is read-only; give `path` the directory of the store that ships to it.", url=self._replica

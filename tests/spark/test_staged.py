@@ -31,7 +31,8 @@ from kvstore.replica import leadership
 from kvstore.spark import KvStoreSource
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
 from kvstore.spark.write import staged
-from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter, changes_of
+from kvstore.spark.write.changes import changes_of
+from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.spark.write.staged import Staged, parts_of
 from kvstore.testing.strategies import rows as record_batches
 from logformat import paths
@@ -93,7 +94,7 @@ def test_changes_that_spark_has_shuffled_are_applied_in_their_order(
             random.choice(tasks).append(change)
         schema = arrow_schema(spark_schema(table.changelog_schema()))
         messages = [
-            writer.stage(iter(cut(pa.RecordBatch.from_pylist(rows, schema), random)), task, task, None)
+            writer.job.stage(iter(cut(pa.RecordBatch.from_pylist(rows, schema), random)), task, task, None)
             for task, rows in enumerate(tasks)
         ]
         writer.commit(random.sample(messages, len(messages)))
@@ -111,7 +112,7 @@ def test_rows_without_an_order_are_applied_as_tasks_count(store: kvstore.Store) 
     table = store.create_table("u", SCHEMA, "k")
     writer = writer_of(store, SCHEMA)
     later = pa.RecordBatch.from_pylist([{"k": 1, "v": 2}, {"k": 1, "v": 3}], SCHEMA)
-    messages = [writer.stage(iter([batch]), task, 9 - task, None) for task, batch in ((1, later), (0, ROWS))]
+    messages = [writer.job.stage(iter([batch]), task, 9 - task, None) for task, batch in ((1, later), (0, ROWS))]
     writer.commit(messages)
     assert rows_of(table)[1] == {"k": 1, "v": 3}
 
@@ -124,19 +125,19 @@ def test_a_commit_that_was_reported_as_failed_can_be_repeated(
     query = "a query"
     for batch in range(2):
         writer = stream_writer_of(store, writer="w")
-        messages = [writer.stage(iter([ROWS]), 0, 0, query)]
+        messages = [writer.job.stage(iter([ROWS]), 0, 0, query)]
         with monkeypatch.context() as patch:
 
             def fail(_: object) -> None:
                 raise RuntimeError("planted")
 
-            patch.setattr("kvstore.spark.write.sink.sweep", fail)
+            patch.setattr("kvstore.spark.write.job.sweep", fail)
             with pytest.raises(RuntimeError, match="planted"):
                 writer.commit(messages, batch)
         writer.abort(messages, batch)
         ends = table.offsets()
         again = stream_writer_of(store, writer="w")
-        again.commit([again.stage(iter([ROWS]), 0, 1, query)], batch)
+        again.commit([again.job.stage(iter([ROWS]), 0, 1, query)], batch)
         assert table.offsets() == ends
     assert sorted(row["k"] for row in rows_of(table)) == list(range(10))
     assert not staged_files(store)
@@ -145,9 +146,9 @@ def test_a_commit_that_was_reported_as_failed_can_be_repeated(
 def test_a_batch_that_does_not_follow_is_refused(store: kvstore.Store) -> None:
     table = store.create_table("u", SCHEMA, "k")
     writer = stream_writer_of(store, writer="w")
-    writer.commit([writer.stage(iter([ROWS]), 0, 0, "q")], 3)
+    writer.commit([writer.job.stage(iter([ROWS]), 0, 0, "q")], 3)
     with pytest.raises(StoreError, match="Epochs come one after the other"):
-        writer.commit([writer.stage(iter([ROWS]), 0, 0, "q")], 5)
+        writer.commit([writer.job.stage(iter([ROWS]), 0, 0, "q")], 5)
     assert table.offsets() == {0: (0, 10)}
 
 
@@ -157,7 +158,7 @@ def test_what_a_task_staged_is_not_what_it_was(
 ) -> None:
     table = store.create_table("u", SCHEMA, "k")
     writer = writer_of(store, SCHEMA)
-    message = writer.stage(iter([ROWS]), 0, 0, None)
+    message = writer.job.stage(iter([ROWS]), 0, 0, None)
     data = bytearray(Path(message.file).read_bytes())
     if harm == "gone":
         Path(message.file).unlink()
@@ -181,7 +182,7 @@ def test_columns_of_a_changelog_that_are_large(store: kvstore.Store) -> None:
     table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 2}])
     writer = writer_of(store, table.changelog_schema())
     rows = pa.table({"k": [1, 3], "v": [None, 3], "_change_type": pa.array(["delete", "insert"], pa.large_string())})
-    writer.commit([writer.stage(iter(rows.to_batches()), 0, 0, None)])
+    writer.commit([writer.job.stage(iter(rows.to_batches()), 0, 0, None)])
     assert [row["k"] for row in rows_of(table)] == [2, 3]
 
 
@@ -194,20 +195,20 @@ def test_changes_of_several_buckets_are_ordered_by_their_time(store: kvstore.Sto
         time.sleep(0.002)
     changes = pa.Table.from_batches(list(log.changelog()), log.changelog_schema())
     writer = writer_of(store, log.changelog_schema())
-    writer.commit([writer.stage(iter(changes.to_batches()[::-1]), 0, 0, None)])
+    writer.commit([writer.job.stage(iter(changes.to_batches()[::-1]), 0, 0, None)])
     assert rows_of(table) == [{"k": 7, "v": 4}]
 
 
 def test_a_table_that_was_dropped_meanwhile(store: kvstore.Store) -> None:
     store.create_table("u", SCHEMA, "k")
     writer = writer_of(store, SCHEMA)
-    message = writer.stage(iter([ROWS]), 0, 0, None)
+    message = writer.job.stage(iter([ROWS]), 0, 0, None)
     store.drop_table("u")
     store.create_table("u", SCHEMA, "k")
     with pytest.raises(NoSuchTable, match="dropped since"):
         writer.commit([message])
     with pytest.raises(NoSuchTable, match="dropped since"):
-        writer.stage(iter([ROWS]), 1, 1, None)
+        writer.job.stage(iter([ROWS]), 1, 1, None)
     writer.abort([message, None])
     assert not staged_files(store)
 
@@ -217,7 +218,7 @@ def test_columns_that_are_renamed_or_dropped_meanwhile(store: kvstore.Store) -> 
     store.add_columns("u", [pa.field("n", pa.int64())])
     writers = [writer_of(store, table.schema) for _ in range(2)]
     rows = ROWS.append_column("n", ROWS.column("v"))
-    messages = [writer.stage(iter([rows]), 0, 0, None) for writer in writers]
+    messages = [writer.job.stage(iter([rows]), 0, 0, None) for writer in writers]
     store.rename_columns("u", {"v": "n", "n": "v"})
     with pytest.raises(SchemaMismatch, match="renamed or dropped since it was loaded") as refused:
         writers[0].commit(messages[:1])
@@ -225,7 +226,7 @@ def test_columns_that_are_renamed_or_dropped_meanwhile(store: kvstore.Store) -> 
     store.rename_columns("u", {"v": "n", "n": "v"})
     writers[0].commit(messages[:1])  # every column has the name again that it had
     store.drop_columns("u", "n")
-    for attempt in (lambda: writers[1].commit(messages[1:]), lambda: writers[1].stage(iter([rows]), 1, 1, None)):
+    for attempt in (lambda: writers[1].commit(messages[1:]), lambda: writers[1].job.stage(iter([rows]), 1, 1, None)):
         with pytest.raises(SchemaMismatch, match="renamed or dropped since it was loaded"):
             attempt()
     writers[1].abort(list(messages))
@@ -236,9 +237,9 @@ def test_columns_that_are_renamed_or_dropped_meanwhile(store: kvstore.Store) -> 
 def test_a_column_that_is_added_meanwhile_is_null(store: kvstore.Store) -> None:
     table = store.create_table("u", SCHEMA, "k", buckets=2)
     writer = writer_of(store, SCHEMA)
-    messages = [writer.stage(iter([ROWS]), 0, 0, None)]
+    messages = [writer.job.stage(iter([ROWS]), 0, 0, None)]
     store.add_columns("u", [pa.field("n", pa.int64())])
-    messages.append(writer.stage(iter([ROWS]), 1, 1, None))
+    messages.append(writer.job.stage(iter([ROWS]), 1, 1, None))
     writer.commit(messages)
     assert {row["n"] for row in rows_of(table)} == {None}
     assert table.count() == 10
@@ -247,7 +248,7 @@ def test_a_column_that_is_added_meanwhile_is_null(store: kvstore.Store) -> None:
 def test_more_than_one_commit_holds(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("u", SCHEMA, "k")
     writer = writer_of(store, SCHEMA)
-    message = writer.stage(iter([ROWS]), 0, 0, None)
+    message = writer.job.stage(iter([ROWS]), 0, 0, None)
     monkeypatch.setattr(staged, "ROWS_BYTES_MAX", 100)
     with pytest.raises(InvalidRequest, match="or to a table with more buckets"):
         writer.commit([message])
@@ -266,7 +267,7 @@ def test_a_disk_that_is_full(store: kvstore.Store, bytes_max: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, limits[1]))
     try:
         with pytest.raises(StoreError, match="No space on the disk"):
-            writer.stage(iter([many]), 0, 0, None)
+            writer.job.stage(iter([many]), 0, 0, None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -276,7 +277,7 @@ def test_a_disk_that_is_full(store: kvstore.Store, bytes_max: int) -> None:
 def test_a_link_in_the_place_of_a_file_is_not_followed(store: kvstore.Store, tmp_path: Path) -> None:
     table = store.create_table("u", SCHEMA, "k")
     writer = writer_of(store, SCHEMA)
-    message = writer.stage(iter([ROWS]), 0, 0, None)
+    message = writer.job.stage(iter([ROWS]), 0, 0, None)
     Path(message.file).rename(tmp_path / "elsewhere")
     Path(message.file).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError):
@@ -287,7 +288,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(store: kvstore.Store, tmp
 def test_a_file_that_is_larger_than_it_was_is_not_read(store: kvstore.Store) -> None:
     table = store.create_table("u", SCHEMA, "k")
     writer = writer_of(store, SCHEMA)
-    message = writer.stage(iter([ROWS]), 0, 0, None)
+    message = writer.job.stage(iter([ROWS]), 0, 0, None)
     os.truncate(message.file, 16 << 30)
     began = time.process_time()
     with pytest.raises(StoreError, match=f"has changed.* bytes={16 << 30} expected="):
@@ -298,7 +299,7 @@ def test_a_file_that_is_larger_than_it_was_is_not_read(store: kvstore.Store) -> 
 
 def test_a_task_without_rows_leaves_no_file(store: kvstore.Store) -> None:
     store.create_table("u", SCHEMA, "k")
-    message = writer_of(store, SCHEMA).stage(iter([ROWS.slice(0, 0)]), 4, 0, None)
+    message = writer_of(store, SCHEMA).job.stage(iter([ROWS.slice(0, 0)]), 4, 0, None)
     assert message == Staged(4)
     assert parts_of([message]) == {}
     assert not staged_files(store)
@@ -334,7 +335,7 @@ def test_a_leader_whose_place_was_taken_is_not_written_by_spark_either(
         store.create_table("u", SCHEMA, "k")
         store.add_replica(str(tmp_path / "r"), "r").ship()
         writer = writer_of(store, SCHEMA)
-        message = writer.stage(iter([ROWS]), 0, 0, None)
+        message = writer.job.stage(iter([ROWS]), 0, 0, None)
     kvstore.follow(str(tmp_path / "r"), tmp_path / "copy").close()
     kvstore.promote(tmp_path / "copy")
     with pytest.raises(WriterFenced, match="write there"):

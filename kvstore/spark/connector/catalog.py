@@ -9,10 +9,11 @@ import datetime as dt
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
@@ -55,8 +56,27 @@ def tables(path: str) -> list[str]:
         return store.list_tables()
 
 
-def described(given: Mapping[str, str]) -> tuple[dict[str, str], StructType | None]:
-    """Properties of a table, and the columns of a log table: it can be written, but has no rows to read.
+@dataclass(frozen=True)
+class Description:
+    """A table as the catalog shows it.
+
+    Attributes:
+        key: Columns of the primary key that rows are read by; empty for a changelog, or a table without key.
+        log_columns: Columns of a log table, which can be written, but has no rows to read; None for others.
+    """
+
+    properties: dict[str, str]
+    key: frozenset[str]
+    log_columns: StructType | None
+
+    def columns(self, found: StructType) -> StructType:
+        """The columns of the source, without nulls in those of the key: statements name rows by it."""
+        fields = [StructField(each.name, each.dataType, each.name not in self.key, each.metadata) for each in found]
+        return StructType(fields)
+
+
+def described(given: Mapping[str, str]) -> Description:
+    """What the catalog shows of a table.
 
     Raises:
         NotAStore, NoSuchTable: There is no such store or table.
@@ -67,9 +87,11 @@ def described(given: Mapping[str, str]) -> tuple[dict[str, str], StructType | No
     else:
         with opened(options.path) as store:
             definition = store.runtime.definition(options.table)
-    is_log = definition.primary_key is None and options.kind is Kind.ROWS
-    shown = _properties(definition.primary_key, definition.buckets, definition.bucket_key, definition.options)
-    return shown, spark_schema(definition.schema) if is_log else None
+    key = definition.primary_key
+    is_log = key is None and options.kind is Kind.ROWS
+    shown = _properties(key, definition.buckets, definition.bucket_key, definition.options)
+    names = frozenset(key or () if options.kind is Kind.ROWS else ())
+    return Description(shown, names, spark_schema(definition.schema) if is_log else None)
 
 
 def _properties(

@@ -63,6 +63,18 @@ class Messages:
         except OSError as error:
             raise Broken from error
 
+    def receive_batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches of an Arrow stream, and the message after it, which says that the stream is complete.
+
+        Raises:
+            Broken: The other end has closed before that.
+        """
+        try:
+            yield from pa.ipc.open_stream(self._in)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise Broken from error
+        self.receive()
+
     def send_batches(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         """Send an Arrow stream. It also ends where the batches raise an error, so that a message can follow.
 

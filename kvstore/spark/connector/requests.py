@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import StoreError
 from kvstore.read.scan import first_rows
-from kvstore.spark.connector import catalog
+from kvstore.spark.connector import catalog, writes
 from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
 from kvstore.spark.connector.plans import (
@@ -56,6 +56,16 @@ def answer(request: Message, messages: Messages) -> None:
                 follow(request, _columns(request["columns"]), messages, answered)
             case "read":
                 _read(request, messages)
+            case "insert":
+                return writes.begin(request, _columns(request["columns"]))
+            case "statement":
+                return writes.begin_statement(request)
+            case "stage":
+                return writes.stage(request, messages)
+            case "commit":
+                return writes.commit(request)
+            case "abort":
+                return writes.abort(request)
         return {}
 
     def answered(run: Callable[[], Message]) -> None:
@@ -71,16 +81,17 @@ def answer(request: Message, messages: Messages) -> None:
 def _load(request: Message) -> Message:
     """Columns to choose from, and the pinned read; none if only a stream can begin where the options say."""
     found: Message = {}
-    of_catalog = "properties" in request  # it loads a table for each DESCRIBE and INSERT, too
-    if of_catalog:
-        found["properties"], log_columns = catalog.described(request["options"])
-        if log_columns is not None:
-            return found | {"columns": log_columns.json()}
+    described = catalog.described(request["options"]) if "properties" in request else None
+    if described is not None:
+        found["properties"] = described.properties
+        if described.log_columns is not None:
+            return found | {"columns": described.log_columns.json()}
     source = KvStoreSource(request["options"])
+    # A catalog loads a table for each DESCRIBE and INSERT, too.
     columns, pinned = source.pin(
-        _columns(request["columns"]) if "columns" in request else None, keep_log=not of_catalog
+        _columns(request["columns"]) if "columns" in request else None, keep_log=described is None
     )
-    found["columns"] = columns.json()
+    found["columns"] = (columns if described is None else described.columns(columns)).json()
     if pinned is not None:
         found["pinned"] = encode_read(pinned)
     if source.rows_max is not None:

@@ -20,6 +20,12 @@ class StoreFailure(val line: String) extends QueryExecutionException(line, null)
   override def fillInStackTrace(): Throwable = this // the line says all
 }
 
+/** The other end is gone. */
+class HelperEnded
+    extends StoreFailure(
+      "The helper process of kvstore ended before it answered; was it killed? If not, the standard error of " +
+        "Spark's process on this host says why.")
+
 /** A conversation with a process of the helper. A message is its length, in four bytes, and JSON. */
 class Connection(val channel: SocketChannel) extends AutoCloseable {
   private var isAnswered = true
@@ -62,9 +68,7 @@ class Connection(val channel: SocketChannel) extends AutoCloseable {
     val buffer = ByteBuffer.allocate(length)
     while (buffer.hasRemaining) {
       if (channel.read(buffer) < 0) {
-        throw new StoreFailure(
-          "The helper process of kvstore ended before it answered; was it killed? If not, the standard error of " +
-            "Spark's process on this host says why.")
+        throw new HelperEnded
       }
     }
     buffer.flip()

@@ -34,6 +34,11 @@ class Source extends TableProvider with DataSourceRegister {
     new StoreTable(schema, options, loaded, s"kvstore ${options.get("table")}")
 }
 
+object Json {
+  def of(options: util.Map[String, String]): JObject =
+    JObject(options.asScala.toList.map { case (name, value) => name -> JString(value) })
+}
+
 /** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows and bytes there are. */
 class Loaded(
     val columns: StructType, val pinned: JValue, val rows: Option[Long], val bytes: Long,
@@ -95,7 +100,7 @@ class StoreTable(
       override def schema: StructType = info.schema
     })
 
-  private def withOwn(given: CaseInsensitiveStringMap): CaseInsensitiveStringMap = {
+  protected def withOwn(given: CaseInsensitiveStringMap): CaseInsensitiveStringMap = {
     val all = new util.HashMap[String, String](options)
     given.asCaseSensitiveMap.forEach { (name, value) =>
       all.keySet.removeIf(_.equalsIgnoreCase(name))
@@ -108,7 +113,7 @@ class StoreTable(
   def ask(python: Python, request: JObject): JValue =
     Helper.plan(python, request ~ ("options" -> optionsAsJson) ~ ("pinned" -> loaded.pinned))
 
-  def optionsAsJson: JObject = JObject(options.asScala.toList.map { case (name, value) => name -> JString(value) })
+  def optionsAsJson: JObject = Json.of(options)
 
   /** The number of rows, if it is known without reading them. */
   def count(): Option[Long] =

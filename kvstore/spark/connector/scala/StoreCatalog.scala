@@ -49,7 +49,7 @@ class StoreCatalog extends TableCatalog {
   private def load(table: Identifier, given: Map[String, String]): Table = named(table) {
     val options = (given + ("path" -> path) + ("table" -> nameOf(table))).asJava
     val loaded = Loaded.of(options, None, withProperties = true)
-    new StoreTable(loaded.columns, options, Some(loaded), s"$catalog.${table.name}")
+    new CatalogTable(loaded, options, s"$catalog.${table.name}")
   }
 
   override def createTable(table: Identifier, info: TableInfo): Table = named(table) {

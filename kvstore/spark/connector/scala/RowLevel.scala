@@ -1,0 +1,49 @@
+package kvstore.spark
+
+import java.util
+
+import org.apache.spark.sql.SparkSession
+import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations
+import org.apache.spark.sql.connector.expressions.{Expressions, NamedReference}
+import org.apache.spark.sql.connector.read.ScanBuilder
+import org.apache.spark.sql.connector.write._
+import org.apache.spark.sql.util.CaseInsensitiveStringMap
+import org.json4s._
+import org.json4s.JsonDSL._
+
+/** A table of a catalog: it takes INSERT, UPDATE, DELETE and MERGE. */
+class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: String)
+    extends StoreTable(loaded.columns, options, Some(loaded), name) with SupportsRowLevelOperations {
+
+  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
+    new StoreWriteBuilder(name, info, Json.of(withOwn(info.options)), super.newWriteBuilder(info))
+
+  /** Asks whether the table takes the statement: a refusal comes while it is planned. */
+  override def newRowLevelOperationBuilder(info: RowLevelOperationInfo): RowLevelOperationBuilder = () => {
+    val request = ("do" -> "statement") ~ ("command" -> info.command.name) ~
+      ("options" -> Json.of(withOwn(info.options))) ~ ("pinned" -> loaded.pinned)
+    val python = Python.of(SparkSession.active)
+    new StoreOperation(this, info.command, python, Helper.plan(python, request, info.command.name, name))
+  }
+}
+
+/** A statement that changes rows, which it names by their primary key. */
+class StoreOperation(
+    table: CatalogTable, override val command: RowLevelOperation.Command, python: Python, planned: JValue)
+    extends SupportsDelta {
+
+  override def rowId: Array[NamedReference] =
+    (planned \ "key").children.collect { case JString(name) =>
+      Expressions.column(s"`${name.replace("`", "``")}`")
+    }.toArray
+
+  /** Of what was read when the table was loaded, because the commit counts changes from there on. */
+  override def newScanBuilder(options: CaseInsensitiveStringMap): ScanBuilder = new StoreScanBuilder(table)
+
+  override def newWriteBuilder(info: LogicalWriteInfo): DeltaWriteBuilder = new DeltaWriteBuilder {
+    override def build(): DeltaWrite =
+      new StoreWrite(python, new RowShape(info.schema, Some(info.rowIdSchema.get)), s"$command ${table.name}") {
+        override protected def job: JValue = planned
+      }
+  }
+}

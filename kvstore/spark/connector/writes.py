@@ -1,0 +1,85 @@
+"""Writes of the connector: the driver begins a job and ends it, and each task sends its rows to be staged between.
+
+They are staged and committed as by the Python source, by the same code.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pyspark.sql.types import StructType
+
+from kvstore.errors import StoreError
+from kvstore.spark.connector.messages import Message, Messages
+from kvstore.spark.connector.plans import decode_read
+from kvstore.spark.options import Options
+from kvstore.spark.read.batch import Pinned
+from kvstore.spark.read.place import found
+from kvstore.spark.source import KvStoreSource
+from kvstore.spark.write.job import BATCHES, WriteJob
+from kvstore.spark.write.sink import KvStoreWriter
+from kvstore.spark.write.staged import Staged
+from kvstore.spark.write.statement import Statement, check_statement
+
+
+def begin(request: Message, columns: StructType) -> Message:
+    """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``."""
+    writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
+    assert isinstance(writer, KvStoreWriter)
+    return {"job": _encode(writer.job), "transaction": Options.of(request["options"]).transaction}
+
+
+def begin_statement(request: Message) -> Message:
+    """The job of an UPDATE, a DELETE or a MERGE, and the columns by which it names rows."""
+    options = Options.of(request["options"])
+    options.check_use("batch write")
+    KvStoreSource(request["options"]).check_writable()
+    with found(options) as (_, table):
+        check_statement(table, request["command"])
+        key = list(table.primary_key or ())
+    read = decode_read(request["pinned"])
+    assert isinstance(read, Pinned)
+    with read.place.open() as table:
+        read.hold(table)
+    statement = Statement({each.bucket: each.end for each in read.ranges})
+    return {"job": _encode(WriteJob(read.place, statement=statement)), "key": key}
+
+
+def stage(request: Message, messages: Messages) -> Message:
+    """Stage the rows of one task, an Arrow stream after the request."""
+    batches = messages.receive_batches()
+    try:
+        staged = _job(request).stage(batches, request["partition"], request["attempt"], None)
+    except StoreError:
+        for _ in batches:  # the other end hears nothing before it has sent all
+            pass
+        raise
+    return {"staged": _encode(staged)}
+
+
+def commit(request: Message) -> Message:
+    """Apply what the tasks have staged."""
+    transaction = request.get("transaction")
+    staged = _staged(request)
+    if transaction is None:
+        _job(request).commit(staged, BATCHES)
+    else:
+        _job(request).commit(staged, transaction, 0)
+    return {}
+
+
+def abort(request: Message) -> Message:
+    """Remove what the tasks have staged."""
+    _job(request).remove(_staged(request))
+    return {}
+
+
+def _job(request: Message) -> WriteJob:
+    return msgspec.json.decode(request["job"], type=WriteJob)
+
+
+def _staged(request: Message) -> list[Staged]:
+    return [msgspec.json.decode(text, type=Staged) for text in request["staged"]]
+
+
+def _encode(what: WriteJob | Staged) -> str:
+    return msgspec.json.encode(what).decode()

@@ -1,0 +1,118 @@
+"""A write of a table: tasks stage rows in files, then one commit over all buckets applies all of them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+
+from kvstore.errors import StoreError
+from kvstore.request.sizes import of_size
+from kvstore.spark.read.place import TablePlace
+from kvstore.spark.write.changes import changes_of
+from kvstore.spark.write.staged import Staged, TaskFile, parts_of, remove, sweep
+from kvstore.spark.write.statement import Statement
+from kvstore.store import open_store
+from kvstore.table.table import Table
+from logformat.rows.changes import Changes
+
+TASK_ROWS = 1 << 16
+"""Number of rows that a task partitions by bucket at a time."""
+BATCHES = "spark batches"
+"""Name of the writer of batch writes without a name."""
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """A write, as its driver, each of its tasks and its commit know it; text and numbers only.
+
+    Attributes:
+        replaces: Whether all rows with other keys are deleted.
+        takeover: See :meth:`kvstore.Table.apply_epoch`.
+        statement: For a statement of SQL that changes rows which it has read, what it knows of them.
+        id: Random id of the write, in the names of its files.
+    """
+
+    place: TablePlace
+    replaces: bool = False
+    takeover: bool = False
+    statement: Statement | None = None
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+    def fitting(self, table: Table, batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
+        """Changes of the table that Spark's rows are, and the columns that define their order.
+
+        Raises:
+            InvalidRequest: They do not fit the table.
+        """
+        if self.statement is not None:
+            batch = self.statement.completed(table, batch)
+        changes, order = changes_of(batch)
+        return table.fitting(changes, schema_id=self.place.schema_id), order
+
+    def stage(self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int, query: str | None) -> Staged:
+        """Stage the rows of one task, given its partition and attempt.
+
+        No error leaves a file.
+
+        Raises:
+            InvalidRequest: A row does not fit the table.
+            NoSuchTable: The table was dropped meanwhile.
+            SchemaMismatch: Columns of the table were renamed or dropped meanwhile.
+            StoreFull, LogFailed: The disk is full or failed.
+        """
+        with (
+            self.place.open() as table,
+            TaskFile(Path(self.place.path), self.id, partition, attempt) as file,
+        ):
+            for batch in of_size(batches, TASK_ROWS):
+                changes, order = self.fitting(table, batch)
+                for bucket, places in table.row_indices_by_bucket(changes.rows, partition % table.buckets):
+                    if places is None:
+                        file.add(bucket, changes, order)
+                    else:
+                        its_order = {name: column.take(places) for name, column in order.items()}
+                        file.add(bucket, changes.take(places), its_order)
+            return file.staged(query)
+
+    def commit(self, staged: Sequence[Staged], writer: str, epoch: int | None = None, run: str | None = None) -> None:
+        """Apply what the tasks have staged, and remove their files; see :meth:`kvstore.Table.apply_parts`.
+
+        Raises:
+            Conflict: A row that the statement changes has changed since it was read. Nothing was written.
+            InvalidRequest: The statement writes a key twice. Nothing was written.
+            StoreError: Staged rows are missing or damaged. Nothing was written.
+        """
+        parts = parts_of(staged)
+        store = open_store(self.place.path)  # this store asks its replicas whether it is still the leader
+        try:
+            table = self.place.table_of(store)
+            confirm = None
+            if self.statement is not None:
+                parts, confirm = self.statement.decided(table, parts, self.place.schema_id)
+            if parts or self.statement is None:
+                table.apply_parts(
+                    parts,
+                    writer,
+                    epoch,
+                    run,
+                    self.takeover,
+                    self.replaces,
+                    confirm,
+                    schema_id=self.place.schema_id,
+                )
+        finally:
+            with suppress(StoreError):  # committed rows are already in the log
+                store.close()
+        with suppress(OSError):  # a failure now would make Spark repeat the job
+            sweep(store.path)
+            self.remove(staged)
+
+    def remove(self, staged: Iterable[Staged]) -> None:
+        """Remove the files of tasks."""
+        # A commit stages its rows by itself, so these files are obsolete whether or not it succeeded.
+        remove(each.file for each in staged if each.file)

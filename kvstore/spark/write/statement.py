@@ -1,0 +1,129 @@
+"""UPDATE, DELETE and MERGE: a commit that refuses rows which have changed since the statement has read them.
+
+* Deletes come before upserts, whichever task sent them. A key that is both deleted and written is only written.
+* A statement writes each key once: two rows for one key have no order.
+* Only the keys that the statement writes count: writes of other keys go on beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.commit.coordinator import Confirm
+from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.patch.patch import refuse_changed
+from kvstore.spark.write.staged import CHANGE_TYPE
+from kvstore.table.table import Table
+from logformat.ids import BucketId, Offset
+from logformat.log.change import ChangeType
+from logformat.rows.changes import Changes
+from logformat.rows.keys import KeyCodec
+
+Command = Literal["DELETE", "UPDATE", "MERGE"]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a statement knows of the rows that it changes.
+
+    Attributes:
+        read_at: For each bucket, the offset as of which its rows are read.
+    """
+
+    read_at: dict[int, int]
+
+    def completed(self, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a statement with the columns that it does not send; those are ignored, or filled by the table."""
+        kinds = batch.column(CHANGE_TYPE)
+        automatic = table.options.auto_increment
+        if automatic is not None and automatic in batch.schema.names:
+            # A row that is updated keeps the number that the table has given it.
+            place = batch.schema.get_field_index(automatic)
+            is_new = pc.equal(kinds, ChangeType.INSERT.word)
+            column = pc.if_else(is_new, batch.column(automatic), pa.scalar(None, batch.schema.field(place).type))
+            batch = batch.set_column(place, automatic, column)
+        for field in table.schema:
+            if field.name not in batch.schema.names:
+                batch = batch.append_column(field.name, pa.nulls(batch.num_rows, field.type))
+        return batch
+
+    def decided(
+        self, table: Table, parts: Mapping[BucketId, Changes], schema_id: int
+    ) -> tuple[dict[BucketId, Changes], Confirm]:
+        """Changes of the commit, and the check that it makes before it is decided.
+
+        Raises:
+            InvalidRequest: The statement writes a key twice.
+            UnsupportedOperation: It deletes rows, and the table takes no deletes.
+        """
+        if any(changes.is_delete.true_count for changes in parts.values()):
+            _check_deletes(table)
+        key = list(table.primary_key or ())
+        codec = KeyCodec([table.schema.field(name) for name in key])
+        found = {bucket: _deletes_first(changes, codec, key) for bucket, changes in parts.items()}
+        written = [changes.rows.select(key) for changes in found.values()]
+
+        def confirm(first: Mapping[BucketId, Offset]) -> None:
+            end = {int(bucket): int(offset) for bucket, offset in first.items()}
+            changed, _ = table.keys_changed(pa.concat_batches(written), self.read_at, end, schema_id)
+            refuse_changed(
+                "Rows that the statement changes have changed since it has read them, and nothing of it was written; "
+                "run it again.",
+                table,
+                changed,
+            )
+
+        return found, confirm
+
+
+def _deletes_first(changes: Changes, codec: KeyCodec, key: list[str]) -> Changes:
+    keys = codec.encode([changes.rows.column(name) for name in key]).to_arrow()
+    is_delete = changes.is_delete.to_numpy(zero_copy_only=False)
+    written = keys.filter(pa.array(~is_delete))
+    if pc.count_distinct(written).as_py() < len(written):
+        counts = written.value_counts()
+        twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0]
+        row = changes.rows.select(key).slice(keys.index(twice).as_py(), 1)
+        raise InvalidRequest(
+            "The statement writes several rows of one key, and nothing of it was written; have it write one.",
+            key=[str(column[0]) for column in row.columns],
+        )
+    is_kept = is_delete & ~pc.is_in(keys, written).to_numpy(zero_copy_only=False)
+    return changes.take(pa.array(np.concatenate([np.flatnonzero(is_kept), np.flatnonzero(~is_delete)])))
+
+
+def check_statement(table: Table, command: Command) -> None:
+    """Refuse a statement that the table does not take.
+
+    Raises:
+        UnsupportedOperation: The table has no key, merges rows, or takes no deletes.
+    """
+    if table.primary_key is None:
+        raise UnsupportedOperation(
+            f"A log table takes INSERT only: it has no key by which {command} could find a row.", table=table.name
+        )
+    engine = table.options.merge_engine
+    if command != "DELETE" and engine != "last_row":
+        raise UnsupportedOperation(
+            f"{command} gives rows their values, and the merge engine of this table computes them from what is written;"
+            " use INSERT.",
+            table=table.name,
+            merge_engine=engine,
+        )
+    if command == "DELETE":
+        _check_deletes(table)
+
+
+def _check_deletes(table: Table) -> None:
+    if table.options.delete_behavior != "allow":
+        raise UnsupportedOperation(
+            "The table takes no deletes, and nothing was written; ALTER TABLE sets `table.delete.behavior`.",
+            table=table.name,
+            delete_behavior=table.options.delete_behavior,
+        )

@@ -1,0 +1,149 @@
+"""INSERT, UPDATE, DELETE and MERGE: what they write and refuse, and how they fare beside other writers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, QueryExecutionException
+from pyspark.sql import SparkSession
+
+import kvstore
+from kvstore.spark.options import Kind
+from kvstore.spark.read.place import TablePlace
+from kvstore.spark.write.job import BATCHES, WriteJob
+from kvstore.spark.write.statement import Statement as RowsRead
+from logformat import paths
+from tests.spark.catalogs import Run, catalog_of
+from tests.spark.statements import CREATE, SHORT, Rows, Statement, Twice, statement
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("n", pa.int32())])
+STATEMENTS = 60
+
+
+@pytest.fixture
+def run(spark: SparkSession, store: kvstore.Store) -> Iterator[Run]:
+    """Runs SQL in the catalog ``kv``, which is the store."""
+    with catalog_of(spark, store.path) as (_, run):
+        yield run
+
+
+def rows_of(table: kvstore.Table) -> Rows:
+    return {row["k"]: (row["s"], row["n"]) for row in table.scan().read_all().to_pylist()}
+
+
+def check(run: Run, table: kvstore.Table, given: Statement, rows: Rows) -> Rows:
+    """Run a statement; it makes of the rows what the model makes of them."""
+    before = table.offsets()
+    try:
+        expected = given.delta(rows).apply(rows)
+    except Twice:
+        with pytest.raises(QueryExecutionException, match="InvalidRequest: The statement writes several rows of one"):
+            run(given.sql)
+        assert table.offsets() == before
+        return rows
+    run(given.sql)
+    assert rows_of(table) == expected, given.sql
+    return expected
+
+
+def test_each_statement_does_what_the_model_does(run: Run, store: kvstore.Store) -> None:
+    run(CREATE.format(2))
+    table, rows = store.table("t"), {}
+    for given in SHORT:
+        rows = check(run, table, given, rows)
+    assert not list((store.path / paths.STAGING).glob("*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_random_statements_do_what_the_model_does(run: Run, store: kvstore.Store, buckets: int) -> None:
+    run(CREATE.format(buckets))
+    table, random = store.table("t"), Random(buckets)
+    rows: Rows = {}
+    for _ in range(STATEMENTS):
+        rows = check(run, table, statement(random), rows)
+
+
+def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_commit(run: Run, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    table.upsert([{"k": 1, "s": "one", "n": 1}, {"k": 2, "s": "two", "n": 2}, {"k": 3, "s": "three", "n": 3}])
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    run("UPDATE kv.t SET k = 5 - k WHERE k <> 1")
+    changes = [row for batch in table.changelog(ends) for row in batch.to_pylist()]
+    assert {(row["_change_type"], row["k"], row["s"]) for row in changes} == {
+        ("update_preimage", 2, "two"),
+        ("update_postimage", 2, "three"),
+        ("update_preimage", 3, "three"),
+        ("update_postimage", 3, "two"),
+    }
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    run("UPDATE kv.t SET k = 10 WHERE k = 1")
+    changes = [row for batch in table.changelog(ends) for row in batch.to_pylist()]
+    assert {(row["_change_type"], row["k"], row["s"]) for row in changes} == {
+        ("delete", 1, "one"),
+        ("insert", 10, "one"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "sql", "message"),
+    [
+        ({}, "DELETE FROM kv.lines WHERE k = 1", "A log table takes INSERT only: .* DELETE"),
+        ({"merge_engine": "first_row"}, "UPDATE kv.t SET s = ''", "UPDATE gives rows their values, and the merge"),
+        ({"merge_engine": "first_row"}, "MERGE INTO kv.t USING kv.t u ON false WHEN MATCHED THEN DELETE", "MERGE give"),
+        ({"delete_behavior": "ignore"}, "DELETE FROM kv.t", "The table takes no deletes.*delete_behavior=ignore"),
+        ({}, "DELETE FROM kv.`t$changelog`", "Only a table can be written, not its changes"),
+        ({}, "INSERT INTO kv.`t$binlog` SELECT * FROM kv.`t$binlog`", "Only a table can be written, not its changes"),
+    ],
+)
+def test_a_statement_that_the_table_does_not_take_is_refused_when_it_is_planned(
+    spark: SparkSession, store: kvstore.Store, options: dict[str, str], sql: str, message: str
+) -> None:
+    store.create_table("t", SCHEMA, "k", **options)  # type: ignore[arg-type] # of the parameters above
+    store.create_table("lines", SCHEMA)
+    with catalog_of(spark, store.path) as (_, run), pytest.raises(AnalysisException, match=f"(?s){message}"):
+        run(sql)
+
+
+def job_of(store: kvstore.Store, table: kvstore.Table) -> WriteJob:
+    """The job of a statement that reads the table as it is now."""
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    return WriteJob(TablePlace.of(str(store.path), table, Kind.ROWS), statement=RowsRead(ends))
+
+
+def sent(kind: str, rows: list[dict[str, object]]) -> pa.RecordBatch:
+    batch = pa.RecordBatch.from_pylist(rows, SCHEMA if kind != "delete" else SCHEMA.empty_table().select(["k"]).schema)
+    return batch.append_column("_change_type", pa.array([kind] * len(rows)))
+
+
+@pytest.mark.parametrize("other", ["upsert", "delete", "nothing"])
+def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(store: kvstore.Store, other: str) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    table.upsert([{"k": k, "s": "before", "n": k} for k in range(6)])
+    job = job_of(store, table)
+    staged = [
+        job.stage(iter([sent("update_postimage", [{"k": k, "s": "updated", "n": k} for k in range(2)])]), 0, 0, None),
+        job.stage(iter([sent("delete", [{"k": 2}])]), 1, 1, None),
+        job.stage(iter([sent("insert", [{"k": 7, "s": "inserted", "n": 7}])]), 2, 2, None),
+    ]
+    for key in (3, 5, 8):  # writes of other keys do not count
+        table.upsert({"k": key, "s": "beside", "n": 0})
+    if other == "nothing":
+        job.commit(staged, BATCHES)
+        expected = {0: "updated", 1: "updated", 3: "beside", 4: "before", 5: "beside", 7: "inserted", 8: "beside"}
+        assert {k: s for k, (s, _) in rows_of(table).items()} == expected
+        return
+    if other == "upsert":
+        table.upsert({"k": 7, "s": "beside", "n": 0})
+    else:
+        table.delete([2])
+    before = rows_of(table), table.offsets()
+    with pytest.raises(kvstore.errors.Conflict, match="changed since it has read them") as refused:
+        job.commit(staged, BATCHES)
+    assert refused.value.keys == [{"k": 7 if other == "upsert" else 2}]
+    assert (rows_of(table), table.offsets()) == before
