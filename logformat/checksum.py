@@ -33,7 +33,9 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = _SHIFT_BITS = 30, 27, 31
 _FACTOR_1, _FACTOR_2 = _FACTOR_BITS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SHIFTS = tuple(map(np.uint64, _SHIFT_BITS))
 _FACTORS = tuple(map(np.uint64, _FACTOR_BITS))
-_ALL_BITS, _LOW_BITS = 2**64 - 1, 2**32 - 1
+_ALL_BITS = 2**64 - 1
+CHECKSUM_BITS = 2**32 - 1
+"""The bits of a row's hash that are stored with it."""
 _WORDS = np.dtype("<u8")
 _WORDS_IN_PYTHON_MAX = 12
 """For a single value of more words, numpy is faster than Python's integers."""
@@ -97,42 +99,16 @@ def key_sums(keys: BinaryColumn) -> np.ndarray:
     return sums + keys.lengths.astype(np.uint64) * _KEY_LENGTH_WEIGHT
 
 
-def row_hash(key: bytes, value: bytes) -> int:
-    """Hash of one row in plain integers, equal to :func:`mix` of the sums of key and value.
-
-    For a short row this is faster than a single numpy call.
-
-    Args:
-        value: Whole words, at least one; the bytes of its checksum count as zero.
-    """
-    is_long = len(value) > WORD * _WORDS_IN_PYTHON_MAX
-    unpack, weights, padding, summed = _of_lengths(len(key), 0 if is_long else len(value))
-    if is_long:
-        words = np.frombuffer(value, _WORDS)
-        summed += int(np.vdot(words, _VALUE_WEIGHTS.first(len(words))))
-        summed += sum(map(mul, unpack(key + padding), weights))
-    else:
-        summed += sum(map(mul, unpack(key + padding + value), weights))
-    return _mixed(summed - int.from_bytes(value[:4], "little") * _FIRST_WEIGHT)
-
-
-@lru_cache(maxsize=1024)
-def _of_lengths(key_bytes: int, value_bytes: int) -> tuple[Callable[[bytes], tuple[int, ...]], list[int], bytes, int]:
-    """For rows of these lengths: unpacker of words, weights, zero padding of a key, contribution of its length."""
-    padding = bytes(-key_bytes % WORD)
-    key_words, value_words = (key_bytes + len(padding)) // WORD, value_bytes // WORD
-    weights = [*_KEY_WEIGHTS.first(key_words).tolist(), *_VALUE_WEIGHTS.first(value_words).tolist()]
-    return struct.Struct(f"<{key_words + value_words}Q").unpack, weights, padding, key_bytes * _GOLDEN
-
-
 @lru_cache(maxsize=4096)
-def verifier(key_bytes: int, value_bytes: int) -> Callable[[bytes, bytes], bool]:
-    """The function that verifies the checksum of one row whose key and value have these lengths.
+def hasher(key_bytes: int, value_bytes: int) -> Callable[[bytes, bytes], tuple[int, int]]:
+    """The function that hashes one row whose key and value have these lengths, in plain integers.
 
-    It is true if the value is whole words, at least one, and its checksum is the one of key and value.
+    It returns :func:`mix` of the sums of key and value, in which the bytes of the checksum count as zero, and the
+    checksum that is stored; -1 for that, and some hash, if the value is not whole words, at least one. For a short row
+    it is faster than a single numpy call.
     """
     if value_bytes < WORD or value_bytes % WORD:
-        return lambda *_: False
+        return lambda *_: (0, -1)
     padding = bytes(-key_bytes % WORD)
     key_words, value_words = (key_bytes + len(padding)) // WORD, value_bytes // WORD
     length = key_bytes * _GOLDEN
@@ -140,27 +116,27 @@ def verifier(key_bytes: int, value_bytes: int) -> Callable[[bytes, bytes], bool]
     if value_words > _WORDS_IN_PYTHON_MAX:
         unpack_key, stored_in = struct.Struct(f"<{key_words}Q").unpack, struct.Struct("<I").unpack_from
 
-        def verify_long(key: bytes, value: bytes) -> bool:
+        def hash_long(key: bytes, value: bytes) -> tuple[int, int]:
             (stored,) = stored_in(value)
             words = np.frombuffer(value, _WORDS)
             of_value = int(np.vdot(words, _VALUE_WEIGHTS.first(value_words))) - stored * _FIRST_WEIGHT
             of_key = sum(map(mul, unpack_key(key + padding), weights), length)
-            return _mixed(of_key + of_value) & _LOW_BITS == stored
+            return _mixed(of_key + of_value), stored
 
-        return verify_long
+        return hash_long
     # The checksum itself has no weight; the other half of its word is a word of its own.
     weights += [0, _FIRST_WEIGHT << 32 & _ALL_BITS, *_VALUE_WEIGHTS.first(value_words).tolist()[1:]]
     unpack = struct.Struct(f"<{key_words}QII{value_words - 1}Q").unpack
 
-    def verify(key: bytes, value: bytes) -> bool:
+    def hash(key: bytes, value: bytes) -> tuple[int, int]:
         words = unpack(key + padding + value)
         # As in `_mixed`: a call of it would cost a tenth of all this.
         word = sum(map(mul, words, weights), length) & _ALL_BITS
         word = (word ^ (word >> _SHIFT_1)) * _FACTOR_1 & _ALL_BITS
         word = (word ^ (word >> _SHIFT_2)) * _FACTOR_2 & _ALL_BITS
-        return (word ^ (word >> _SHIFT_3)) & _LOW_BITS == words[key_words]
+        return word ^ (word >> _SHIFT_3), words[key_words]
 
-    return verify
+    return hash
 
 
 def _sums(words: np.ndarray, starts: np.ndarray | None, weights: _Weights) -> np.ndarray:

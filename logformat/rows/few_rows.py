@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from logformat.binary_column import WORD
-from logformat.checksum import row_hash
+from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
@@ -33,7 +33,6 @@ Columns = tuple[Sequence[Sequence[bytes]], tuple[int, ...]]
 _HEAD = struct.Struct("<IH")
 _LENGTH = struct.Struct("<I")
 _SIGN = 0x80
-_CHECKSUM = 0xFFFFFFFF
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -66,7 +65,7 @@ class FewRowsCodec:
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], schema_id: SchemaId) -> None:
         names = [*key, *(name for name in schema.names if name not in key)]
-        self._schema_id = schema_id
+        self._schema_bytes = schema_id.to_bytes(2, "little")
         self._names = names
         self._columns = [_Column(schema.field(name)) for name in names]
         self._key = self._columns[: len(key)]
@@ -78,7 +77,7 @@ class FewRowsCodec:
         self._all_there = (0,) * len(names)
         self._get = itemgetter(*names) if len(names) > 1 else _getter_of_one(names[0])
         self._in_order = [names.index(name) for name in schema.names]
-        self._head = bytes(4) + schema_id.to_bytes(2, "little")
+        self._head = bytes(4) + self._schema_bytes
         self._bitmap_bytes = (len(values) + 7) // 8
         self._no_nulls = bytes(self._bitmap_bytes)
         cells = "".join(f"{column.width}s" if column.width else "I" for column in values)
@@ -157,11 +156,10 @@ class FewRowsCodec:
         """
         if len(value) < WORD or len(value) % WORD:
             raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=len(value))
-        checksum, schema_id = _HEAD.unpack_from(value)
-        found = row_hash(code, value)
-        if found & _CHECKSUM != checksum:
+        found, stored = hasher(len(code), len(value))(code, value)
+        if found & CHECKSUM_BITS != stored:
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
-        return found if schema_id == self._schema_id else None
+        return found if value[4:6] == self._schema_bytes else None
 
     def columns(self, rows: Iterable[tuple[Cells, bytes | None]]) -> Columns:
         """Cells of rows by column, in the order of the schema.
@@ -210,8 +208,8 @@ class FewRowsCodec:
             parts.append(cell)
         value = b"".join(parts)
         value += bytes(-len(value) % WORD)
-        found = row_hash(code, value)
-        return Operation(code, key, (found & _CHECKSUM).to_bytes(4, "little") + value[4:], found)
+        found, _ = hasher(len(code), len(value))(code, value)
+        return Operation(code, key, (found & CHECKSUM_BITS).to_bytes(4, "little") + value[4:], found)
 
     def _delete(self, key: Sequence[bytes]) -> Operation | None:
         code = self._code(key)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from logformat.checksum import verifier
+from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
@@ -80,7 +80,8 @@ class SingleRowCodec:
         Raises:
             CorruptData: The value differs from what was written, or is under another key.
         """
-        if not verifier(len(code), len(value))(code, value):
+        found, stored = hasher(len(code), len(value))(code, value)
+        if found & CHECKSUM_BITS != stored:
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1, key=key)
         schema_id = value[4] | value[5] << 8
         if schema_id > self._schema_id:
