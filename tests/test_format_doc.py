@@ -74,7 +74,7 @@ TIMES = ("uncounted_ms", "back_offset")
 
 
 def decoded_state(data: bytes) -> dict[str, Any]:
-    found = asdict(index_state.decode(data))
+    found = index_state.decode(data)._asdict()
     assert [found.pop(name) for name in TIMES] == [0, 0]
     return found
 
