@@ -7,7 +7,7 @@ result is mixed once more.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -39,29 +39,28 @@ def bucket_of(code: bytes, buckets: int) -> int:
     """The bucket of one code: :func:`buckets_of` in Python's integers, which for one is faster than a call of numpy."""
     if buckets == 1:
         return 0
-    hash = _finished_one(_mixed_in_one(_SEED, _words_of(len(code))(code)) ^ len(code))
-    hash = _finished_one(_mixed_in_one(0, (hash,)) ^ _WORD)
-    return 0 if hash == _SIGN else min(hash, 2 * _SIGN - hash) % buckets
+    # Written out, because a call of Python would cost as much as three of these lines.
+    hash = _SEED
+    for word in _words_of(len(code))(code):
+        word = word * _C1_ONE & _ALL_BITS
+        hash ^= (word << 15 | word >> 17) * _C2_ONE & _ALL_BITS
+        hash = (hash << 13 | hash >> 19) * 5 + 0xE6546B64 & _ALL_BITS
+    hash ^= len(code)
+    hash = (hash ^ hash >> 16) * 0x85EBCA6B & _ALL_BITS
+    hash = (hash ^ hash >> 13) * 0xC2B2AE35 & _ALL_BITS
+    word = (hash ^ hash >> 16) * _C1_ONE & _ALL_BITS
+    hash = (word << 15 | word >> 17) * _C2_ONE & _ALL_BITS
+    hash = ((hash << 13 | hash >> 19) * 5 + 0xE6546B64 & _ALL_BITS) ^ _WORD
+    hash = (hash ^ hash >> 16) * 0x85EBCA6B & _ALL_BITS
+    hash = (hash ^ hash >> 13) * 0xC2B2AE35 & _ALL_BITS
+    hash ^= hash >> 16
+    return 0 if hash == _SIGN else (hash if hash < _SIGN else 2 * _SIGN - hash) % buckets
 
 
 @lru_cache(maxsize=1024)
 def _words_of(length: int) -> Callable[[bytes], tuple[int, ...]]:
     """The function that cuts a code of this length into words, and the bytes after them, signed as in Java."""
     return struct.Struct(f"<{length // _WORD}I{length % _WORD}b").unpack
-
-
-def _mixed_in_one(hash: int, words: Iterable[int]) -> int:
-    for word in words:
-        word = word * _C1_ONE & _ALL_BITS
-        hash ^= (word << 15 | word >> 17) * _C2_ONE & _ALL_BITS
-        hash = (hash << 13 | hash >> 19) * 5 + 0xE6546B64 & _ALL_BITS
-    return hash
-
-
-def _finished_one(hash: int) -> int:
-    hash = (hash ^ hash >> 16) * 0x85EBCA6B & _ALL_BITS
-    hash = (hash ^ hash >> 13) * 0xC2B2AE35 & _ALL_BITS
-    return hash ^ hash >> 16
 
 
 def _murmur3(keys: BinaryColumn, start: int) -> np.ndarray:
