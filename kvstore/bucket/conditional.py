@@ -10,7 +10,7 @@ from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.request.preparation import request_of, requests_of
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallRequest, Submitted, small_writes
+from kvstore.request.small import SmallReplacement, SmallRequest, Submitted, small_writes
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
 
@@ -42,6 +42,11 @@ def _is_conditional(request: Submitted) -> bool:
 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     definition = path.definition
+    if isinstance(request, SmallReplacement) and request.writes is small_writes(definition):
+        stored = path.index.value(request.operation.code)
+        if stored is None or request.writes.rows.hash_of(request.operation.code, stored) is not None:
+            small = SmallRequest([request.operation], request.writes)
+            return path.apply_all([small])[0] if stored == request.expected else None
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.

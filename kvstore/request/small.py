@@ -142,6 +142,22 @@ class SmallRequest:
         return Request(changes, self.writer_id, self.sequence, self.writer_epoch, None, schema_id=self.writes.schema_id)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallReplacement(ConditionalRequest):
+    """A conditional request to store one row, for which values are compared as they are stored.
+
+    Attributes:
+        operation: Stores the row.
+        expected: The value that is to be there now; None if there is to be none.
+        writes: Of the table's definition as it was when the request was made. If it is another one when the request's
+            turn comes, or the stored row is of another schema, ``decide`` decides.
+    """
+
+    operation: Operation
+    expected: bytes | None
+    writes: SmallWrites
+
+
 Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest
 """What a bucket's queue takes of one caller."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.results import AppendResult, WriteResult, spanning
 from kvstore.request.row_layout import layout_of
+from kvstore.request.small import SmallReplacement, small_writes
 from kvstore.request.targets import schema_given
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
@@ -174,6 +176,27 @@ def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[p
         return Changes.upserts(intake.conform(given, schema_given(definition, definition.schema, None)))
 
     return key_row, decide
+
+
+def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> SmallReplacement | None:
+    """The same as one request, if both rows are plain dicts of a table that takes small writes; else None."""
+    writes = small_writes(definition)
+    if writes is None or writes.keeps_first or type(row) is not dict or type(expected) not in (dict, NoneType):
+        return None
+    stored, there = writes.upserts(row, 1), None
+    if stored is not None and expected is not None:
+        there = writes.upserts({name: row[name] for name in definition.primary_key or ()} | expected, 1)
+    if stored is None or (expected is not None and (there is None or there[0].code != stored[0].code)):
+        return None
+    given = dict(row), expected and dict(expected)
+    return SmallReplacement(
+        keys=[stored[0].code],
+        decide=lambda now, rows: replacement(definition, *given)[1](now, rows),
+        definition=definition,
+        operation=stored[0],
+        expected=None if there is None else there[0].value,
+        writes=writes,
+    )
 
 
 def _expected(definition: TableDefinition, expected: Mapping[str, Any], key_row: pa.RecordBatch) -> pa.RecordBatch:

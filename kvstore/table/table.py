@@ -31,7 +31,7 @@ from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.targets import filled, renamed, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
-from kvstore.table.conditional import Decide, apply_if, deletion, replacement, update
+from kvstore.table.conditional import Decide, apply_if, deletion, replacement, small_replacement, update
 from kvstore.table.everyday import EverydayReads
 from kvstore.table.open_table import OpenTable
 from kvstore.table.replacing import check_replaceable, deletes_of_others
@@ -176,6 +176,10 @@ class Table(EverydayReads):
         """
         self._access.check_writable()
         definition = self._keyed()
+        if (small := small_replacement(definition, row, expected)) is not None:
+            (bucket,) = small.writes.requests([small.operation])
+            self._handles[bucket].submit(small)
+            return answer_of(small.answer) is not None
         key_row, decide = replacement(definition, row, expected)
         return bool(apply_if(self._handles, definition, iter([key_row]), decide).by_bucket)
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import (
+    CorruptData,
     DeletionDisabled,
     InvalidRequest,
     InvalidTargetColumns,
@@ -23,6 +25,9 @@ from kvstore.errors import (
     StoreError,
     UnsupportedOperation,
 )
+from kvstore.index.index import Index
+from kvstore.request import small
+from kvstore.table import conditional
 from tests.support.examples import slow
 from tests.support.tables import rows_of
 
@@ -69,6 +74,24 @@ class TestPutIf:
         assert not table.put_if({"k": "x", "v": "3"}, {"id": 7, "v": "2"})
         assert table.put_if({"k": "x", "v": "3"}, table["x"])
         assert list(table) == [{"k": "x", "id": 1, "v": "3"}]
+
+    @pytest.mark.parametrize("expected", [None, row(1, 1), row(1, 2)])
+    def test_a_damaged_row_is_reported_whatever_is_expected(
+        self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch, expected: Any
+    ) -> None:
+        table.upsert(row(1, 1))
+        value = Index.value
+        monkeypatch.setattr(Index, "value", lambda *given: (value(*given) or b"")[:-1] + b"x")
+        with pytest.raises(CorruptData):
+            table.put_if(row(1, 2), expected)
+        monkeypatch.undo()
+        assert rows_of(table) == [row(1, 1)]
+
+    def test_a_plain_row_is_compared_without_arrow(self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(conditional, "replacement", None)
+        assert [table.put_if(row(1, n), None) for n in (1, 2)] == [True, False]
+        assert [table.put_if(row(1, 3), row(1, n)) for n in (2, 1)] == [False, True]
+        assert rows_of(table) == [row(1, 3)]
 
     def test_what_is_wrong_is_refused(self, store: kvstore.Store, table: kvstore.Table) -> None:
         ends = table.offsets()
@@ -310,12 +333,16 @@ STEPS = st.one_of(
     buckets=st.integers(1, 3),
     image=st.sampled_from(["full", "wal"]),
     skip=st.booleans(),
+    rows_max=st.sampled_from([small.ROWS_MAX, small.ROWS_MAX, 0]),
 )
 def test_a_history_is_that_of_a_dict(
-    steps: list[tuple[str, int, int | None]], buckets: int, image: Any, skip: bool, tmp_path_factory: Any
+    steps: list[tuple[str, int, int | None]], buckets: int, image: Any, skip: bool, rows_max: int, tmp_path_factory: Any
 ) -> None:
     model: dict[int, int | None] = {}
-    with kvstore.open(tmp_path_factory.mktemp("s") / "store", durability="none", batch_rows_max=2) as store:
+    with (
+        mock.patch.object(small, "ROWS_MAX", rows_max),  # 0: no write is small
+        kvstore.open(tmp_path_factory.mktemp("s") / "store", durability="none", batch_rows_max=2) as store,
+    ):
         table = store.create_table(
             "t", SCHEMA, "k", buckets=buckets, changelog_image=image, skip_identical_updates=skip
         )
