@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -29,15 +31,17 @@ from kvstore.console.store.consumers import consumers_page
 from kvstore.console.store.jobs import job_page, jobs_page
 from kvstore.console.store.overview import overview
 from kvstore.console.store.replicas import replica_page, replicas_page
+from kvstore.console.table.batches import batch_page
 from kvstore.console.table.changes import changes_page
 from kvstore.console.table.download import value_of
+from kvstore.console.table.live import Tail
 from kvstore.console.table.log import log_page
 from kvstore.console.table.rows import rows_page
 from kvstore.console.table.tables import matching, summary, table_page
 from kvstore.console.table.undo import undo_page
 from kvstore.console.table.versions import history_page
 from kvstore.console.table.writers import writers_page
-from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError
+from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError, Unavailable
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
 from logformat.ids import TableId
@@ -46,13 +50,19 @@ ASSETS = Path(__file__).parent / "assets"
 OfTable = Callable[[Store, TableDefinition, Query], Page]
 OF_FILES = frozenset({catalog_page, edit_page})
 """Pages that need no open store, only its directory."""
+LIVE_SECONDS = 0.5
+"""Time between two looks for new changes."""
+FOLLOWERS_MAX = 16
 
 
-def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> ASGIApp:
+def application(
+    store: Path, token: str, hosts: frozenset[str], cookie: str, stopping: Callable[[], bool] = lambda: False
+) -> ASGIApp:
     """The console of a store.
 
     Args:
         token, hosts, cookie: See :class:`kvstore.console.guard.Guard`.
+        stopping: Whether the server ends, so that answers without an end do, too.
     """
     opened = OpenedStore(store)
 
@@ -63,7 +73,7 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         finally:
             await opened.close()
 
-    answers = Answers(opened)
+    answers = Answers(opened, stopping)
     tables: dict[str, OfTable] = {
         "": table_page,
         "/rows": rows_page,
@@ -72,6 +82,7 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         "/log": log_page,
         "/writers": writers_page,
         "/undo": undo_page,
+        "/batch": batch_page,
     }
     whole: dict[str, Callable[..., Page]] = {
         "/catalog": catalog_page,
@@ -88,6 +99,8 @@ def application(store: Path, token: str, hosts: frozenset[str], cookie: str) -> 
         Route("/api/tables", answers.json(all_tables)),
         Route("/metrics", answers.metrics),
         Route("/tables/{id}/cell", answers.cell),
+        Route("/tables/{id}/changes/live", answers.live),
+        Route("/api/tables/{id}/changes/live", answers.live),
     ]
     for path, page in whole.items():
         routes.append(Route(path, answers.html(page)))
@@ -111,10 +124,13 @@ class Answers:
 
     Args:
         opened: The store.
+        stopping: See :func:`application`.
     """
 
-    def __init__(self, opened: OpenedStore) -> None:
+    def __init__(self, opened: OpenedStore, stopping: Callable[[], bool]) -> None:
         self._opened = opened
+        self._stopping = stopping
+        self._followers = 0
 
     def html(self, of: Callable[..., Page]) -> Callable[[Request], Any]:
         """An endpoint that shows a page."""
@@ -148,6 +164,39 @@ class Answers:
             return self._failed(error, as_json=False)
         disposition = {"Content-Disposition": f'attachment; filename="{found.name}"'}
         return Response(found.data, media_type=found.media_type, headers=disposition)
+
+    async def live(self, request: Request) -> Response:
+        """New changes of a table as server-sent events, until the client goes."""
+        as_json = _is_api(request)
+        last = request.headers.get("last-event-id")  # a browser that connects again goes on there
+        try:
+            if self._followers >= FOLLOWERS_MAX:
+                raise Unavailable("Too many pages follow a changelog; close one.", most=FOLLOWERS_MAX)
+            first = [] if last is None else [("start", last)]
+            tail = await run_in_threadpool(_of, Tail.of, await self._opened.get(), request, first)
+        except StoreError as error:
+            return self._failed(error, as_json=as_json, status=503 if isinstance(error, Unavailable) else None)
+        return StreamingResponse(self._events(tail, request, as_json=as_json), media_type="text/event-stream")
+
+    async def _events(self, tail: Tail, request: Request, *, as_json: bool) -> AsyncIterator[str]:
+        shown = tail.as_json if as_json else tail.as_html
+
+        def step(store: Store) -> str | None:
+            found = tail.step(store)
+            return None if found is None else shown(*found)
+
+        self._followers += 1
+        try:
+            yield f"retry: {1000 * LIVE_SECONDS:.0f}\n\n"
+            while not (self._stopping() or await request.is_disconnected()):
+                data = await run_in_threadpool(step, await self._opened.get())
+                if data is not None:
+                    yield _event("changes", data, tail.at)
+                await anyio.sleep(LIVE_SECONDS)
+        except StoreError as error:
+            yield _event("failure", msgspec.json.encode(error_facts(error)).decode(), tail.at)
+        finally:
+            self._followers -= 1
 
     async def missing(self, request: Request, _: Exception) -> Response:
         """The answer to a path that the console does not have."""
@@ -191,8 +240,8 @@ class Answers:
         return self._response(Page(title, facts, body, line, None, status=status), as_json=as_json)
 
 
-def _of(of: Callable[..., Any], store: Any, request: Request) -> Any:
-    query = Query(request.query_params.multi_items())
+def _of(of: Callable[..., Any], store: Any, request: Request, first: Sequence[tuple[str, str]] = ()) -> Any:
+    query = Query([*first, *request.query_params.multi_items()])
     if "id" not in request.path_params:
         return of(store, query)
     id = request.path_params["id"]
@@ -201,6 +250,12 @@ def _of(of: Callable[..., Any], store: Any, request: Request) -> Any:
     if definition is None:
         raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=repr(id[:100]))
     return of(store, definition, query)
+
+
+def _event(name: str, data: str, id: int) -> str:
+    """A server-sent event; each line of its data has a line of its own."""
+    lines = "".join(f"data: {line}\n" for line in re.split(r"\r\n|\r|\n", data))
+    return f"id: {id}\nevent: {name}\n{lines}\n"
 
 
 def _is_api(request: Request) -> bool:

@@ -15,6 +15,7 @@ _KEYS = (
     ("Enter", "open the link of the row"),
     ("n, p", "next and previous page"),
     ("g", "overview"),
+    ("f", "follow the changelog, or pause"),
     ("?", "show these keys"),
 )
 

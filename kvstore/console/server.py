@@ -40,14 +40,15 @@ def serve(store: Path, host: str, port: int, show: Callable[[str], None], *, ope
         token = secrets.token_urlsafe(24)
         names = {*_NAMES, name.lower()}
         hosts = frozenset({f"{each}:{port}" for each in names} | (names if port == HTTP_PORT else set()))
-        app = application(store, token, hosts, f"kvstore-{port}")
+        app = application(store, token, hosts, f"kvstore-{port}", lambda: server.should_exit)
         settings = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        server = uvicorn.Server(settings)
         url = f"http://{name}:{port}/?token={token}"
         show(url)
         if opens:
             # A browser of the terminal ends only when its user leaves it.
             threading.Thread(target=webbrowser.open, args=(url,), name="kvstore-browser", daemon=True).start()
-        uvicorn.Server(settings).run(sockets=[listening])
+        server.run(sockets=[listening])
 
 
 def loopback(host: str) -> str:

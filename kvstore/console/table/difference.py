@@ -18,7 +18,7 @@ from kvstore.read.binlog import AFTER, BEFORE
 from logformat.log.change import ChangeType
 from logformat.rows.json_form import to_json
 
-_WORDS = {
+WORDS = {
     ChangeType.APPEND.word: ("append", "+A"),
     ChangeType.INSERT.word: ("insert", "+I"),
     ChangeType.UPDATE_POSTIMAGE.word: ("update", "+U"),
@@ -92,7 +92,7 @@ def version_facts(version: Version) -> dict[str, Any]:
     sides = {"before": version.before, "after": version.after}
     return {
         "offset": version.offset,
-        "change": _WORDS[version.kind][0],
+        "change": WORDS[version.kind][0],
         **{side: None if row is None else row_facts(version.names, row) for side, row in sides.items()},
         "changed": changed_names(version),
     }
@@ -111,7 +111,7 @@ def version_html(version: Version, definition: TableDefinition, bucket: int | No
     Args:
         bucket: None for a change that is in no log: it has no offset, and its long values can't be saved.
     """
-    word, sign = _WORDS[version.kind]
+    word, sign = WORDS[version.kind]
     key = [name for name in version.names if name in (definition.primary_key or ())]
     row = version.after or version.before
     if version.before is not None and version.after is not None:

@@ -12,7 +12,7 @@ from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import pager
 from kvstore.console.query import Query
-from kvstore.console.table.changes import origin_words
+from kvstore.console.table.batches import origin_words
 from kvstore.console.table.difference import version_facts, version_html, versions_of
 from kvstore.console.table.keys import bucket_of, key_form, key_of
 from kvstore.history.origin import ORIGIN_FIELDS

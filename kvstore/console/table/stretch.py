@@ -1,0 +1,301 @@
+"""A part of a log for a page: its batches and their changes, all of them or those of a kind, a writer or a key."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field as default
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.console.parts import error_facts
+from kvstore.console.query import Query
+from kvstore.console.table.difference import WORDS, Version, versions_of
+from kvstore.console.table.keys import bucket_of, key_of
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError
+from kvstore.history.origin import Origin, Origins
+from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.read.binlog import AFTER, BEFORE, binlog_of, binlog_schema, changelog_columns
+from kvstore.read.changelog import changes_between, milliseconds
+from kvstore.store import Store
+from logformat.ids import BucketId, Offset
+from logformat.log.batch import LAYOUTS, BatchHeader
+from logformat.log.change import ChangeType
+
+OFFSETS_SHOWN = 50
+"""Offsets of a page without a filter, and changes of a page with one."""
+OFFSETS_READ = 100_000
+WORK_MAX = 2_000
+"""A page with a filter ends after this work, and the next one goes on: a batch counts 1, or more if it is decoded."""
+DECODING = 3
+BYTES_OF_WORK = 1 << 14
+GROUP = 64
+"""Batches that are decoded together."""
+STEP_OFFSETS = 500
+STEP_BYTES = 8 << 20
+"""How much of the log is read at first when the last changes are looked for, and at most at a time."""
+
+_NUMBERS = {int(kind): WORDS[kind.word][0] for kind in ChangeType if kind.word in WORDS}
+
+
+@dataclass
+class Batch:
+    """A batch of the log.
+
+    Attributes:
+        versions: Its changes between the offsets of the page that the filter takes.
+    """
+
+    header: BatchHeader
+    origin: Origin
+    segment: str
+    position: int
+    versions: list[Version] = default(default_factory=list)
+
+
+@dataclass
+class Stretch:
+    """A part of a log.
+
+    Attributes:
+        start, stop: Its offsets; exclusive.
+        ends: The ends of the logs of all buckets.
+        error: Why it ends before ``stop``; None if it does not.
+    """
+
+    start: int
+    stop: int
+    log_start: int
+    log_end: int
+    ends: list[int]
+    batches: list[Batch] = default(default_factory=list)
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which changes are shown; empty for all.
+
+    Attributes:
+        kinds: Words for change types, such as ``insert``.
+        writer: Name or id of a writer.
+        key: Texts of the key's columns.
+        row: The key as a row.
+    """
+
+    kinds: tuple[str, ...] = ()
+    writer: str | None = None
+    key: tuple[str, ...] = ()
+    row: pa.RecordBatch | None = None
+
+    @classmethod
+    def of(cls, definition: TableDefinition, query: Query) -> Filter:
+        """What a request asks for.
+
+        Raises:
+            InvalidRequest: A change type does not exist.
+            StoreError: The key does not fit.
+        """
+        kinds = tuple(dict.fromkeys(query.all("kind")))
+        words = [word for word, _ in WORDS.values()]
+        if unknown := [each for each in kinds if each not in words]:
+            raise InvalidRequest("There is no such kind of change.", given=repr(unknown[0][:100]), kinds=words)
+        key = query.all("key")
+        if not any(key):  # fields that were left empty
+            return cls(kinds, query.text("writer"))
+        return cls(kinds, query.text("writer"), tuple(key), key_of(key, definition))
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds or self.key or self.writer is not None)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The filter as parameters of a request."""
+        return {"kind": list(self.kinds) or None, "writer": self.writer, "key": list(self.key) or None}
+
+    def bucket(self, definition: TableDefinition) -> int | None:
+        """The bucket that has all changes of the key; None without a key."""
+        return None if self.row is None else bucket_of(self.row, definition)
+
+    def takes(self, origin: Origin) -> bool:
+        """Whether a batch of this origin may have changes that are shown."""
+        return self.writer is None or self.writer in (origin.writer, str(origin.writer_id))
+
+    def may_have(self, found: FoundBatch) -> bool:
+        """Whether a batch has changes of the right kinds, without decoding it."""
+        header = found.header
+        if not self.kinds or header.append_only:
+            return not self.kinds or WORDS[ChangeType.APPEND.word][0] in self.kinds
+        place = LAYOUTS[header.magic].size + header.statistics_length
+        there = np.unique(np.frombuffer(found.data, np.uint8, header.record_count, place))
+        return any(int(kind) in _NUMBERS and _NUMBERS[int(kind)] in self.kinds for kind in there)
+
+    def of_binlog(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes that are shown, of a batch that is."""
+        if self.kinds:
+            types = [kind for kind, (word, _) in WORDS.items() if word in self.kinds]
+            changes = changes.filter(pc.is_in(changes.column("_change_type"), pa.array(types)))
+        if self.row is not None:
+            for field, value in zip(self.row.schema, self.row.columns, strict=True):
+                after, before = (pc.struct_field(changes.column(side), field.name) for side in (AFTER, BEFORE))
+                changes = changes.filter(pc.equal(pc.coalesce(after, before), value[0]))
+        return changes
+
+
+def read_stretch(
+    store: Store, definition: TableDefinition, bucket: int, names: list[str], filter: Filter, query: Query
+) -> Stretch:
+    """A page of changes: from ``start`` of the query on, an offset or a time; else the latest, those before ``end``.
+
+    Raises:
+        StoreError: The log does not have the place, or can't be read there.
+    """
+    table = store.table(definition.name)
+    ends = [int(end) for end, _ in table.committed().values()]
+    log, log_end = table.bucket(bucket).log, Offset(ends[bucket])
+    log_start = log.start()
+    last = _place("end", query, log, log_start, log_end, log_end)
+    most = OFFSETS_READ if filter else OFFSETS_SHOWN
+    start = _place("start", query, log, log_start, log_end, Offset(max(log_start, last - most)))
+    found = Stretch(start, max(start, min(start + most, last)), log_start, log_end, ends)
+    reader = Reader(store, definition, bucket, names, filter)
+    if filter and query.text("start") is None:
+        reader.backward(found)
+    else:
+        reader.forward(found)
+    return found
+
+
+def _place(name: str, query: Query, log: LogFiles, log_start: Offset, log_end: Offset, default: Offset) -> Offset:
+    place = query.place(name)
+    if place is None:
+        return default
+    if not isinstance(place, int):
+        return log.first_at_or_after(milliseconds(place), log_end)
+    if not log_start <= place <= log_end:
+        raise OffsetOutOfRange("The log does not hold this offset.", offset=place, log_start=log_start, log_end=log_end)
+    return Offset(place)
+
+
+class Reader:
+    """Reads changes of a log that a filter takes, and stops after some work.
+
+    Args:
+        names: Columns that are shown.
+    """
+
+    def __init__(
+        self, store: Store, definition: TableDefinition, bucket: int, names: list[str], filter: Filter
+    ) -> None:
+        # Read after the end of the log, so that it has the schemas of all changes.
+        self._definition = store.runtime.catalog().tables[definition.id].named_as(definition)
+        self._origins = Origins(store.runtime.catalog(), definition.id)
+        self._log = store.table(definition.name).bucket(bucket).log
+        self._bucket = BucketId(bucket)
+        self._schema = binlog_schema(self._definition, names)
+        self._filter = filter
+        self._work = 0
+
+    def forward(self, found: Stretch) -> None:
+        """Fill a stretch from its start on; with a filter, it ends after as many changes as a page shows."""
+        most = OFFSETS_SHOWN if self._filter else None
+        found.batches, found.stop, found.error = self._read(found.start, found.stop, most, WORK_MAX)
+
+    def backward(self, found: Stretch) -> None:
+        """Fill a stretch with the last changes that the filter takes; it begins at the first one of many."""
+        floor, at, step, count = found.start, found.stop, STEP_OFFSETS, 0
+        found.start = at
+        while at > floor and count < OFFSETS_SHOWN and self._work < WORK_MAX and found.error is None:
+            start = max(floor, at - step)
+            while at - start > OFFSETS_SHOWN and self._log.bytes_between(Offset(start), Offset(at)) > STEP_BYTES:
+                start = (start + at) // 2
+            batches, _, found.error = self._read(start, at, None, None)
+            if batches and found.batches and batches[-1].header.base_offset == found.batches[0].header.base_offset:
+                found.batches[0].versions[:0] = batches.pop().versions
+            found.batches[:0] = batches
+            at = found.start = start
+            count = sum(len(each.versions) for each in found.batches)
+            step *= 2
+        if count > OFFSETS_SHOWN:
+            _trim(found.batches, count - OFFSETS_SHOWN)
+            found.start = found.batches[0].versions[0].offset
+
+    def _read(
+        self, start: int, stop: int, most: int | None, work_max: int | None
+    ) -> tuple[list[Batch], int, dict[str, Any] | None]:
+        """Batches with changes, where reading ended, and why, if an error did that."""
+        shown: list[Batch] = []
+        group: list[tuple[FoundBatch, Batch]] = []
+        count = size = 0
+        within, error = (Offset(start), Offset(stop)), None
+
+        def flush() -> bool:
+            """Decode the batches that wait; whether there are more changes than asked for."""
+            nonlocal count, size, stop
+            left = None if most is None else most - count
+            count += self._fill(group, within, None if left is None else left + 1)
+            only = bool(self._filter.kinds or self._filter.key)
+            shown.extend(batch for _, batch in group if batch.versions or not only)
+            group.clear()
+            size = 0
+            if most is None or count <= most:
+                return False
+            while shown and not shown[-1].versions:
+                shown.pop()
+            shown[-1].versions.pop()
+            while shown and not shown[-1].versions:
+                shown.pop()
+            stop = shown[-1].versions[-1].offset + 1
+            return True
+
+        try:
+            for each in self._log.batches(*within):
+                if self._filter and work_max is not None and self._work >= work_max:
+                    stop = each.header.base_offset
+                    break
+                self._work += 1
+                batch = Batch(each.header, self._origins.of(each.header), each.path.name, each.position)
+                if not (self._filter.takes(batch.origin) and self._filter.may_have(each)):
+                    continue
+                self._work += DECODING + each.header.size // BYTES_OF_WORK
+                group.append((each, batch))
+                size += each.header.size
+                if (len(group) == GROUP or size >= STEP_BYTES) and flush():
+                    return shown, stop, None
+        except StoreError as raised:
+            error = error_facts(raised)
+        try:
+            flush()
+        except StoreError as raised:
+            error = error_facts(raised)
+        return shown, stop, error
+
+    def _fill(self, group: list[tuple[FoundBatch, Batch]], within: tuple[Offset, Offset], most: int | None) -> int:
+        """Read the changes of some batches, at most so many; returns their number."""
+        # An update belongs to the page that has its second half.
+        changes = changes_between(
+            (each for each, _ in group),
+            *(self._definition, self._bucket, *within, changelog_columns(self._schema)),
+            whole_updates=True,
+        )
+        binlogs = map(self._filter.of_binlog, binlog_of(changes, self._schema))
+        table = pa.Table.from_batches(binlogs, self._schema).slice(0, most)
+        versions = versions_of(table, self._definition)
+        places = {batch.header.base_offset: batch for _, batch in group}
+        bases = sorted(places)
+        for version in versions:
+            places[bases[bisect_right(bases, version.offset) - 1]].versions.append(version)
+        return len(versions)
+
+
+def _trim(batches: list[Batch], extra: int) -> None:
+    """Remove the first changes, and batches that have none left."""
+    while extra:
+        gone = batches[0].versions[:extra]
+        del batches[0].versions[:extra]
+        extra -= len(gone)
+        if not batches[0].versions:
+            del batches[0]
