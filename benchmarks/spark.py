@@ -83,6 +83,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=10_000_000)
     arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument(
+        "--readers", default="", help="beginning of the names of the readers beside Parquet; all if empty"
+    )
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
@@ -108,6 +111,7 @@ def main() -> None:
                 "frame, 2 columns": lambda: table.changelog_to_spark(spark, columns=SUMMED),
                 "rows of the table, 2 columns": lambda: table.to_spark(spark, SUMMED),
             }
+            frames = {name: frame for name, frame in frames.items() if name.startswith(("parquet", given.readers))}
             seconds: dict[str, dict[str, list[float]]] = {name: {work: [] for work in WORK} for name in frames}
             for turn in range(given.rounds + 1):
                 for work, run in WORK.items():

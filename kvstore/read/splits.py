@@ -17,6 +17,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import inserts_of
 from kvstore.read.pruning import offsets_where, ranges_where
 from kvstore.read.scan import KeyRange, bytes_within, rows_as_of, scan_schema, split_keys
+from kvstore.request.row_layout import layout_of
 from logformat.ids import BucketId, Offset
 
 Read = Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
@@ -109,6 +110,27 @@ class Splits:
         """Ranges of keys divided into at most ``parts`` parts of about equal size."""
         with self._handle.snapshot() as view:
             return split_keys(view, ranges, parts)
+
+    def key_after(self, keys: KeyRange, rows: int, *, as_of: int) -> tuple[bytes | None, int]:
+        """The first key after some rows of a range, as of an offset.
+
+        Args:
+            rows: Number of rows before it; above 0.
+
+        Returns:
+            The encoded key, None if there are no more rows; and the number of rows before it.
+
+        Raises:
+            OffsetOutOfRange: The log no longer has the changes since then.
+        """
+        definition = self._current()
+        layout = layout_of(definition)
+        seen = 0
+        for batch in self.rows((keys,), layout.key_names, as_of=as_of):
+            if seen + batch.num_rows > rows:
+                return layout.encode_keys(batch.slice(rows - seen, 1)).to_list()[0], rows
+            seen += batch.num_rows
+        return None, seen
 
     def rows(
         self, keys: Sequence[KeyRange] = (KeyRange(),), columns: Sequence[str] | None = None, *, as_of: int

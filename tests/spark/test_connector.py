@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import signal
 import zipfile
@@ -177,6 +178,39 @@ def test_a_checkpoint_passes_between_the_python_source_and_the_connector(
     assert all('{"table": "' in path.read_text() for path in offsets)
 
 
+def test_the_progress_of_a_stream_shows_its_lag(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
+    table = store.create_table("t", {"k": "int64 not null"}, "k")
+    table.upsert([{"k": k} for k in range(10)])
+    table.flush()
+    seen: list[int] = []
+
+    def take(rows: DataFrame, batch: int) -> None:
+        seen.extend(row.k for row in rows.collect())
+        if batch == 0:
+            table.upsert([{"k": 10}, {"k": 11}])
+            table.flush()
+
+    stream = spark.readStream.format("kvstore").options(
+        path=str(store.path), table="t$changelog", maxOffsetsPerTrigger=6
+    )
+    writer = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.start()
+    while len(seen) < 12:
+        assert query.isActive, query.exception()
+    query.processAllAvailable()
+    query.stop()
+    assert seen == list(range(12))
+    batches = [each for each in query.recentProgress if each["numInputRows"]]
+    found = [(each["numInputRows"], each["sources"][0]["metrics"]) for each in batches]
+    assert [(rows, lag["offsetsBehindLatest"], lag["bucketsToCopy"]) for rows, lag in found] == [
+        (6, "2", "1"),
+        (4, "2", "0"),
+        (2, "0", "0"),
+    ]
+    ends = [json.loads(each["sources"][0]["latestOffset"])["offsets"] for each in batches]
+    assert ends[-1] == {"0": 12}
+
+
 def helpers(parent: int) -> list[int]:
     """Process ids of the helpers that a process has started, without those that they have forked."""
     found = []
@@ -205,7 +239,7 @@ def test_plans_share_a_process_which_is_replaced_after_it_was_killed(spark: Spar
     load(spark, path, "t").count()
     assert helpers(helper) == [planner]
     os.kill(planner, signal.SIGKILL)
-    while helpers(helper):
+    while Path(f"/proc/{planner}").exists():
         pass  # it dies
     assert load(spark, path, "t").count() == len(ROWS) - 1
     assert planner not in helpers(helper)

@@ -72,7 +72,7 @@ def in_order(rows: Rows) -> Rows:
     return sorted(rows, key=lambda row: (row["_bucket"], row["_log_offset"], row["k"]))
 
 
-@pytest.mark.parametrize(("start", "most"), [("full", None), ("earliest", "3"), ("latest", None)])
+@pytest.mark.parametrize(("start", "most"), [("full", None), ("full", "3"), ("earliest", "3"), ("latest", None)])
 def test_every_change_comes_once(shipped: Shipped, start: str, most: str | None) -> None:
     shipped.write()
     shipped.write()
@@ -89,7 +89,7 @@ def test_every_change_comes_once(shipped: Shipped, start: str, most: str | None)
     assert in_order(query.rows()) == in_order(later)
     sizes = [len(rows) for rows in query.sunk.values()]
     if most is not None:
-        assert max(sizes) <= 16 + int(most)  # a commit of a bucket is whole
+        assert max(sizes) <= 16 + int(most)  # a commit of a bucket is whole, and so are the rows of one
     else:
         for rows in query.sunk.values():
             in_each = [{row["v"] for row in rows if row["k"] < 8 and row["_bucket"] == b} for b in range(BUCKETS)]
@@ -105,6 +105,18 @@ def test_a_checkpoint_passes_between_store_and_replica(shipped: Shipped) -> None
         query.run()
         query.stop()
     assert in_order(query.rows()) == shipped.changes()
+
+
+def test_a_replica_does_not_go_on_between_the_rows_of_a_bucket(shipped: Shipped) -> None:
+    shipped.write()
+    query = shipped.query(startingOffsets="full", maxOffsetsPerTrigger="2")
+    query.options["path"] = str(shipped.store.path)
+    query.trigger()
+    query.stop()
+    query.options["path"] = shipped.place.as_uri()
+    with pytest.raises(UnsupportedOperation, match="continue with the store"):
+        query.trigger()
+    query.stop()
 
 
 @pytest.mark.parametrize("source", ["kvstore", pytest.param("kvstore_python", marks=pytest.mark.long)])

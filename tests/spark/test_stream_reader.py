@@ -160,6 +160,43 @@ def test_a_limit_takes_from_every_bucket_and_cuts_no_commit(store: kvstore.Store
         assert len(first) == 3
 
 
+def test_a_large_table_is_copied_in_batches_of_the_limit(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    table.upsert([{"k": k, "v": 0} for k in range(100)])
+    table.flush()
+    copied = in_order([row for batch in table.changelog("full") for row in batch.to_pylist()])
+    start = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    query = Query({"path": str(store.path), "table": "t$changelog", "maxOffsetsPerTrigger": "15"})
+    for number in range(7):  # other rows come, change and go meanwhile
+        assert query.trigger(("planned", "sunk", None)[number % 3] if number else None)
+        query.stop()
+        query.trigger() if number % 3 else None
+        table.upsert([{"k": k, "v": 1} for k in (7 * number, 200 + number, -number)])
+        table.delete([7 * number + 1])
+        table.flush()
+    query.run()
+    query.stop()
+    assert in_order(query.rows()) == in_order([*copied, *changes(table, start, table.changelog_schema().names)])
+    sizes = [len(query.sunk[batch]) for batch in range(7)]
+    assert sizes == [15] * 6 + [10]
+    assert "rows_from" not in query.offsets[6]
+
+
+def test_a_copy_that_was_begun_goes_on_with_another_limit_or_none(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert([{"k": k, "v": 0} for k in range(100)])
+    table.flush()
+    query = Query({"path": str(store.path), "table": "t$changelog", "maxOffsetsPerTrigger": "10"})
+    for limit in (None, ReadMaxRows(30), EVERYTHING):
+        query.trigger(limit=limit)
+    query.stop()
+    assert [[row["k"] for row in rows] for rows in query.sunk.values()] == [
+        list(range(10)),
+        list(range(10, 40)),
+        list(range(40, 100)),
+    ]
+
+
 def test_only_what_is_there_when_it_is_triggered_once(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert([{"k": k, "v": 0} for k in range(10)])

@@ -47,6 +47,8 @@ def _answer(reader: StreamReader, call: Message) -> Message:
             return {"offset": json.dumps(reader.latestOffset(json.loads(call["start"]), limit))}
         case "report":
             return {"offset": json.dumps(reader.reportLatestOffset())}
+        case "metrics":
+            return {"metrics": reader.metrics(json.loads(call["end"]))}
         case "plan":
             tasks = reader.partitions(json.loads(call["start"]), json.loads(call["end"]))
             return {"tasks": [encode_task(task) for task in tasks]}

@@ -58,14 +58,17 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     Attributes:
         table: Store id and table id of the offsets.
         offsets: For each bucket, the next offset to read.
-        began: Start of the stream; only in its first offset.
+        began: Start of the stream; only in the ends of its first batch and of other batches of the rows at its start.
         leader_epoch: Of a replica, the epoch of the leader that shipped these changes; None for a store.
+        rows_from: If given, the rows at the start are incomplete: for each bucket that has some left, the first
+            encoded key of them.
     """
 
     table: str
     offsets: dict[str, int]
     began: Began | None = None
     leader_epoch: Epoch | None = None
+    rows_from: dict[str, bytes] | None = None
 
     @property
     def by_bucket(self) -> dict[int, Offset]:

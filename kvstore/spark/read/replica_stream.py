@@ -14,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from kvstore.errors import UnsupportedOperation
+from kvstore.read.scan import KeyRange
 from kvstore.replica.read.tail import ReplicaTail
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options, Place
@@ -52,7 +53,7 @@ class KvStoreReplicaStreamReader(StreamReader):
     def commit(self, end: Raw) -> None:
         """Forget the names of the objects that were read."""
         place = self._decoded(end)
-        if place is not None:
+        if place is not None and not place.rows_from:
             self._followed().forget(place.by_bucket)
 
     def stop(self) -> None:
@@ -84,9 +85,19 @@ class KvStoreReplicaStreamReader(StreamReader):
     def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         return self._followed().commit_end(bucket, start, end, records)
 
+    def _key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
+        del bucket, keys, as_of  # the rows of a bucket are rebuilt as a whole, so a batch has those of one bucket
+        return None, rows
+
     def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
         table = self._followed().table
         place = ReplicaPlace(self._place.url, table.store_id, table.definition, self._place.kind)
+        if any(each.keys is not None and each.keys.start > KeyRange().start for each in ranges):
+            raise UnsupportedOperation(
+                "The checkpoint lies between the rows of a bucket, and a replica has the rows of a bucket as a whole; "
+                "continue with the store until all rows are read, or start with a new checkpoint.",
+                url=self._place.url,
+            )
         rows = [table.rows(each.bucket, each.start) for each in ranges if each.inserted_at is not None]
         changes = [table.changes(each.bucket, each.start, each.end) for each in ranges if each.start < each.end]
         return tasks_of_replica(place, [*rows, *changes])

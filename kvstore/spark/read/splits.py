@@ -38,12 +38,14 @@ class ReadRange:
         start, end: Changes from ``start`` (inclusive) to ``end`` (exclusive); for rows, those as of ``end``.
         inserted_at: If given, the rows as of ``start`` come first, as inserts of a commit at this time in milliseconds
             since the Unix epoch; None for changes only.
+        keys: If given, only the rows of these keys.
     """
 
     bucket: int
     start: int
     end: int
     inserted_at: int | None = None
+    keys: KeyRange | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,9 @@ def _parts(table: Table, kind: Kind, given: ReadRange, filter: pc.Expression | N
 
             yield Part(splits.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
         filter = None  # a filter on changes does not limit the keys
-    if (kind is Kind.ROWS or given.inserted_at is not None) and (ranges := splits.keys_where(filter, as_of=rows.end)):
+    if kind is not Kind.ROWS and given.inserted_at is None:
+        return
+    if ranges := [given.keys] if given.keys is not None else splits.keys_where(filter, as_of=rows.end):
         yield Part(
             splits.row_bytes(ranges) / ROWS_TASK_BYTES_MIN,
             lambda parts: [replace(rows, keys=keys) for keys in splits.split_keys(ranges, parts)],

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -24,6 +25,7 @@ from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import milliseconds
+from kvstore.read.scan import KeyRange
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.read.batch import ranges_of_changes
@@ -73,6 +75,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @abstractmethod
     def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
+
+    @abstractmethod
+    def _key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
+        """Where a batch of the rows at the start ends; see :meth:`kvstore.read.splits.Splits.key_after`."""
 
     @abstractmethod
     def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
@@ -130,15 +136,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for bucket, offset in before.items():
             _check_order(bucket, offset, ends[bucket])
         self._register(before, began=began is not None)
+        left = _rows_left(place, began)
+        if left and isinstance(limit, ReadMaxRows):
+            return self._copied(place.began if place is not None else began, left, limit.max_rows).raw()
         if self._until is not None:
             ends = {bucket: max(before[bucket], min(end, self._until[bucket])) for bucket, end in ends.items()}
-        if place is not None and ends == before:
+        if place is not None and ends == before and not left:
             return start
         return self._offset(self._limited(before, ends, limit), began).raw()
 
     def reportLatestOffset(self) -> Raw:  # noqa: N802
         """End of the log, for the progress report of the query."""
         return self._offset(self._ends()).raw()
+
+    def metrics(self, place: Raw) -> dict[str, str]:
+        """Lag of the stream for the progress report of the query, as text; empty before its first batch.
+
+        Args:
+            place: End of the last batch.
+        """
+        found = self._decoded(place)
+        if found is None:
+            return {}
+        ends = self._ends()
+        lag = sum(ends[bucket] - offset for bucket, offset in found.by_bucket.items())
+        return {"offsetsBehindLatest": str(lag), "bucketsToCopy": str(len(found.rows_from or {}))}
 
     def partitions(self, start: Raw, end: Raw) -> list[InputPartition]:
         """Partitions of the changes between two offsets, one for each core, or fewer if there are few changes.
@@ -149,7 +171,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = (self._decoded(each) for each in (start, end))
         if last is None or (first is None and last.began is None):
             raise InvalidRequest("The checkpoint lacks the start of the stream; start with a new one.", end=end)
-        rows_of = last.began.rows_of if first is None and last.began is not None else None
+        began = last.began if first is None else first.began
+        left, left_after = _rows_left(first, began), _rows_left(last, None)
         begin = first.by_bucket if first is not None else _offsets_of(last.began)
         logs = self._bounds()
         ranges = []
@@ -157,10 +180,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             (log_start, log_end), place = logs[bucket], begin[bucket]
             _check_order(bucket, place, stop)
             _check_order(bucket, stop, log_end)
-            if place < log_start and (place < stop or rows_of is not None):
-                self._check_loss(bucket, place, log_start, rows=rows_of is not None)
+            name = str(bucket)
+            has_rows = name in left and left[name] != left_after.get(name)
+            if place < log_start and (place < stop or has_rows):
+                self._check_loss(bucket, place, log_start, rows=has_rows)
                 place = min(log_start, stop)
-            ranges.append(ReadRange(bucket, place, stop, None if rows_of is None else rows_of[str(bucket)]))
+            if has_rows:
+                assert began is not None
+                assert began.rows_of is not None
+                keys = KeyRange(left[name], left_after.get(name))
+                ranges.append(ReadRange(bucket, place, stop, began.rows_of[name], keys))
+            else:
+                ranges.append(ReadRange(bucket, place, stop))
         return self._tasks(ranges)
 
     def _begin(self) -> Began:
@@ -169,6 +200,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._until is not None:
             offsets = {bucket: min(offset, self._until[bucket]) for bucket, offset in offsets.items()}
         return Began(by_name(offsets), None if rows_of is None else by_name(rows_of))
+
+    def _copied(self, began: Began | None, left: dict[str, bytes], most: int) -> StreamOffset:
+        """End offset of a batch of the rows at the start: at most ``most`` of them, of one bucket after the other.
+
+        Args:
+            left: The first key in each bucket that has some left.
+        """
+        assert began is not None
+        rows_from = dict(left)
+        offsets, bounds = _offsets_of(began), self._bounds()
+        for name, key in left.items():
+            if most <= 0:
+                break
+            bucket = int(name)
+            offset, log_start = offsets[bucket], bounds[bucket][0]
+            if offset < log_start:
+                self._check_loss(bucket, offset, log_start, rows=True)
+            following, rows = self._key_after(bucket, KeyRange(key), most, offset)
+            most -= rows
+            if following is None:
+                del rows_from[name]
+            else:
+                rows_from[name] = following
+        return msgspec.structs.replace(self._offset(offsets, began), rows_from=rows_from or None)
 
     def _limited(self, before: Mapping[int, Offset], ends: Mapping[int, Offset], limit: ReadLimit) -> dict[int, Offset]:
         """End offset of each bucket, so that all buckets together have at most the allowed offsets, or one commit.
@@ -267,6 +322,9 @@ class KvStoreStreamReader(StreamReader):
     def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         return self._table().shares(bucket).commit_end(start, end, records)
 
+    def _key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
+        return self._table().shares(bucket).key_after(keys, rows, as_of=as_of)
+
     def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
         return tasks_of(self._place, self._table(), ranges)
 
@@ -312,6 +370,17 @@ def _start_of(table: Table | TableDefinition, options: Options) -> Place:
 def _offsets_of(began: Began | None) -> dict[int, Offset]:
     assert began is not None
     return {int(bucket): Offset(offset) for bucket, offset in began.offsets.items()}
+
+
+def _rows_left(place: StreamOffset | None, began: Began | None) -> dict[str, bytes]:
+    """Rows at the start of a stream that are not read yet: in each bucket that has some, the first key.
+
+    Args:
+        began: Start of the stream, if ``place`` is None, which is before all rows.
+    """
+    if place is not None:
+        return place.rows_from or {}
+    return {} if began is None or began.rows_of is None else dict.fromkeys(began.rows_of, KeyRange().start)
 
 
 def _check_order(bucket: int, first: Offset, last: Offset) -> None:

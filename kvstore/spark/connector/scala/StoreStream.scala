@@ -1,5 +1,10 @@
 package kvstore.spark
 
+import java.util
+import java.util.Optional
+
+import scala.jdk.CollectionConverters._
+
 import org.apache.spark.sql.connector.read.{InputPartition, PartitionReaderFactory}
 import org.apache.spark.sql.connector.read.streaming._
 import org.apache.spark.sql.types.StructType
@@ -12,7 +17,7 @@ case class StoreOffset(json: String) extends Offset
 
 /** A stream of changes. One process of the helper decides for it as long as the query runs, and keeps the store open. */
 class StoreStream(table: StoreTable, columns: StructType, python: Python)
-    extends MicroBatchStream with SupportsTriggerAvailableNow {
+    extends MicroBatchStream with SupportsTriggerAvailableNow with ReportsSourceMetrics {
   private lazy val connection = Helper.connect(python)
   private lazy val began =
     connection.ask(("do" -> "stream") ~ ("options" -> table.optionsAsJson) ~ ("columns" -> columns.json))
@@ -46,6 +51,13 @@ class StoreStream(table: StoreTable, columns: StructType, python: Python)
   }
 
   override def reportLatestOffset(): Offset = offset(call("report"))
+
+  override def metrics(consumed: Optional[Offset]): util.Map[String, String] =
+    if (consumed.isEmpty) util.Map.of()
+    else {
+      val JObject(found) = call("metrics", "end" -> consumed.get.json) \ "metrics": @unchecked
+      found.collect { case (name, JString(value)) => name -> value }.toMap.asJava
+    }
 
   override def planInputPartitions(start: Offset, end: Offset): Array[InputPartition] =
     (call("plan", ("start" -> start.json) ~ ("end" -> end.json)) \ "tasks").children.collect { case JString(task) =>
