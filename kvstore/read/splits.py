@@ -18,7 +18,9 @@ from kvstore.read.changelog import inserts_of
 from kvstore.read.pruning import offsets_where, ranges_where
 from kvstore.read.scan import KeyRange, bytes_within, rows_as_of, scan_schema, split_keys
 from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
+from logformat.rows import intake
 
 Read = Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
 
@@ -65,18 +67,38 @@ class Splits:
         bucket, timestamp = BucketId(handle.place.identity.bucket_id), handle.committed().last_timestamp
         return offsets_where(handle.log, schema, filter, bucket, start, end, timestamp)
 
-    def change_count(self, start: Offset, end: Offset) -> int:
-        """Number of changes in a range of offsets; an empty batch takes an offset and has none.
+    def change_extent(self, start: Offset, end: Offset) -> tuple[int, Offset | None, Offset | None]:
+        """Number of changes in a range of offsets, and the first and the last offset that has one.
+
+        An empty batch takes an offset and has none.
 
         Raises:
-            OffsetOutOfRange: The log no longer has ``start``.
+            OffsetOutOfRange: The log no longer has the start.
             CorruptBatch: The header of a batch is damaged; damage elsewhere is found only when the batch is read.
         """
-        count = 0
+        count, first, last = 0, None, None
         for found in self._handle.log.batches(start, end, counts_only=True):
-            first = found.header.base_offset
-            count += max(0, min(end, first + found.header.record_count) - max(start, first))
-        return count
+            base = found.header.base_offset
+            begin, stop = max(start, base), min(end, Offset(base + found.header.record_count))
+            if begin < stop:
+                count += stop - begin
+                first, last = begin if first is None else first, Offset(stop - 1)
+        return count, first, last
+
+    def first_and_last_keys(self, *, as_of: int) -> pa.RecordBatch | None:
+        """Key columns of the first and the last row as of an offset; None if they are not known without reading rows.
+
+        Returns:
+            Two rows, or none if there are no rows.
+        """
+        layout = layout_of(self._current())
+        with self._handle.snapshot() as view:
+            if view.state().applied_offset != as_of:
+                return None
+            keys = BinaryColumn.from_list(list(view.bounds() or ()))
+        if not len(keys):
+            return intake.empty(layout.key_schema)
+        return pa.RecordBatch.from_arrays(layout.keys.decode(keys), schema=layout.key_schema)
 
     def row_count(self, *, as_of: int) -> int | None:
         """Number of rows as of an offset; None if it is not known without reading them."""

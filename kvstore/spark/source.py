@@ -27,7 +27,8 @@ from kvstore.read.scan import KeyRange
 from kvstore.session import check_follows_not
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
-from kvstore.spark.read.batch import KvStoreReader, Pinned, count_of, pinned
+from kvstore.spark.read.aggregates import count_of
+from kvstore.spark.read.batch import KvStoreReader, Pinned, pinned
 from kvstore.spark.read.place import TablePlace, found
 from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, ReplicaPlace, found_replica, replica_at
 from kvstore.spark.read.replica_stream import KvStoreReplicaStreamReader
@@ -122,7 +123,7 @@ class KvStoreSource(DataSource):
         found = pinned(place, table, self._options, keep_log=self._keeps_log)
         shares = [(table.shares(each.bucket), each) for each in found.ranges]
         if place.kind is Kind.ROWS:
-            self.rows_max = count_of(table, found)
+            self.rows_max = count_of(table, place.kind, found.ranges)
             self.stored_bytes = sum(share.row_bytes([KeyRange()]) for share, _ in shares)
         elif self._options.start != "full":
             self.rows_max = sum(each.end - each.start for each in found.ranges)  # an offset has one row or none

@@ -107,6 +107,55 @@ def test_counting_reads_no_row(spark: SparkSession, path: Path, name: str) -> No
     assert frame.where("k = 7").count() == (1 if name == "t" else 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "aggregates", "is_known"),
+    [
+        ("t", "min(k), max(k), count(*)", True),
+        ("t$changelog", "max(_log_offset), min(_log_offset), count(*)", True),
+        ("t", "max(f)", False),
+        ("t", "max(k), max(s)", False),
+        ("t$changelog", "max(k)", False),
+        ("t$binlog", "max(_log_offset)", False),
+    ],
+)
+def test_the_smallest_and_largest_keys_and_offsets_are_known(
+    spark: SparkSession, path: Path, name: str, aggregates: str, is_known: bool
+) -> None:
+    wanted = [f"{each} as c{place}" for place, each in enumerate(aggregates.split(", "))]
+    ours, python = (load(spark, path, name, source).selectExpr(*wanted) for source in ("kvstore", "kvstore_python"))
+    assert ("LocalTableScan" in planned(ours)) is is_known
+    assert shown(ours) == shown(python)
+    assert load(spark, path, name).where("1 = 2").selectExpr(*wanted).count() == 1
+
+
+def test_the_first_and_last_key_of_each_type_are_those_that_spark_finds(
+    spark: SparkSession, store: kvstore.Store
+) -> None:
+    store.create_table("none", {"k": "int64 not null"}, "k")
+    keys: dict[str, list[object]] = {
+        "int8": [-3, 0, 7],
+        "uint32": [0, 4_000_000_000],
+        "string": ["", "Z", "a", "é", "\U0001f600", "\uffff"],
+        "date32": [dt.date(1969, 12, 31), dt.date(2026, 1, 1)],
+    }
+    for kind, values in keys.items():
+        table = store.create_table(kind, {"k": f"{kind} not null", "n": "int64 not null"}, ["k", "n"], buckets=2)
+        table.upsert([{"k": k, "n": n} for k in values for n in range(2)])
+    store.flush()
+    for kind in ("none", *keys):
+        frame = load(spark, store.path, kind).selectExpr("min(k) as low", "max(k) as high")
+        assert "LocalTableScan" in planned(frame)
+        assert (
+            frame.collect()
+            == load(spark, store.path, kind, "kvstore_python").selectExpr("min(k) as low", "max(k) as high").collect()
+        ), kind
+    # After a change the rows of the pinned moment have to be read.
+    frame = load(spark, store.path, "int8").selectExpr("max(k) as high")
+    store["int8"].upsert({"k": 9, "n": 0})
+    store.flush()
+    assert [row.high for row in frame.collect()] == [7]
+
+
 def test_empty_batches_are_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", SCHEMA.remove(4).remove(3), primary_key="k")

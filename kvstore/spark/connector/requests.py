@@ -50,8 +50,8 @@ def answer(request: Message, messages: Messages) -> None:
                 return _catalog(request)
             case "plan":
                 return _plan(request)
-            case "count":
-                return _count(request)
+            case "aggregate":
+                return _aggregate(request)
             case "stream":
                 follow(request, _columns(request["columns"]), messages, answered)
             case "read":
@@ -129,10 +129,11 @@ def _plan(request: Message) -> Message:
     return found
 
 
-def _count(request: Message) -> Message:
-    """The number of rows, if it is known without reading them."""
+def _aggregate(request: Message) -> Message:
+    """Values of aggregates, if they are known without reading rows."""
     reader = _reader(request, StructType())
-    return {"count": reader.count() if isinstance(reader, KvStoreReader) else None}
+    wanted = [(each["name"], each.get("column")) for each in request["of"]]
+    return {"values": reader.aggregates(wanted) if isinstance(reader, KvStoreReader) else None}
 
 
 def _reader(request: Message, columns: StructType) -> KvStoreReader | KvStoreReplicaReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -17,12 +17,13 @@ from kvstore.errors import InvalidRequest
 from kvstore.read.changelog import End, Start
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
+from kvstore.spark.read.aggregates import Aggregate, Value, aggregates_of
 from kvstore.spark.read.filters import expression_of, values_of
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema
 from kvstore.table.table import Table
-from logformat.ids import BucketId, Offset
+from logformat.ids import BucketId
 
 BucketOf = Callable[[Mapping[str, pa.Scalar]], int | None]
 """The bucket of all rows with these values; None if several buckets may have such rows."""
@@ -162,27 +163,16 @@ class KvStoreReader(FilteredReader):
             self._pinned.hold(table)
             return tasks_of(place, table, ranges, self._filter)
 
-    def count(self) -> int | None:
-        """Number of rows without filters, from what is known of batches and indexes; None if they must be read."""
+    def aggregates(self, wanted: Sequence[Aggregate]) -> list[Value] | None:
+        """See :func:`kvstore.spark.read.aggregates.aggregates_of`."""
         with self._pinned.place.open() as table:
-            return count_of(table, self._pinned)
+            return aggregates_of(table, self._pinned.place.kind, self._pinned.ranges, wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         # Without any partition, Spark calls this with another object.
         if isinstance(partition, ReadTask):
             yield from read(partition, self._target, self._filter)
-
-
-def count_of(table: Table, read: Pinned) -> int | None:
-    """Number of rows of a pinned read; None if they must be read."""
-    if read.place.kind is Kind.BINLOG or any(each.inserted_at is not None for each in read.ranges):
-        return None
-    shares = [(table.shares(each.bucket), Offset(each.start), Offset(each.end)) for each in read.ranges]
-    if read.place.kind is Kind.CHANGELOG:
-        return sum(splits.change_count(start, end) for splits, start, end in shares)
-    counts = [splits.row_count(as_of=end) for splits, _, end in shares]
-    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 class PushFilters:

@@ -4,11 +4,11 @@ import java.util.OptionalLong
 
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.connector.expressions.aggregate.{Aggregation, CountStar}
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation
 import org.apache.spark.sql.connector.read._
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream
 import org.apache.spark.sql.sources.Filter
-import org.apache.spark.sql.types.{LongType, StructField, StructType}
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.vectorized.ColumnarBatch
 import org.json4s._
 import org.json4s.JsonDSL._
@@ -24,7 +24,7 @@ class StoreScanBuilder(table: StoreTable)
   private var columns = table.schema
   private var filters = Array.empty[Filter]
   private var limit: Option[Int] = None
-  private var counted: Option[CountScan] = None
+  private var known: Option[KnownScan] = None
 
   override def pruneColumns(needed: StructType): Unit = columns = needed
 
@@ -42,29 +42,20 @@ class StoreScanBuilder(table: StoreTable)
     true
   }
 
-  override def supportCompletePushDown(aggregation: Aggregation): Boolean =
-    aggregation.groupByExpressions.isEmpty && filters.isEmpty &&
-      aggregation.aggregateExpressions.forall(_.isInstanceOf[CountStar])
+  override def supportCompletePushDown(aggregation: Aggregation): Boolean = aggregates(aggregation).nonEmpty
 
-  /** Answers `count(*)` without reading a row, if the store knows the number. */
-  override def pushAggregation(aggregation: Aggregation): Boolean = {
-    if (supportCompletePushDown(aggregation)) {
-      counted = table.count().map(new CountScan(table.name, _, aggregation.aggregateExpressions.length))
-    }
-    counted.nonEmpty
+  private def aggregates(aggregation: Aggregation): Option[Seq[KnownAggregate]] = {
+    val found = aggregation.aggregateExpressions.toSeq.map(KnownAggregate.of(_, table.schema))
+    Option.when(aggregation.groupByExpressions.isEmpty && filters.isEmpty && found.forall(_.nonEmpty))(found.flatten)
   }
 
-  override def build(): Scan = counted.getOrElse(new StoreScan(table, columns, filters, limit))
-}
+  /** Answers `count(*)`, and the smallest and largest key or offset, without reading a row, if the store knows them. */
+  override def pushAggregation(aggregation: Aggregation): Boolean = {
+    known = aggregates(aggregation).flatMap(KnownScan.of(table, _))
+    known.nonEmpty
+  }
 
-/** A number of rows that is known when the query is planned. */
-class CountScan(table: String, rows: Long, times: Int) extends LocalScan {
-  override def readSchema: StructType =
-    StructType(Array.tabulate(times)(place => StructField(s"count_$place", LongType, nullable = false)))
-
-  override def rows(): Array[InternalRow] = Array(InternalRow(Seq.fill(times)(rows): _*))
-
-  override def description: String = s"$table count $rows"
+  override def build(): Scan = known.getOrElse(new StoreScan(table, columns, filters, limit))
 }
 
 class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int])

@@ -115,10 +115,6 @@ class StoreTable(
 
   def optionsAsJson: JObject = Json.of(options)
 
-  /** The number of rows, if it is known without reading them. */
-  def count(): Option[Long] =
-    Option(ask(Python.of(SparkSession.active), "do" -> "count") \ "count").collect { case JInt(rows) => rows.toLong }
-
   /** About how many rows there are. */
   def rows: Option[Long] = loaded.rows
 

@@ -1,0 +1,88 @@
+"""Aggregates that are known without reading a row: numbers of rows, and the smallest and largest keys and offsets.
+
+They are exact, or not given: then Spark reads the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import pyarrow as pa
+
+from kvstore.read.splits import Splits
+from kvstore.spark.options import Kind
+from kvstore.spark.read.splits import ReadRange
+from kvstore.spark.types import spark_type
+from kvstore.table.table import Table
+from logformat.ids import Offset
+
+Aggregate = tuple[Literal["count", "min", "max"], str | None]
+"""A function, and the column it is of."""
+Value = int | str | None
+"""The value of an aggregate as JSON has it: a date as days since 1970."""
+_OFFSET = "_log_offset"
+
+
+def aggregates_of(
+    table: Table, kind: Kind, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]
+) -> list[Value] | None:
+    """Values of aggregates of a pinned read without filters; None if rows must be read for one of them."""
+    if kind is Kind.BINLOG or any(each.inserted_at is not None for each in ranges):
+        return None
+    shares = [(table.shares(each.bucket), Offset(each.start), Offset(each.end)) for each in ranges]
+    return _of_changes(shares, wanted) if kind is Kind.CHANGELOG else _of_rows(table, shares, wanted)
+
+
+def count_of(table: Table, kind: Kind, ranges: Sequence[ReadRange]) -> int | None:
+    """Number of rows of a pinned read; None if they must be read."""
+    found = aggregates_of(table, kind, ranges, [("count", None)])
+    if found is None:
+        return None
+    assert isinstance(found[0], int)
+    return found[0]
+
+
+Shares = Iterable[tuple[Splits, Offset, Offset]]
+
+
+def _of_changes(shares: Shares, wanted: Sequence[Aggregate]) -> list[Value] | None:
+    if any(name != "count" and column != _OFFSET for name, column in wanted):
+        return None
+    found = [splits.change_extent(start, end) for splits, start, end in shares]
+    known: dict[str, Value] = {
+        "count": sum(count for count, _, _ in found),
+        "min": min((first for _, first, _ in found if first is not None), default=None),
+        "max": max((last for _, _, last in found if last is not None), default=None),
+    }
+    return [known[name] for name, _ in wanted]
+
+
+def _of_rows(table: Table, shares: Shares, wanted: Sequence[Aggregate]) -> list[Value] | None:
+    key = table.primary_key
+    assert key is not None
+    if any(name != "count" and (column != key[0] or not _has_order(table.schema, key[0])) for name, column in wanted):
+        return None
+    known: dict[str, Value] = {}
+    for name in {name for name, _ in wanted}:
+        if name == "count":
+            counts = [splits.row_count(as_of=end) for splits, _, end in shares]
+            if None in counts:
+                return None
+            known[name] = sum(count for count in counts if count is not None)
+            continue
+        bounds = [splits.first_and_last_keys(as_of=end) for splits, _, end in shares]
+        values: list[Value] = []
+        for rows in bounds:
+            if rows is None:
+                return None
+            column = rows.column(key[0])
+            values += (column.cast(pa.int32()) if pa.types.is_date(column.type) else column).to_pylist()
+        known[name] = (min if name == "min" else max)(values, default=None)  # type: ignore[type-var] # of one type
+    return [known[name] for name, _ in wanted]
+
+
+def _has_order(schema: pa.Schema, name: str) -> bool:
+    """Whether the index has the keys in Spark's order, and JSON has their values as Spark does."""
+    kind = schema.field(name).type
+    return spark_type(kind) in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.date32())
