@@ -18,7 +18,7 @@ GROWTH_ROWS ?= 50000000
 
 .PHONY: setup wheel demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
 
-setup: .venv/ready .venv/java .venv/connector
+setup: .venv/ready .venv/java .venv/connector .venv/kernel
 
 .venv/ready: requirements.lock pyproject.toml
 	@$(STEP) "virtual environment" $(PYTHON) -m venv .venv
@@ -40,6 +40,11 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 .venv/connector: .venv/java $(wildcard kvstore/spark/connector/scala/*.scala) kvstore/spark/connector/build.py
 	@$(STEP) "connector of Spark" $(BIN)/python -m kvstore.spark.connector.build && touch $@ || \
 	  echo "The set-up goes on without the connector of Spark; see .logs/connector-of-Spark.log."
+
+# The native kernel is compiled with the machine's C compiler. Without it, Python does all the work.
+.venv/kernel: .venv/ready $(wildcard kvstore/kernel/*.c) kvstore/kernel/build.py
+	@$(STEP) "native kernel" $(BIN)/python -m kvstore.kernel.build && touch $@ || \
+	  echo "The set-up goes on without the native kernel; see .logs/native-kernel.log."
 
 # The wheel with the connector; pip wheel . gives one without it.
 wheel: setup

@@ -102,5 +102,10 @@ def is_free(size: int) -> bool:
     return True
 
 
+def is_limited() -> bool:
+    """Whether the process has a limit."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def _whole_pages(size: int) -> int:
     return -(-size // _PAGE_BYTES) * _PAGE_BYTES

@@ -198,6 +198,15 @@ def slices(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.BinaryA
     return BinaryColumn(flat, bounds).to_arrow().take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
+def concatenate(columns: Sequence[BinaryColumn]) -> BinaryColumn:
+    """The strings of columns, one column after the other; there is at least one."""
+    flats = [column.flat[column.offsets[0] : column.offsets[-1]] for column in columns]
+    lengths = np.concatenate([column.lengths for column in columns])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return BinaryColumn(np.concatenate(flats), offsets)
+
+
 def join(*columns: BinaryColumn) -> BinaryColumn:
     """Concatenates columns row by row."""
     if len(columns[0]) == 1:

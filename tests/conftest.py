@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import kvstore
+from tests.kernel.both import lookups_both_ways
 from tests.support import proof, s3
 from tests.support.order import rank_of, scope_of
 
@@ -118,6 +119,13 @@ def _unhurried(request: pytest.FixtureRequest) -> None:
 def proves(request: pytest.FixtureRequest) -> proof.Proves:
     """Adds to a figure of what was tried; counts if the test passes."""
     return proof.Proves(request.node.user_properties)
+
+
+@pytest.fixture
+def both_ways() -> Iterator[list[int]]:
+    """Lookups are made with and without the native kernel, and must come to the same; see tests/kernel/both.py."""
+    with lookups_both_ways() as counts:
+        yield counts
 
 
 @pytest.fixture

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 
+import numpy as np
+
 from kvstore.environment import Environment, Transaction
 from kvstore.errors import CorruptData
 from kvstore.files import open_file
 from kvstore.index import writeback
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
+from kvstore.index.mapped import MappedFile
 from kvstore.index.space import IndexSpace, space_of
 from kvstore.lmdb_files import LMDB_FILES, Identity
 from kvstore.pages import last_commit, tree_of
@@ -46,14 +49,18 @@ class View:
 
     Args:
         leaves: Reader of the pages that hold the rows, if it can be used.
+        mapped: The file, if it has all that the transaction reads.
 
     Attributes:
         leaves: The argument.
     """
 
-    def __init__(self, transaction: Transaction, leaves: Leaves | None = None) -> None:
+    def __init__(
+        self, transaction: Transaction, leaves: Leaves | None = None, mapped: MappedFile | None = None
+    ) -> None:
         self._transaction = transaction
         self.leaves = leaves
+        self._mapped = mapped
 
     def state(self) -> IndexState:
         """State of the index.
@@ -92,6 +99,19 @@ class View:
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """Values of keys, in order; empty where a key is missing. No stored value is empty."""
         return list(map(self._transaction.get, keys, repeat(b"")))
+
+    def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
+        """For each key whether it is there, bool ``(n,)``; and the values of those that are, in their order.
+
+        Raises:
+            CorruptData: A page is damaged.
+        """
+        found = None if self._mapped is None else self._mapped.find(self._transaction, keys)
+        if found is not None:
+            return found
+        values = self.get(keys.to_list())
+        there = np.fromiter(map(bool, values), bool, len(values))
+        return there, BinaryColumn.from_list(list(filter(None, values)))
 
     def rows(
         self, chunk: int, start: bytes = ROW, stop: bytes | None = None
@@ -194,6 +214,7 @@ class Index:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
+        self._mapped = MappedFile(environment)
         self._transaction: Transaction | None = None
         self._page_bytes = self._leaf_pages = 0
         self._touched = 0
@@ -211,7 +232,7 @@ class Index:
     def view(self) -> Iterator[View]:
         """A view of the last commit."""
         with self.environment.read() as transaction:
-            yield View(transaction)
+            yield View(transaction, mapped=self._mapped)
 
     @contextmanager
     def scan_view(self) -> Iterator[View]:
@@ -361,11 +382,15 @@ class Index:
 
     def close_if_unread(self) -> bool:
         """Release the environment unless it is being read; see :meth:`Environment.close_if_unread`."""
-        return self.environment.close_if_unread()
+        released = self.environment.close_if_unread()
+        if released:
+            self._mapped.close()
+        return released
 
     def close(self) -> None:
         """Discard uncommitted changes and release the environment."""
         self.abort()
+        self._mapped.close()
         self.environment.close()
 
     def _writable(self) -> Transaction:

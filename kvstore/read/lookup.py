@@ -14,6 +14,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, rows_now
 from kvstore.request.partition import bucket_of_key, buckets_of_rows
 from kvstore.request.row_layout import layout_of
+from logformat import binary_column as binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
@@ -33,20 +34,22 @@ def rows_of_keys(
         key_rows: The key columns.
     """
     encoded = layout_of(current()).encode_keys(key_rows)
-    values = _values(handles, current(), key_rows, encoded.to_list())
+    order, there, values = _found(handles, current(), key_rows, encoded)
     definition = current()  # read after the values, so that it has the schemas of all rows
     layout = layout_of(definition)
-    there = np.fromiter(map(bool, values), bool, len(values))
-    found_keys = key_rows.filter(pa.array(there))
-    rows, _ = layout.decode(BinaryColumn.from_list(list(filter(None, values))), key_sums(encoded)[there], found_keys)
-    places = pa.array(np.cumsum(there) - 1, mask=~there)
-    columns = [
-        key_rows.column(field.name) if field.name in layout.key_names else rows.column(field.name).take(places)
-        for field in definition.schema
-    ]
+    names = [name for name in definition.schema.names if name not in layout.key_names]
+    rows, _ = layout.decode(values, key_sums(encoded)[order][there], key_rows, names)
+    columns = dict(zip(names, rows.columns, strict=True))
+    if len(handles) > 1 or not there.all():
+        places, missing = np.empty(len(there), np.int64), np.empty(len(there), bool)
+        places[order], missing[order] = np.cumsum(there) - 1, ~there
+        taken, there = pa.array(places, mask=missing), ~missing
+        columns = {name: column.take(taken) for name, column in columns.items()}
+    columns |= {name: key_rows.column(name) for name in layout.key_names}
     fields = [field.with_nullable(field.name not in layout.key_names) for field in definition.schema]
     found = pa.field(FOUND, pa.bool_(), False)
-    return pa.Table.from_arrays([*columns, pa.array(there)], schema=pa.schema([*fields, found]))
+    ordered = [columns[name] for name in definition.schema.names]
+    return pa.Table.from_arrays([*ordered, pa.array(there)], schema=pa.schema([*fields, found]))
 
 
 class SingleReads:
@@ -118,22 +121,22 @@ def rows_of_prefix(
     return pa.Table.from_batches(batches, definition.schema)
 
 
-def _values(
-    handles: Sequence[BucketHandle], definition: TableDefinition, key_rows: pa.RecordBatch, keys: list[bytes]
-) -> list[bytes]:
+def _found(
+    handles: Sequence[BucketHandle], definition: TableDefinition, key_rows: pa.RecordBatch, keys: BinaryColumn
+) -> tuple[np.ndarray | slice, np.ndarray, BinaryColumn]:
+    """The order in which keys were looked for; in it whether each is there, and the values of those that are."""
     if len(handles) == 1:
         with handles[0].latest() as view:
-            return view.get(keys)
+            return slice(None), *view.find(keys)
     buckets = buckets_of_rows(definition, key_rows)
-    values = np.full(len(keys), b"", object)
+    order = np.argsort(buckets, kind="stable")
+    there, values = [np.zeros(0, bool)], [BinaryColumn.from_list([])]
     for bucket in map(BucketId, np.unique(buckets).tolist()):
-        places = np.flatnonzero(buckets == bucket)
         with handles[bucket].latest() as view:
-            found = view.get([keys[place] for place in places])
-        for place, value in zip(places, found, strict=True):
-            values[place] = value
-    listed: list[bytes] = values.tolist()
-    return listed
+            its_there, its_values = view.find(keys.take(np.flatnonzero(buckets == bucket)))
+        there.append(its_there)
+        values.append(its_values)
+    return order, np.concatenate(there), binary_column.concatenate(values)
 
 
 def _after(prefix: bytes) -> bytes | None:

@@ -26,6 +26,8 @@ from merge_engines.spec import engine_of
 from tests.support.examples import slow
 from tests.support.tables import assert_equals_model
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 WRITERS = (0, 1)
 NIGHT = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 SAMPLES: dict[pa.DataType, list[Any]] = {

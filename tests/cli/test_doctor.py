@@ -16,6 +16,7 @@ import pytest
 
 import kvstore
 from kvstore.cli import doctor
+from kvstore.kernel import library
 from tests.cli.commands import ROOT, fine, run
 
 
@@ -37,7 +38,7 @@ def test_a_missing_optional_part_is_no_failure() -> None:
     with mock.patch.object(doctor, "version_of", without(*doctor.OPTIONAL)):
         found = fine("doctor", "--json").lines[0]
         assert re.search(r"^polars +missing .*to_polars", fine("doctor").out, re.MULTILINE)
-    missing = [each for each in found["optional"] if each["name"] != "java"]
+    missing = [each for each in found["optional"] if each["name"] in doctor.OPTIONAL]
     assert [(each["version"], each["ok"]) for each in missing] == [(None, False)] * len(doctor.OPTIONAL)
     assert found["ok"]
 
@@ -49,6 +50,13 @@ def test_a_part_that_is_needed_and_too_old_is_a_failure() -> None:
         assert re.search(r"^pyarrow +25.9.1 \(too old\) ", done.out, re.MULTILINE)
         assert "wrong: pyarrow is missing or too old; install it with: pip install 'pyarrow>=26.0'\n" in done.out
         assert not run("doctor", "--json").lines[0]["ok"]
+
+
+def test_doctor_says_whether_the_native_kernel_is_used() -> None:
+    (used,) = [each for each in fine("doctor", "--json").lines[0]["optional"] if each["name"] == "native kernel"]
+    assert used["version"] == (str(library.library_path()) if library.kernel() else None)
+    with library.switched_off():
+        assert re.search(r"^native kernel +missing .*`make setup` builds it", fine("doctor").out, re.MULTILINE)
 
 
 def test_doctor_works_without_spark() -> None:

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 from tests.fuzz.mutate import mutated
 from tests.fuzz.planted import INPUT, PLANTED
@@ -89,17 +90,28 @@ def _inputs(seeds: list[bytes], runs: int, random: Random) -> Iterator[bytes]:
         yield mutated(random, seeds)
 
 
-def tried(path: Path, budgets: dict[str, int], *, seed: int, seconds: int = SECONDS_MAX) -> None:
+def tried(
+    path: Path,
+    budgets: dict[str, int],
+    *,
+    seed: int,
+    seconds: int = SECONDS_MAX,
+    program: Sequence[str] = ("tests.fuzz.runner",),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Run targets in another process.
+
+    Args:
+        program: The module that runs them, and what it wants before the runner's arguments.
+        environment: What more the process has in its environment.
 
     Raises:
         AssertionError: One was bad; its input is shown in hexadecimal digits.
     """
     orders = [f"{name}={runs}" for name, runs in budgets.items()]
-    command = [sys.executable, "-m", "tests.fuzz.runner", path, str(seed), str(seconds), *orders]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"TMPDIR": str(path.parent)}, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", *program, path, str(seed), str(seconds), *orders]
+    with_more = os.environ | {"TMPDIR": str(path.parent)} | environment
+    done = subprocess.run(command, cwd=ROOT, env=with_more, capture_output=True, text=True, check=False)
     assert not done.returncode, "\n".join(
         [f"{_end(done.returncode)} after {Held(path).shown()}", done.stdout[-2_000:], done.stderr[-6_000:]]
     )

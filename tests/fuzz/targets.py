@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import CorruptData, InvalidRequest
-from tests.fuzz import catalog_targets, log_targets, replica_targets, request_targets, segment_targets
+from tests.fuzz import catalog_targets, kernel_targets, log_targets, replica_targets, request_targets, segment_targets
 
 ALLOWED = (CorruptData, InvalidRequest)
 """UnsupportedVersion is a CorruptData."""
@@ -54,5 +54,6 @@ TARGETS = {
     "names": Target(request_targets.names, request_targets.names_seeds, 4, 10),
     "file_names": Target(request_targets.file_names, request_targets.file_names_seeds, 3, 10),
     "log_segment": Target(segment_targets.log_segment, segment_targets.log_segment_seeds, 0.3, 20),
+    "index_pages": Target(kernel_targets.index_pages, kernel_targets.index_pages_seeds, 3, 20),
     "rebuild": Target(segment_targets.rebuild, segment_targets.rebuild_seeds, 0.003, 15),
 }

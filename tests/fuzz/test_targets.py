@@ -8,6 +8,7 @@ inputs that lead further.
 from __future__ import annotations
 
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.kernel import build
 from tests.fuzz import guided, runner
 from tests.fuzz.planted import INPUT, PLANTED
+from tests.fuzz.sanitized import sanitized
 from tests.fuzz.targets import ALLOWED, CORPUS, TARGETS
 from tests.support.proof import Proves
 
-QUICK, LONG = 200, 4_200
+QUICK, LONG, SANITIZED = 200, 4_200, 20_000
 """Runs of a target whose share is 1; seeds and corpus are run whatever the share."""
 
 
@@ -72,6 +75,16 @@ def test_many_runs(tmp_path: Path, proves: Proves) -> None:
     seed = secrets.randbits(32)
     runner.tried(tmp_path / "input", chosen, seed=seed)
     proves("fuzz runs", sum(chosen.values()))
+
+
+@pytest.mark.nightly
+def test_the_native_kernel_under_sanitizers(tmp_path: Path, proves: Proves) -> None:
+    if shutil.which(build.COMPILER) is not None:
+        program, environment = sanitized(tmp_path)
+        runs = {"index_pages": SANITIZED}
+        seed = secrets.randbits(32)
+        runner.tried(tmp_path / "input", runs, seed=seed, program=program, environment=environment)
+        proves("fuzz runs", SANITIZED)
 
 
 @pytest.mark.nightly

@@ -19,6 +19,8 @@ from kvstore.store import Store
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field("name", pa.string(), False), pa.field("n", pa.int32(), False)])
 
 

@@ -17,6 +17,8 @@ from kvstore.testing.model import Answer, Model, Operation, Refused
 from tests.support.examples import slow
 from tests.support.tables import assert_equals_model, binlog_of, operations_of
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 WRITERS = (0, 1, 7)
 
 

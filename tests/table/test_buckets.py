@@ -16,6 +16,8 @@ from tests.store.helpers import run
 from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SCHEMA = pa.schema([pa.field("a", pa.int32(), False), pa.field("b", pa.string(), False), pa.field("v", pa.int64())])
 KEY = ("a", "b")
 ROWS = st.builds(lambda a, b, v: {"a": a, "b": b, "v": v}, st.integers(0, 5), st.sampled_from("xyz"), st.integers(0, 9))

@@ -39,6 +39,8 @@ from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk
 from tests.support.tables import binlog_of, changes_of, rows_of
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SCHEMA = pa.schema(
     [
         pa.field("k", pa.int64(), False),

@@ -26,6 +26,8 @@ from tests.conftest import OpenStore
 from tests.logformat.damage import bit_flips
 from tests.support.calls_made import calls_made
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 SCHEMA = pa.schema(
     [
         pa.field("at", pa.timestamp("ms", "UTC")),

@@ -1,0 +1,89 @@
+"""The file of an index as the native kernel reads it, for lookups of many keys.
+
+* It is mapped when it is first needed, and again when a page lies beyond the end of the map.
+* A call that reads the map keeps it: closing the index takes it from nobody.
+* A process whose address space is limited has no such map: LMDB's own need the room.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvstore.address_space import is_limited
+from kvstore.environment import Environment, Transaction
+
+if TYPE_CHECKING:
+    from logformat.binary_column import BinaryColumn
+
+KEYS_MIN = 32
+"""For fewer keys, LMDB's ``get`` is as fast."""
+
+
+class MappedFile:
+    """The file of an environment.
+
+    Args:
+        environment: Its owner closes it, and calls :meth:`close` as well.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._map: np.ndarray | None = None
+
+    def find(self, transaction: Transaction, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn] | None:
+        """Values of keys; see :func:`kvstore.kernel.pages.find`.
+
+        Args:
+            transaction: A read transaction of the environment.
+
+        Returns:
+            None if LMDB has to be asked.
+
+        Raises:
+            CorruptData: A page is damaged.
+            lmdb.Error: The transaction ended meanwhile.
+        """
+        if len(keys) < KEYS_MIN:
+            return None
+        from kvstore.kernel import library, pages
+
+        kernel = library.kernel()
+        if kernel is None:
+            return None
+        number = transaction.id()
+        known = self._map
+        if known is None:
+            known = self._mapped()
+        while known is not None:
+            try:
+                return pages.find(kernel, known, number, keys)
+            except pages.BeyondMap as beyond:
+                larger = self._mapped()
+                if larger is not None and len(larger) <= len(known):
+                    raise pages.damaged(beyond.page) from beyond
+                known = larger
+            finally:
+                transaction.id()  # raises if the transaction was not held until now
+        return None
+
+    def close(self) -> None:
+        """Give the map back as soon as no call reads it."""
+        self._map = None
+
+    def _mapped(self) -> np.ndarray | None:
+        """A new map of the whole file; None if there can't be one."""
+        if is_limited():
+            return None
+        with self._environment.file() as descriptor:
+            if descriptor is None:
+                return None
+            try:
+                # What the kernel reads are single pages of any places: reading ahead would only cost.
+                taken = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+            except (OSError, ValueError):  # no room, or an empty file
+                return None
+        self._map = np.frombuffer(taken, np.uint8)
+        return self._map

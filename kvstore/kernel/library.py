@@ -1,0 +1,65 @@
+"""The library of the kernel: where it is, and whether it is used.
+
+* Its name has the checksum of its sources: a library of other sources is not loaded.
+* It is loaded when it is first asked for, once in a process. Importing this module loads nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+ROOM = Path(__file__).parent
+PREFIX = "kernel-"
+
+
+def sources() -> list[Path]:
+    """The files that the library is compiled from."""
+    return sorted(ROOM.glob("*.c"))
+
+
+def library_path() -> Path:
+    """Where the library of these sources is, if it was built."""
+    checksum = 0
+    for source in sources():
+        checksum = zlib.crc32(source.read_bytes(), checksum)
+    return ROOM / f"{PREFIX}{checksum:08x}.so"
+
+
+def kernel() -> ctypes.CDLL | None:
+    """The library; None if there is none that this machine can load, or if it is switched off."""
+    return None if _switched_off else _loaded()
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """This process does without the kernel meanwhile; for tests and measurements."""
+    _switched_off.append(None)
+    try:
+        yield
+    finally:
+        _switched_off.pop()
+
+
+_switched_off: list[None] = []
+
+
+@cache
+def _loaded() -> ctypes.CDLL | None:
+    path = library_path()
+    if not path.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:  # built for another machine
+        return None
+    address, number = ctypes.c_void_p, ctypes.c_uint64
+    library.kv_find.argtypes = [address, number, number, address, address, number, address, address, address]
+    library.kv_find.restype = ctypes.c_int
+    library.kv_copy.argtypes = [address, address, address, number, address]
+    library.kv_copy.restype = None
+    return library

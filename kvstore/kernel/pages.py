@@ -1,0 +1,80 @@
+"""Finds keys in LMDB's committed pages, many in one call; LMDB's ``get`` takes one call and one object for each key.
+
+* The pages are in a map, whose bytes the kernel does not trust (``find.c`` has its invariants).
+* What it finds is right only if a read transaction was held from before the call until after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+
+import numpy as np
+
+from kvstore.errors import CorruptData
+from logformat.binary_column import BinaryColumn
+
+
+class Status(IntEnum):
+    """How a search ended; ``find.c`` has the same."""
+
+    DONE = 0
+    OTHER_COMMIT = 1
+    BEYOND = 2
+    DAMAGED = 3
+
+
+class BeyondMap(Exception):
+    """A page is beyond the end of the map.
+
+    Attributes:
+        page: Its number.
+    """
+
+    def __init__(self, page: int) -> None:
+        super().__init__(page)
+        self.page = page
+
+
+def find(
+    kernel: ctypes.CDLL, mapped: np.ndarray, transaction: int, keys: BinaryColumn
+) -> tuple[np.ndarray, BinaryColumn] | None:
+    """Values of keys, as of a transaction.
+
+    Args:
+        mapped: The file of the index, or its beginning: uint8.
+
+    Returns:
+        For each key whether it is there, and the values of those that are, in their order. None if the tree of the
+        transaction is not known any more.
+
+    Raises:
+        BeyondMap: The map ends before a page that is needed.
+        CorruptData: A page is damaged.
+    """
+    count = len(keys)
+    places, lengths = np.empty(count, np.uint64), np.empty(count, np.uint32)
+    flat, ends = np.ascontiguousarray(keys.flat), np.ascontiguousarray(keys.offsets)
+    page = ctypes.c_uint64()
+    file = mapped.ctypes.data
+    status = kernel.kv_find(
+        *(file, len(mapped), transaction, flat.ctypes.data, ends.ctypes.data, count),
+        *(places.ctypes.data, lengths.ctypes.data, ctypes.addressof(page)),
+    )
+    if status == Status.OTHER_COMMIT:
+        return None
+    if status == Status.BEYOND:
+        raise BeyondMap(page.value)
+    if status == Status.DAMAGED:
+        raise damaged(page.value)
+    there = lengths > 0
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    values = np.empty(int(offsets[-1]), np.uint8)
+    kernel.kv_copy(file, places.ctypes.data, lengths.ctypes.data, count, values.ctypes.data)
+    return there, BinaryColumn(values, offsets if there.all() else np.append(offsets[:-1][there], offsets[-1]))
+
+
+def damaged(page: int) -> CorruptData:
+    """The error for a page that is not what LMDB writes."""
+    return CorruptData("A page of an index is damaged; run `kvstore check`.", page=page)

@@ -1,0 +1,78 @@
+"""Finds keys by the native kernel, where there is one, and by the reference: both must come to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+
+from kvstore.errors import CorruptData
+from kvstore.index import mapped
+from kvstore.index.index import View
+from kvstore.kernel import library, pages
+from logformat.binary_column import BinaryColumn
+from tests.kernel.reference import Refused, found_by_reference
+
+
+def assert_both_agree(data: bytes, places: Sequence[np.ndarray], transaction: int, keys: Sequence[bytes]) -> bool:
+    """Find keys in a file that may be damaged; returns whether all could be looked for.
+
+    Args:
+        places: Where the same bytes are in memory.
+    """
+    values, refusals = found_by_reference(data, transaction, keys)
+    if library.kernel() is not None:
+        for place in places:
+            found = _found_by_kernel(place, transaction, keys)
+            assert found in refusals if refusals else found == values
+    return not refusals
+
+
+def _found_by_kernel(place: np.ndarray, transaction: int, keys: Sequence[bytes]) -> list[bytes] | Refused:
+    kernel = library.kernel()
+    assert kernel is not None
+    try:
+        found = pages.find(kernel, place, transaction, BinaryColumn.from_list(keys))
+    except pages.BeyondMap as beyond:
+        return Refused(beyond.page, is_beyond=True)
+    except CorruptData as error:
+        return Refused(error.where["page"])
+    if found is None:
+        return Refused(None)
+    there, values = found
+    strings = iter(values.to_list())
+    return [next(strings) if its_there else b"" for its_there in there]
+
+
+@contextmanager
+def lookups_both_ways() -> Iterator[list[int]]:
+    """Every lookup in this process is made with and without the kernel, however few keys it has.
+
+    Yields:
+        For each lookup of the kernel how many keys it had.
+    """
+    plain, counts = View.find, list[int]()
+
+    def both(view: View, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
+        there, values = plain(view, keys)
+        with library.switched_off():
+            expected_there, expected = plain(view, keys)
+        assert there.tolist() == expected_there.tolist()
+        assert values.to_list() == expected.to_list()
+        return there, values
+
+    def counted(*arguments: object) -> tuple[np.ndarray, BinaryColumn] | None:
+        found = found_plainly(*arguments)  # type: ignore[arg-type]
+        if found is not None:
+            counts.append(len(found[0]))
+        return found
+
+    found_plainly = pages.find
+    with (
+        mock.patch.object(View, "find", both),
+        mock.patch.object(mapped, "KEYS_MIN", 0),
+        mock.patch.object(pages, "find", counted),
+    ):
+        yield counts
