@@ -291,8 +291,8 @@ def test_a_follower_keeps_up_though_the_leader_ships_during_each_listing(tmp_pat
     copy = follower(leader.objects, tmp_path / "c")
     listed = leader.objects.list
 
-    def meanwhile(prefix: str = "") -> Iterator[tuple[str, int]]:
-        yield from listed(prefix)
+    def meanwhile(prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
+        yield from listed(prefix, after)
         if not prefix:
             leader.objects.list = listed  # type: ignore[method-assign]
             leader.apply_epoch(leader.store.table("t"))
