@@ -36,11 +36,15 @@ End = Literal["latest"] | dict[int, int] | dt.datetime
 
 
 class Kind(StrEnum):
-    """The view of a table that is read: its rows, or the suffix after ``$`` in the option ``table``."""
+    """The view of a table that is read: its rows, or the suffix after ``$`` in the option ``table``.
+
+    ``NET`` is the changelog with one net change a key and commit, for ``CHANGES``; no option selects it.
+    """
 
     ROWS = ""
     CHANGELOG = "changelog"
     BINLOG = "binlog"
+    NET = "net"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import StoreError
 from kvstore.read.scan import first_rows
-from kvstore.spark.connector import catalog, writes
+from kvstore.spark.connector import catalog, changes, writes
 from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
 from kvstore.spark.connector.plans import (
@@ -56,6 +56,8 @@ def answer(request: Message, messages: Messages) -> None:
                 follow(request, _columns(request["columns"]), messages, answered)
             case "read":
                 _read(request, messages)
+            case "changes":
+                return changes.load(request)
             case "insert":
                 return writes.begin(request, _columns(request["columns"]))
             case "statement":

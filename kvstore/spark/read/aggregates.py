@@ -28,7 +28,7 @@ def aggregates_of(
     table: Table, kind: Kind, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]
 ) -> list[Value] | None:
     """Values of aggregates of a pinned read without filters; None if rows must be read for one of them."""
-    if kind is Kind.BINLOG or any(each.inserted_at is not None for each in ranges):
+    if kind in (Kind.BINLOG, Kind.NET) or any(each.inserted_at is not None for each in ranges):
         return None
     shares = [(table.shares(each.bucket), Offset(each.start), Offset(each.end)) for each in ranges]
     return _of_changes(shares, wanted) if kind is Kind.CHANGELOG else _of_rows(table, shares, wanted)

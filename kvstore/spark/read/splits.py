@@ -17,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from kvstore.read.binlog import AFTER, BEFORE, binlog_of, changelog_columns
 from kvstore.read.scan import KeyRange, rows_where
 from kvstore.spark.options import Kind
+from kvstore.spark.read.net import CHANGE_TYPE, VERSION, net_changes
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.types import for_spark
 from kvstore.table.table import Table
@@ -173,6 +174,9 @@ def _batches(
         rows = splits.inserts(piece.keys, columns, as_of=piece.end, timestamp=piece.inserted_at)
         return rows if whole is None else binlog_of(rows, whole)
     start, end = {bucket: piece.start}, {bucket: piece.end}
+    if kind is Kind.NET:
+        names = list(dict.fromkeys([*names, *(table.primary_key or ()), CHANGE_TYPE, VERSION]))
+        return net_changes(table.changelog(start, end, bucket, names), table.primary_key)
     if whole is None:
         return table.changelog(start, end, bucket, names)
     return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])

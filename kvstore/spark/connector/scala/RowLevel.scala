@@ -27,15 +27,20 @@ class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: Stri
   }
 }
 
+/** References to the columns of a key. */
+object Key {
+  def of(answer: JValue): Array[NamedReference] =
+    (answer \ "key").children.collect { case JString(name) =>
+      Expressions.column(s"`${name.replace("`", "``")}`")
+    }.toArray
+}
+
 /** A statement that changes rows, which it names by their primary key. */
 class StoreOperation(
     table: CatalogTable, override val command: RowLevelOperation.Command, python: Python, planned: JValue)
     extends SupportsDelta {
 
-  override def rowId: Array[NamedReference] =
-    (planned \ "key").children.collect { case JString(name) =>
-      Expressions.column(s"`${name.replace("`", "``")}`")
-    }.toArray
+  override def rowId: Array[NamedReference] = Key.of(planned)
 
   /** Of what was read when the table was loaded, because the commit counts changes from there on. */
   override def newScanBuilder(options: CaseInsensitiveStringMap): ScanBuilder = new StoreScanBuilder(table)

@@ -74,7 +74,7 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
 
   override def columnarSupportMode: Scan.ColumnarSupportMode = Scan.ColumnarSupportMode.SUPPORTED
 
-  override def toMicroBatchStream(checkpoint: String): MicroBatchStream = new StoreStream(table, columns, python)
+  override def toMicroBatchStream(checkpoint: String): MicroBatchStream = table.stream(columns, python)
 
   override def planInputPartitions(): Array[InputPartition] =
     (planned \ "tasks").children.collect { case JString(task) => StorePartition(task) }.toArray

@@ -8,6 +8,7 @@ import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.connector.catalog.{SupportsRead, SupportsWrite, Table, TableCapability, TableProvider}
 import org.apache.spark.sql.connector.expressions.Transform
 import org.apache.spark.sql.connector.read.ScanBuilder
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream
 import org.apache.spark.sql.connector.write.{LogicalWriteInfo, WriteBuilder}
 import org.apache.spark.sql.execution.datasources.v2.python.{PythonDataSourceV2, PythonTable}
 import org.apache.spark.sql.sources.DataSourceRegister
@@ -48,7 +49,10 @@ object Loaded {
   def of(options: util.Map[String, String], given: Option[StructType], withProperties: Boolean = false): Loaded = {
     val request = ("do" -> "load") ~ ("options" -> options.asScala.toMap) ~ ("columns" -> given.map(_.json)) ~
       ("properties" -> Option.when(withProperties)(true))
-    val answer = Helper.plan(Python.of(SparkSession.active), request)
+    read(Helper.plan(Python.of(SparkSession.active), request))
+  }
+
+  def read(answer: JValue): Loaded = {
     val rows = Option(answer \ "rows").collect { case JInt(rows) => rows.toLong }
     val bytes = Option(answer \ "bytes").collect { case JInt(bytes) => bytes.toLong }.getOrElse(0L)
     answer \ "columns" match {
@@ -114,6 +118,8 @@ class StoreTable(
     Helper.plan(python, request ~ ("options" -> optionsAsJson) ~ ("pinned" -> loaded.pinned))
 
   def optionsAsJson: JObject = Json.of(options)
+
+  def stream(columns: StructType, python: Python): MicroBatchStream = new StoreStream(this, columns, python)
 
   /** About how many rows there are. */
   def rows: Option[Long] = loaded.rows

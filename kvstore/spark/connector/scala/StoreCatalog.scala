@@ -52,6 +52,10 @@ class StoreCatalog extends TableCatalog {
     new CatalogTable(loaded, options, s"$catalog.${table.name}")
   }
 
+  override def loadChangelog(
+      table: Identifier, context: ChangelogContext, options: CaseInsensitiveStringMap): Changelog =
+    named(table)(StoreChanges.load(path, nameOf(table), s"$catalog.${table.name}", context))
+
   override def createTable(table: Identifier, info: TableInfo): Table = named(table) {
     if (info.partitions.nonEmpty) {
       throw new UnsupportedOperationException(
