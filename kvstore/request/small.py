@@ -26,8 +26,10 @@ from logformat.rows.few_rows import FewRowsCodec, Operation
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
-ROWS_MAX = 32
-"""Largest number of rows of a small write. For twice as many whole columns cost hardly more, and less in a group."""
+ROWS_MAX = 64
+"""Largest number of rows of a small write. For twice as many whole columns cost less."""
+GROUP_ROWS_MAX = 256
+"""Largest number of rows of a group of small writes; for more, one pass over whole columns costs less."""
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
@@ -94,7 +96,9 @@ class SmallWrites:
         return None if operations is None or bytes_of(operations) > BYTES_MAX else operations
 
     def fit(self, requests: Several[Request | SmallRequest]) -> bool:
-        """Whether a group has few rows of Arrow data: to convert them here costs more than one pass over columns."""
+        """Whether a group has few rows, and fewer of Arrow data, which have to be converted here."""
+        if sum([request.count for request in requests]) > GROUP_ROWS_MAX:
+            return False
         return sum([request.count for request in requests if isinstance(request, Request)]) <= ROWS_MAX
 
     def requests(self, operations: list[Operation]) -> dict[BucketId, SmallRequest]:

@@ -206,6 +206,22 @@ class TestTheWay:
         assert small_ones == []
         assert rows_of(table)[0] == {**ROW, "k": 0}
 
+    def test_a_group_of_many_rows_takes_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
+        table = store.create_table("t", SCHEMA, "k")
+        handle = table.bucket(0).handle
+        handle.write()
+        assert handle.engine is not None
+        committer = handle.engine.committer
+        requests = small.GROUP_ROWS_MAX // small.ROWS_MAX + 1
+        with ThreadPoolExecutor(requests + 1) as threads, handle.latest():  # the bucket's lock
+            threads.submit(table.upsert, ROW)
+            wait_until(lambda: (committer.waiting, committer.queued) == (1, 0))
+            for _ in range(requests):
+                threads.submit(table.upsert, [{**ROW, "k": key} for key in range(small.ROWS_MAX)])
+            wait_until(lambda: committer.queued == requests)
+        assert small_ones == [1]
+        assert (table.count(), table.offsets()) == (small.ROWS_MAX, {0: (0, 2 * requests * small.ROWS_MAX - 62)})
+
     @pytest.mark.parametrize("behavior", ["ignore", "disable"])
     def test_deletes_that_the_table_does_not_take_are_no_small_writes(
         self, store: kvstore.Store, small_ones: list[int], behavior: Any
