@@ -11,6 +11,8 @@ WIDTH = 1000
 _LEAST = 4
 """Width of the smallest part, so that it is seen."""
 PARTS_MAX = 200
+_HEIGHTS = {"spark": 100, "chart": 200}
+"""Heights of curves by their class, in units of which a line has ``WIDTH``."""
 
 
 class Part(NamedTuple):
@@ -52,3 +54,14 @@ def _svg(content: Sequence[Html], words: str, height: int, kind: str) -> Html:
 
 def _number(given: float) -> str:
     return f"{given:.1f}".removesuffix(".0")
+
+
+def curve(values: Sequence[float], words: str, kind: str) -> Html:
+    """Values over time as an area from left to right, the largest at full height."""
+    height = _HEIGHTS[kind]
+    top, step = max(*values, 1e-9), WIDTH / max(len(values) - 1, 1)
+    points = [f"{_number(place * step)} {_number(height - each / top * (height - 4))}" for place, each in
+              enumerate(values)]  # fmt: skip
+    path = f"M0 {height}L" + "L".join(points)
+    area = tag("path", class_="area", d=f"{path}L{WIDTH} {height}Z")
+    return _svg([area, tag("path", class_="edge", d="M" + "L".join(points))], words, height, kind)

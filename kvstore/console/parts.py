@@ -153,6 +153,14 @@ def time_text(milliseconds: int) -> str:
     return str(np.datetime64(milliseconds, "ms")) + "Z"
 
 
+def duration_text(milliseconds: float) -> str:
+    """A duration for people."""
+    for unit, size in (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("s", 1_000)):
+        if milliseconds >= 2 * size or (unit == "s" and milliseconds >= size):
+            return f"{milliseconds / size:,.1f} {unit}"
+    return f"{milliseconds:,.0f} ms"
+
+
 def size_text(size: int) -> str:
     """A number of bytes for people."""
     if size < 1024:

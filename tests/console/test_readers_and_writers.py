@@ -95,6 +95,20 @@ def test_consumers_and_leases_show_what_they_have_yet_to_read(client: TestClient
     page(client, "/consumers?q=nothing")
 
 
+def test_the_growth_of_a_log_and_the_lag_of_a_consumer_are_curves(client: TestClient) -> None:
+    status = api(client, "/tables/1")["status"]
+    assert len(status["rate"]["changes"]) == 40
+    assert sum(status["rate"]["changes"]) == pytest.approx(status["changes"], abs=1)
+    (late,) = (each for each in api(client, "/consumers")["readers"] if each["name"] == "late")
+    lags = late["status"]["over_time"]["lags"]
+    assert (lags[-1], max(lags)) == (late["status"]["lag"], late["status"]["lag"])
+    assert lags[0] < lags[-1]
+    for path, words in (("/", "Changes over time"), ("/tables/1", "Changes over time"), ("/consumers", "Lag over")):
+        html = page(client, path)
+        assert [each for each in html.all("svg", "aria-label") if each.startswith(words)]
+        assert all(each.startswith("M0 ") for each in html.all("path", "d"))
+
+
 def test_streams_that_write_are_listed_without_jobs(client: TestClient) -> None:
     streams = api(client, "/consumers")["streams"]
     assert [(each["writer"], each["table"], each["run"]) for each in streams] == [("stream", "t", "query-1")]

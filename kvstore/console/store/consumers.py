@@ -9,6 +9,7 @@ from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, field, grid, is_error, pager, time_text
 from kvstore.console.query import Query
+from kvstore.console.rates import lag_facts, lag_html
 from kvstore.meta.consumers import NO_CONSUMERS, NamedConsumer
 from kvstore.meta.jobs import NO_JOBS, writer_of
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -83,14 +84,15 @@ def _facts(store: Store, definition: TableDefinition, name: str, each: NamedCons
         "until": None if each.until_ms is None else time_text(each.until_ms),
         "expired": each.is_over(now_ms),
         "positions": list(each.offsets),
-        "status": attempt(lambda: _lag(store, definition, each)),
+        "status": attempt(lambda: _lag(store, definition, name, each, now_ms)),
     }
 
 
-def _lag(store: Store, definition: TableDefinition, each: NamedConsumer) -> dict[str, Any]:
+def _lag(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, now_ms: int) -> dict[str, Any]:
     ends = [handle.log_end() for handle in store.runtime.open_table(definition).handles]
     lags = [max(0, end - at) for end, at in zip(ends, each.offsets, strict=True)]
-    return {"log_ends": ends, "lags": lags, "lag": sum(lags)}
+    over_time = lag_facts(store, definition, name, now_ms)
+    return {"log_ends": ends, "lags": lags, "lag": sum(lags), "over_time": over_time}
 
 
 def _streams(state: CatalogState, words: str | None) -> list[dict[str, Any]]:
@@ -118,7 +120,7 @@ def _streams(state: CatalogState, words: str | None) -> list[dict[str, Any]]:
 def _readers_html(readers: list[dict[str, Any]]) -> Html:
     if not readers:
         return tag("p", "Nothing that reads this store is registered.", class_="none")
-    names = ["name", "table", "kind", "next offset of each bucket", "lag of each bucket", "lag"]
+    names = ["name", "table", "kind", "next offset of each bucket", "lag of each bucket", "lag", "lag over time"]
     return grid("Consumers and leases", names, [_row(each) for each in readers], right=[False] * 5 + [True])
 
 
@@ -135,8 +137,11 @@ def _row(each: dict[str, Any]) -> list[Content]:
         lags, lag = _numbers(status["lags"]), f"{status['lag']:,}"
     link = tag("a", each["table"], href=f"/tables/{each['table_id']}")
     log = url(f"/tables/{each['table_id']}/log")
-    return [tag("a", each["name"], href=log, title="What it keeps in the log"), link, kind,
-            _numbers(each["positions"]), lags, lag]  # fmt: skip
+    return [
+        tag("a", each["name"], href=log, title="What it keeps in the log"),
+        *(link, kind, _numbers(each["positions"]), lags, lag),
+        None if is_error(status) else lag_html(status["over_time"]),
+    ]
 
 
 def _numbers(given: list[int]) -> str:

@@ -10,12 +10,16 @@ from kvstore.console.html import Html, printed, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
+from kvstore.console.rates import rate_html
 from kvstore.console.table.tables import key_text, matching, summary
+from kvstore.console.values import LETTERS_MAX
 from kvstore.errors import StoreError
 from kvstore.metrics import consumer_lags
 from kvstore.store import Store
 
 TABLES_SHOWN = 50
+SAMPLES = 12
+"""Samples of each log for the rate of a table: few, because there are many tables."""
 READERS_SHOWN = 20
 """Consumers, replicas and jobs on this page; each kind has a page of its own."""
 
@@ -35,7 +39,7 @@ def overview(store: Store, query: Query) -> Page:
             "disk_free_bytes": _free_bytes(store),
         },
         "attention": _attention(store, replicas, jobs),
-        "tables": [summary(store, each) for each in found[first : first + TABLES_SHOWN]],
+        "tables": [summary(store, each, SAMPLES) for each in found[first : first + TABLES_SHOWN]],
         "tables_found": len(found),
         "consumers": attempt(lambda: _consumers(store)),
         "replicas": replicas,
@@ -87,7 +91,7 @@ def _attention(store: Store, replicas: Any, jobs: Any) -> list[dict[str, Any]]:
         if each["findings"]:
             found.append(
                 {
-                    "what": f"Replica {each['replica']} is not whole: {each['findings']} findings of its last check.",
+                    "what": f"Replica {each['replica']} is not whole: its last check has {_count(each['findings'])}.",
                     "do": command("replica repair", store.path, each["replica"]),
                 }
             )
@@ -96,6 +100,10 @@ def _attention(store: Store, replicas: Any, jobs: Any) -> list[dict[str, Any]]:
             what = f"Job {each['job']} is paused: {each['reason']}"
             found.append({"what": what, "do": command("job resume", store.path, each["job"])})
     return found
+
+
+def _count(findings: int) -> str:
+    return "1 finding" if findings == 1 else f"{findings:,} findings"
 
 
 def _consumers(store: Store) -> list[dict[str, Any]]:
@@ -180,7 +188,7 @@ def _tables_html(facts: dict[str, Any], words: str | None) -> Html:
         return tag("p", why, class_="none")
     return grid(
         "Tables",
-        ["table", "key", "buckets", "rows", "changes kept", "log", "index", "last change"],
+        ["table", "key", "buckets", "rows", "changes kept", "log", "index", "changes over time", "last change"],
         [_table_row(each) for each in found],
         right=[False, False, True, True, True, True, True],
     )
@@ -198,6 +206,7 @@ def _table_row(each: dict[str, Any]) -> list[Any]:
             "",
             "",
             "",
+            "",
             error["message"],
         ]
     status = each["status"]
@@ -207,6 +216,7 @@ def _table_row(each: dict[str, Any]) -> list[Any]:
         tag("span", "not counted", class_="null") if rows is None else f"{rows:,}",
         f"{status['changes']:,}",
         *(size_text(status["log_bytes"]), size_text(status["index_bytes"])),
+        rate_html(status["rate"]),
         status["last_change"] or tag("span", "none", class_="null"),
     ]
 
@@ -218,9 +228,13 @@ def _readers_html(facts: dict[str, Any]) -> list[Html]:
         if is_error(found):
             shown.append(tag("section", heading, error_box(found)))
         elif found:
-            rows = [list(each.values()) for each in found[:READERS_SHOWN]]
-            numbers = [isinstance(cell, int) for cell in rows[0]]
+            rows = [list(map(_short, each.values())) for each in found[:READERS_SHOWN]]
+            names, numbers = [name.replace("_", " ") for name in found[0]], [isinstance(cell, int) for cell in rows[0]]
             more = len(found) - len(rows)
             note = tag("p", f"and {more:,} more", class_="note") if more else None
-            shown.append(tag("section", heading, grid(title, list(found[0]), rows, right=numbers), note))
+            shown.append(tag("section", heading, grid(title, names, rows, right=numbers), note))
     return shown
+
+
+def _short(value: Any) -> Any:
+    return value[:LETTERS_MAX] + "…" if isinstance(value, str) and len(value) > LETTERS_MAX else value

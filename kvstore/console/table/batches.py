@@ -89,7 +89,9 @@ def origin_words(facts: dict[str, Any]) -> list[Content]:
 def batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: Stretch) -> Html:
     """A batch with the changes that are shown."""
     facts, header = batch_facts(batch), batch.header
-    before, after = header.base_offset < found.start, header.last_offset >= found.stop
+    first = batch.versions[0] if batch.versions else None
+    halves = 1 if first is not None and first.before is not None and first.after is not None else 0
+    before, after = header.base_offset < found.start - halves, header.last_offset >= found.stop
     elsewhere = [word for word, there in (("before", before), ("after", after)) if there]
     several = header.last_offset > header.base_offset
     offsets = f"{header.base_offset:,}–{header.last_offset:,}" if several else f"{header.base_offset:,}"
@@ -108,7 +110,7 @@ def batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: St
     return tag(
         "section",
         tag("h2", tag("a", f"Batch {offsets}", href=where, title="Its header"), " ", tag("small", count)),
-        tag("ul", [tag("li", each) for each in about], undo, class_="about"),
+        tag("ul", [tag("li", each) for each in (*about, undo) if each is not None], class_="about"),
         content,
         tag("p", f"It has more changes {' and '.join(elsewhere)} this page.", class_="none") if elsewhere else None,
         class_="batch",
@@ -130,7 +132,7 @@ def _undo_link(batch: Batch, definition: TableDefinition, bucket: int, found: St
     else:
         given = {name: str(at) for name, at in places.items()}
     label = f"Preview an undo of the batch at offset {header.base_offset}"
-    return tag("p", tag("a", "preview undo", href=url(f"/tables/{definition.id}/undo", **given), aria_label=label))
+    return tag("span", tag("a", "preview undo", href=url(f"/tables/{definition.id}/undo", **given), aria_label=label))
 
 
 def batch_page(store: Store, definition: TableDefinition, query: Query) -> Page:

@@ -136,12 +136,10 @@ def version_html(version: Version, definition: TableDefinition, bucket: int | No
             shown_key += [" ", tag("span", name, class_="label"), value_html(cell)]
     history = url(f"/tables/{definition.id}/history", key=version.key)
     title = tag("a", *shown_key, href=history, title="History of this key") if shown_key else None
+    offset = None if bucket is None else tag("small", f"offset {version.offset:,}")
     return tag(
         "article",
-        tag("h3", tag("span", sign, class_="sign", aria_hidden="true"), f" {word}", " ", title),
-        None
-        if bucket is None
-        else tag("p", tag("span", "offset", class_="label"), f"{version.offset:,}", class_="note"),
+        tag("h3", tag("span", sign, class_="sign", aria_hidden="true"), f" {word}", " ", title, offset),
         about,
         content,
         class_=f"change {word}",

@@ -13,6 +13,7 @@ from kvstore.console.html import Html, tag
 from kvstore.console.page import Page
 from kvstore.console.parts import (
     attempt,
+    duration_text,
     error_box,
     fact_list,
     grid,
@@ -23,6 +24,7 @@ from kvstore.console.parts import (
     time_text,
 )
 from kvstore.console.query import Query
+from kvstore.console.rates import SAMPLES, growths, rate_facts, rate_html
 from kvstore.errors import UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
@@ -40,18 +42,22 @@ def matching(store: Store, words: str | None = None) -> list[TableDefinition]:
     return sorted((each for each in tables if wanted in each.name.casefold()), key=lambda each: each.name)
 
 
-def summary(store: Store, definition: TableDefinition) -> dict[str, Any]:
-    """The line of a table in a list; its status is an error if it can't be read."""
+def summary(store: Store, definition: TableDefinition, samples: int = 0) -> dict[str, Any]:
+    """The line of a table in a list; its status is an error if it can't be read.
+
+    Args:
+        samples: Of how many samples of each log the rate is made; none if 0.
+    """
     return {
         "id": definition.id,
         "table": definition.name,
         "primary_key": definition.primary_key,
         "buckets": definition.buckets,
-        "status": attempt(lambda: _status(store, definition)),
+        "status": attempt(lambda: _status(store, definition, samples)),
     }
 
 
-def _status(store: Store, definition: TableDefinition) -> dict[str, Any]:
+def _status(store: Store, definition: TableDefinition, samples: int) -> dict[str, Any]:
     table = store.table(definition.name)
     ranges, (log_bytes, index_bytes) = table.offsets(), bytes_of(store.path, definition)
     times = [time for end, time in table.committed().values() if end]
@@ -65,6 +71,7 @@ def _status(store: Store, definition: TableDefinition) -> dict[str, Any]:
         "log_bytes": log_bytes,
         "index_bytes": index_bytes,
         "last_change": time_text(max(times)) if times else None,
+        **({"rate": rate_facts(growths(store, definition, samples))} if samples else {}),
     }
 
 
@@ -99,7 +106,7 @@ def table_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     number = query.number("page", least=1) or 1
     first = (number - 1) * COLUMNS_SHOWN
     facts = {
-        **summary(store, definition),
+        **summary(store, definition, SAMPLES),
         "schema_id": definition.schema_id,
         "bucket_key": definition.bucket_key,
         "options": msgspec.structs.asdict(definition.options),
@@ -153,7 +160,7 @@ def _facts_html(facts: dict[str, Any]) -> Html:
     if is_error(status):
         return error_box(status)
     rows = status["rows"]
-    return fact_list(
+    about = fact_list(
         {
             "primary key": key_text(facts["primary_key"]),
             "rows": tag("span", "not counted", class_="null") if rows is None else f"{rows:,}",
@@ -163,6 +170,15 @@ def _facts_html(facts: dict[str, Any]) -> Html:
             "last change": status["last_change"] or tag("span", "none", class_="null"),
         }
     )
+    return tag("div", about, _rate_html(status["rate"]))
+
+
+def _rate_html(rate: dict[str, Any] | None) -> Html | None:
+    if rate is None:
+        return None
+    most, part = f"{max(rate['changes']):,.0f}", duration_text(rate["part_ms"])
+    words = f"Changes from {rate['from']} to {rate['to']}; the highest point is {most} changes in {part}."
+    return tag("figure", rate_html(rate, "chart"), tag("figcaption", words))
 
 
 def _columns_html(facts: dict[str, Any], definition: TableDefinition) -> Html:

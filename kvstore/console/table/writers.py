@@ -132,10 +132,12 @@ def _named_html(facts: dict[str, Any], definition: TableDefinition) -> list[Html
         shown = tag("p", "No writer of this table has a name.", class_="none")
     else:
         rows = [[*_named_row(each), _undo(definition, each["writer"])] for each in facts["named"]]
-        names = ["writer", "id", "sends", "fenced below", "run", "first epoch", ""]
+        names = ["writer", "id", "sends", "incarnation", "run", "first epoch", ""]
         shown = grid("Writers with a name", names, rows, right=[False, True, False, True, False, True])
     fenced = facts["fenced_ids"]
     words = "" if not fenced else f"{fenced:,} {'id' if fenced == 1 else 'ids'} lost their name and never write again."
+    if facts["named_all"]:
+        words = f"Earlier incarnations of a writer than the one here are fenced. {words}"
     return [shown, tag("p", words, class_="note")]
 
 
@@ -143,7 +145,7 @@ def _named_row(each: dict[str, Any]) -> list[Content]:
     name = each["writer"] if each["job"] is None else f"{each['writer']} ({each['job']})"
     run = each["run"] if each["run"] is not None else tag("span", "none", class_="null")
     first = "" if each["first_epoch"] is None else f"{each['first_epoch']:,}"
-    return [name, str(each["writer_id"]), each["sends"], f"incarnation {each['epoch']:,}", run, first]
+    return [name, str(each["writer_id"]), each["sends"], f"{each['epoch']:,}", run, first]
 
 
 def _commits_html(commits: list[dict[str, Any]]) -> Html | None:
