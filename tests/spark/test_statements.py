@@ -90,6 +90,18 @@ def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_commit(run: Run, st
     }
 
 
+def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.Store) -> None:
+    schema = SCHEMA.set(2, pa.field("n", pa.int64()))
+    table = store.create_table("t", schema, "k", auto_increment="n")
+    run("INSERT INTO kv.t (k, s) VALUES (1, 'a'), (2, 'b')")
+    run("UPDATE kv.t SET s = 'x'")
+    new = "(SELECT * FROM VALUES (2), (3) AS v(k)) AS x"
+    run(f"MERGE INTO kv.t AS t USING {new} ON t.k = x.k WHEN NOT MATCHED THEN INSERT (k, s) VALUES (x.k, '')")
+    assert rows_of(table) == {1: ("x", 1), 2: ("x", 2), 3: ("", 3)}
+    run("UPDATE kv.t SET k = 9 WHERE k = 1")
+    assert rows_of(table) == {9: ("x", 4), 2: ("x", 2), 3: ("", 3)}
+
+
 @pytest.mark.parametrize(
     ("options", "sql", "message"),
     [

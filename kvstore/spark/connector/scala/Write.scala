@@ -127,7 +127,7 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
     if (shape.isOf(row, id)) add(shape.of(row, StoreWriter.Update))
     else {
       delete(metadata, id)
-      insert(row)
+      add(shape.of(row, StoreWriter.Update))
     }
 
   private def add(row: InternalRow): Unit = {
