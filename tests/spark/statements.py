@@ -175,20 +175,32 @@ def rows_of(random: Random, count: int) -> list[Row]:
     ]
 
 
-def statement(random: Random) -> Statement:
-    """A random statement; half of them are MERGE."""
+def below(limit: int | None, where: Condition) -> Condition:
+    """The condition, for keys below a limit only."""
+    if limit is None:
+        return where
+    return f"t.k < {limit} AND ({where[0]})", lambda row, rows: row[0] < limit and where[1](row, rows)
+
+
+def statement(random: Random, limit: int | None = None) -> Statement:
+    """A random statement; half of them are MERGE.
+
+    Args:
+        limit: Only rows of lower keys are written, but for INSERT OVERWRITE.
+    """
     match random.randrange(8):
         case 0:
-            return delete(random.choice(CONDITIONS))
+            return delete(below(limit, random.choice(CONDITIONS)))
         case 1 | 2:
-            return update(random.choice(ASSIGNMENTS), random.choice(CONDITIONS))
+            return update(random.choice(ASSIGNMENTS), below(limit, random.choice(CONDITIONS)))
         case 3:
             if random.random() < 0.3:
                 return overwrite(rows_of(random, random.randrange(12)))
             return random.choice([insert(rows_of(random, 5)), insert_keys(random.sample(range(24), 3))])
     clauses: list[tuple[Condition, Assignment | None]]
-    clauses = [(random.choice(SIMPLE), random.choice([TAKEN, TAKEN, None, *ASSIGNMENTS[:4]])) for _ in range(2)]
-    others = [(random.choice(SIMPLE), random.choice([None, *ASSIGNMENTS])) for _ in range(random.randrange(2))]
+    simple = [below(limit, each) for each in SIMPLE]
+    clauses = [(random.choice(simple), random.choice([TAKEN, TAKEN, None, *ASSIGNMENTS[:4]])) for _ in range(2)]
+    others = [(random.choice(simple), random.choice([None, *ASSIGNMENTS])) for _ in range(random.randrange(2))]
     on = ("true", lambda *_: True) if random.random() < 0.8 else SIMPLE[2]
     return merge(rows_of(random, 8), on, clauses[random.randrange(2) :], random.random() < 0.8, others)
 

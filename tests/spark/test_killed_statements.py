@@ -1,0 +1,158 @@
+"""A driver, an executor or a helper is killed in the middle of a MERGE: all of it is written, or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import kvstore
+from logformat import paths
+from tests.spark.catalogs import catalog_of
+from tests.spark.drivers.merge import MERGE, gate, rows_after
+from tests.spark.test_cluster import LOCAL_CLUSTER, driver, kill_all, lines_until
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int32())])
+DRIVER_KILLS, EXECUTOR_KILLS, HELPER_KILLS = 6, 7, 7
+HELPER, EXECUTOR = b"kvstore.spark.connector.helper", b"CoarseGrainedExecutorBackend"
+
+
+def of_a_driver(pid: int, word: bytes) -> list[int]:
+    """Processes that descend from a driver and have a word in their command line."""
+    parents, commands = {}, {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            number = int(process.name)
+            parents[number] = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            commands[number] = (process / "cmdline").read_bytes()
+
+    def descends(number: int) -> bool:
+        while number in parents and number != pid:
+            number = parents[number]
+        return number == pid
+
+    return [number for number, command in commands.items() if word in command and descends(number)]
+
+
+def kill(pid: int, word: bytes) -> None:
+    for number in of_a_driver(pid, word):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+
+
+def rows_of(path: Path) -> dict[int, int]:
+    """The rows that another process finds, and completes an open commit for."""
+    with kvstore.open(path) as store:
+        return {row["k"]: row["n"] for row in store.table("t").scan().read_all().to_pylist()}
+
+
+def made(path: Path) -> None:
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=4)
+        table.upsert([{"k": k, "n": n} for k, n in rows_after(0).items()])
+
+
+def test_a_helper_that_is_killed_in_the_middle_of_a_merge(spark: SparkSession, store_path: Path) -> None:
+    made(store_path)
+    failed: list[str] = []
+    with catalog_of(spark, store_path) as (_, run):
+
+        def merge() -> None:
+            try:
+                run(MERGE.format(number=1))
+            except PySparkException as error:
+                failed.append(str(error))
+
+        statement = threading.Thread(target=merge)
+        statement.start()
+        while statement.is_alive() and not list((store_path / paths.STAGING).glob("*")):
+            time.sleep(0.001)
+        kill(spark.sparkContext._gateway.proc.pid, HELPER)
+        statement.join()
+        number = 0 if failed else 1
+        if failed:
+            assert "The helper process of kvstore ended" in failed[0]
+        assert rows_of(store_path) in (rows_after(number), rows_after(1))
+        run(MERGE.format(number=2))  # another helper takes over
+    assert rows_of(store_path) == rows_after(2)
+
+
+@pytest.mark.long
+def test_drivers_killed_in_the_middle_of_a_merge(store_path: Path) -> None:
+    made(store_path)
+    chance = Random(1)
+    number = 1
+    for _ in range(DRIVER_KILLS):
+        for each in range(number, number + 9):
+            gate(store_path, each).touch()
+        with driver("merge", "local[2]", store_path, number) as process:
+            said = lines_until(process, "done")  # the first takes long, and is no measure of the others
+            began = time.monotonic()
+            said += lines_until(process, "done")
+            took = time.monotonic() - began
+            time.sleep(chance.uniform(0, took))
+            kill_all(process)
+            kill(process.pid, HELPER)
+            rest = process.stdout.read().splitlines() if process.stdout is not None else []
+            assert not [line for line in said if line.startswith("failed")], said
+            last = max(int(line.split()[1]) for line in [*said, *rest] if line.startswith("began"))
+        number = kept(store_path, last - 1, last) + 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("word", "kills"), [(HELPER, HELPER_KILLS), (EXECUTOR, EXECUTOR_KILLS)])
+def test_helpers_and_executors_killed_in_the_middle_of_a_merge(store_path: Path, word: bytes, kills: int) -> None:
+    made(store_path)
+    chance = Random(2)
+    outcomes = []
+    gate(store_path, 1).touch()
+    gate(store_path, 2).touch()
+    with driver("merge", LOCAL_CLUSTER, store_path, 1) as process:
+        lines_until(process, "done")
+        began = time.monotonic()
+        lines_until(process, "done")
+        took = time.monotonic() - began
+        before = 2
+        for number in range(3, 3 + kills):
+            gate(store_path, number).touch()
+            lines_until(process, "began")
+            time.sleep(chance.uniform(0, took))
+            victims = of_a_driver(process.pid, word)
+            assert victims
+            # Of executors one, as if its machine had died; of helpers all, with what they have forked.
+            for victim in victims if word == HELPER else victims[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+            line = outcome(process)
+            outcomes.append(line)
+            # A statement that was refused may have been committed: then the error says that this is not known.
+            before = kept(store_path, *((number,) if line.startswith("done") else (before, number)))
+            if line.startswith("failed") and before == number:
+                assert "in the middle of the commit" in line, line
+    assert len(outcomes) == kills
+
+
+def outcome(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return next(line for line in process.stdout if line.startswith(("done", "failed")))
+
+
+def kept(path: Path, *numbers: int) -> int:
+    """The number of the statement whose rows the table has; it must be one of these."""
+    found = rows_of(path)
+    (number,) = set(found.values())
+    assert found == rows_after(number)
+    assert number in numbers
+    return number
