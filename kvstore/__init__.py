@@ -10,6 +10,7 @@ from kvstore.commit.consumers import Consumer
 from kvstore.history.undoing import Undo
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
+from kvstore.opening import StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.options import StoreOptions
 from kvstore.patch.patch import Patch
 from kvstore.read.changelog_reader import ChangelogReader
@@ -21,7 +22,7 @@ from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import Shipment
 from kvstore.request.results import AppendResult, WriteResult
-from kvstore.store import Store, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
+from kvstore.store import Store
 from kvstore.table.bucket import Bucket
 from kvstore.table.table import Table
 from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus
@@ -64,6 +65,7 @@ __all__ = [
     "Shipment",
     "Shipping",
     "Store",
+    "StoreInReplica",
     "StoreOptions",
     "Table",
     "TableWriter",

@@ -206,8 +206,9 @@ def run(path: Path) -> None:
     with kvstore.follow(str(path / "r"), path / "c") as follower:
         follower.pull()
         follower.report()
-    with kvstore.open(path / "s", read_only=True) as reader:
-        rows_of(reader.table("t"))
+    for place in (path / "s", path / "r"):
+        with kvstore.open(place, read_only=True) as reader:
+            rows_of(reader.table("t"))
 
 
 def at_once(works: list[Callable[[], None]]) -> None:

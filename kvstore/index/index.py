@@ -166,6 +166,10 @@ class View:
         with self._transaction.cursor() as cursor:
             return cursor.key() if cursor.set_range(key) else None
 
+    def row_count(self) -> int:
+        """Number of rows, as the tree has them."""
+        return int(self._transaction.stat()["entries"]) - sum(1 for _ in self._between(_STATE, ROW))
+
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""
         found = self._transaction.stat()

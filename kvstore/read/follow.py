@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from typing import SupportsIndex
@@ -131,12 +132,12 @@ class ChangeReader:
 
     def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch | None]:
         full = isinstance(start, str) and start == "full"
-        with self.handle.snapshot() as view:
-            state = view.state()
+        with self.handle.snapshot() if full else nullcontext() as view:
+            state = self._state() if view is None else view.state()
             now, log = state.applied_offset, self.handle.log
             first = now if full else start
             span = span_from(first, end, log, now) if follow else Span(*range_between(first, end, log, now))
-            if full:
+            if view is not None:
                 yield None
                 definition = self.current()
                 known = set(definition.schema.names)
@@ -146,6 +147,11 @@ class ChangeReader:
         if not full:
             yield None
         yield from self._changes(span, state)
+
+    def _state(self) -> IndexState:
+        """The state with every change acknowledged until now."""
+        with self.handle.snapshot() as view:
+            return view.state()
 
     def _changes(self, span: Span, state: IndexState) -> Iterator[pa.RecordBatch | None]:
         place = span.start

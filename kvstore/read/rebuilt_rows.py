@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import compress
 from pathlib import Path
 from shutil import rmtree
@@ -27,7 +27,7 @@ from kvstore.bucket.write_path import REPLAY_BYTES_MAX
 from kvstore.environment import open_environment
 from kvstore.errors import CorruptBatch, StoreFull
 from kvstore.files import Files, refusals
-from kvstore.index.index import Index
+from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.read.pruning import ranges_where
@@ -84,7 +84,7 @@ class TemporaryRows:
             finally:
                 rmtree(directory)
         with self._refusals():
-            self._commit()
+            self._commit(Offset(0))
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +92,38 @@ class TemporaryRows:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the index, and with it all views."""
         self._index.close()
+
+    def finish(self, end: Offset) -> None:
+        """Show everything that was applied to new views, as the rows as of an offset.
+
+        Raises:
+            StoreFull: The disk is full.
+        """
+        self._put_waiting()
+        with self._refusals():
+            self._commit(end)
+
+    def view(self, *, scans: bool = False) -> AbstractContextManager[View]:
+        """A view as of the last :meth:`finish`.
+
+        Args:
+            scans: Whether many rows are read.
+        """
+        return self._index.scan_view() if scans else self._index.view()
+
+    def value(self, key: bytes) -> bytes | None:
+        """Value of a key as of the last :meth:`finish`; None if it is not there."""
+        return self._index.environment.get(key)
+
+    def bytes(self) -> int:
+        """Approximate size in bytes."""
+        with self._index.view() as view:
+            return view.leaf_bytes()
 
     def load(self, manifest: Manifest, data: memoryview) -> None:
         """Load the rows of a snapshot; called first.
@@ -146,9 +177,7 @@ class TemporaryRows:
         Args:
             filter: Rows for which it can't be true may be missing.
         """
-        self._put_waiting()
-        with self._refusals():
-            self._commit()
+        self.finish(Offset(0))
         with self._index.scan_view() as view:
             ranges = [KeyRange()] if filter is None else ranges_where(view, self._definition, filter)
             for keys in ranges:
@@ -173,10 +202,11 @@ class TemporaryRows:
 
     def _commit_if_much(self) -> None:
         if self._index.dirty_bytes() >= REPLAY_BYTES_MAX:
-            self._commit()
+            self._commit(Offset(0))
 
-    def _commit(self) -> None:
-        self._index.commit(IndexState(self._definition.id, self._bucket, applied_offset=Offset(0)))
+    def _commit(self, end: Offset) -> None:
+        state = IndexState(self._definition.id, self._bucket, applied_offset=end, last_timestamp=self.last_timestamp)
+        self._index.commit(state)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

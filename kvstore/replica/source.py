@@ -83,10 +83,7 @@ class Source:
     ) -> None:
         self._client = client
         self._progress = progress
-        try:
-            self.store = store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
-        except FileNotFoundError as error:
-            raise NotAStore("There is no replica here; see whether the URL is right.") from error
+        self.store = read_store(client)
         self._sizes: dict[Stream, dict[ObjectName, int]] = {}
         self.manifest, listing = self._as_of_now(f"{CATALOG_PREFIX}/" if only_catalog else "")
         self._add(listing)
@@ -148,6 +145,10 @@ class Source:
     def objects(self, stream: Stream) -> list[ObjectName]:
         """Names of a stream's objects, in no order."""
         return list(self.sizes(stream))
+
+    def object_count(self) -> int:
+        """Number of objects that were listed and not forgotten."""
+        return sum(map(len, self._sizes.values()))
 
     def sizes(self, stream: Stream) -> dict[ObjectName, int]:
         """Sizes of a stream's objects in bytes, as listed."""
@@ -365,6 +366,19 @@ def _extends(after: ReplicaManifest, before: ReplicaManifest) -> bool:
         (later := now.get(each.stream)) is not None and later.start == each.start and later.end >= each.end
         for each in before.shipped
     )
+
+
+def read_store(client: Client) -> StoreFile:
+    """The identity of the store that a replica belongs to.
+
+    Raises:
+        NotAStore: There is no replica.
+        CorruptData: The object is damaged.
+    """
+    try:
+        return store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
+    except FileNotFoundError as error:
+        raise NotAStore("There is no replica here; see whether the URL is right.") from error
 
 
 def read_manifest(client: Client) -> bytes:

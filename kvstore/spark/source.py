@@ -24,13 +24,14 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.read.scan import KeyRange
+from kvstore.replica.location import replica_at
 from kvstore.session import check_follows_not
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.aggregates import count_of
 from kvstore.spark.read.batch import KvStoreReader, Pinned, pinned
 from kvstore.spark.read.place import TablePlace, found
-from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, ReplicaPlace, found_replica, replica_at
+from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, ReplicaPlace, found_replica
 from kvstore.spark.read.replica_stream import KvStoreReplicaStreamReader
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema

@@ -62,6 +62,8 @@ class TableReads(HistoryReads):
         access: Whether the store is open, and may be written.
     """
 
+    _change_reader: type[ChangeReader] = ChangeReader
+
     def __init__(self, opened: OpenTable, access: Access) -> None:
         self._access = access
         self.use(opened)
@@ -496,7 +498,7 @@ class TableReads(HistoryReads):
             self._keyed()
         readers = []
         for each in buckets:
-            reader = ChangeReader(
+            reader = self._change_reader(
                 self._handles[each], lambda: self._current().named_as(definition), names, whole_updates
             )
             first, last = place_in("start", start, each, buckets), place_in("end", end, each, buckets)

@@ -93,7 +93,7 @@ def test_its_writers_expire_when_they_would_have(golden: Path) -> None:
         assert store.check().findings == []
 
 
-def test_its_replica_is_restored_and_followed(golden: Path) -> None:
+def test_its_replica_is_restored_and_followed(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = expected(golden)["tables"]  # type: ignore[index]
     kvstore.restore(str(golden / "replica"), golden / "restored")
     kvstore.follow(str(golden / "replica"), golden / "copy").close()
@@ -104,3 +104,11 @@ def test_its_replica_is_restored_and_followed(golden: Path) -> None:
                 assert found[table]["rows"] == tables[table]["rows"]
                 assert found[table]["writers"] == tables[table]["writers"]
             assert store.check()
+    monkeypatch.setenv("KVSTORE_CACHE_DIR", str(golden / "cache"))
+    with kvstore.open(golden / "replica", read_only=True) as store, kvstore.open(golden / "copy", read_only=True) as of:
+        assert store.list_tables() == of.list_tables()
+        for name in tables:
+            assert store[name].changelog().read_all() == of[name].changelog().read_all()
+            if of[name].primary_key is not None:
+                assert store[name].scan().read_all() == of[name].scan().read_all()
+        assert store.check()

@@ -15,7 +15,7 @@ from tests.replica.objects import SCHEMA
 from tests.support.tables import changes_of, rows_of
 
 
-def test_shipping_following_and_promoting_on_s3(s3_url: str, tmp_path: Path) -> None:
+def test_shipping_following_and_promoting_on_s3(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"{s3_url}/a/place"
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
@@ -35,6 +35,10 @@ def test_shipping_following_and_promoting_on_s3(s3_url: str, tmp_path: Path) -> 
         found = {(each.kind, each.object or "") for each in replica.check().findings}
         assert found == {("MISSING_VERSION", ""), ("BAD", names[3])}
         assert replica.repair()
+        monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "cache"))
+        with kvstore.open(url, read_only=True) as opened:
+            assert opened["t"].scan().read_all() == table.scan().read_all()
+            assert opened["t"].changelog().read_all() == table.changelog().read_all()
         with kvstore.follow(url, tmp_path / "c") as copy:
             table.delete([3])
             store.flush()

@@ -21,7 +21,7 @@ from kvstore.replica.client import Client
 from kvstore.replica.contents import batches_along, snapshot_parts
 from kvstore.replica.read.parts import Changes, RangePart, Rows
 from logformat.ids import Position
-from logformat.log.batch import BatchHeader
+from logformat.log.batch import BatchHeader, decode_batch
 from logformat.log.snapshot_manifest import decode_manifest
 from logformat.replica.object_file import ObjectName
 
@@ -58,19 +58,42 @@ class ReplicaReader:
             ReplicaBehind: An object is gone, see :func:`read_listed`.
         """
         at: list[ObjectName] = []
-
-        def found() -> Iterator[FoundBatch]:
-            for header, data, name in self.batches(wanted.ranges):
-                at[:] = [name]
-                if header.next_offset > wanted.start and header.base_offset < wanted.end:
-                    yield FoundBatch(header, _aligned(data), Path(str(name)), Position(0))
-
         with _naming_object(at):
             yield from changes_between(
-                *(found(), self.definition, wanted.bucket, wanted.start, wanted.end, columns),
+                *(self._found(wanted, at), self.definition, wanted.bucket, wanted.start, wanted.end, columns),
                 whole_updates=whole_updates,
                 validate=True,
             )
+
+    def found(self, wanted: Changes) -> Iterator[FoundBatch]:
+        """Batches with the wanted changes, valid to the last offset and string.
+
+        Raises:
+            CorruptData: An object is damaged.
+            ReplicaBehind: An object is gone, see :func:`read_listed`.
+        """
+        at: list[ObjectName] = []
+        with _naming_object(at):
+            for each in self._found(wanted, at):
+                decode_batch(each.data, self.definition.schema_of(each.header.schema_id))
+                yield each
+
+    def _found(self, wanted: Changes, at: list[ObjectName]) -> Iterator[FoundBatch]:
+        """Batches with the wanted changes; ``at`` has the name of the object of the last one."""
+        for header, data, name in self.batches(wanted.ranges):
+            at[:] = [name]
+            if header.next_offset > wanted.start and header.base_offset < wanted.end:
+                yield FoundBatch(header, _aligned(data), Path(str(name)), Position(0))
+
+    def record_count(self, wanted: Rows) -> int:
+        """Number of records that were appended to a log table; raises what :meth:`changes` raises."""
+        count = 0
+        if wanted.snapshot is not None:
+            parts = snapshot_parts(read_listed(self.client, self.store_id, *wanted.snapshot))
+            count = decode_manifest(bytes(parts[0])).row_count
+        return count + sum(
+            header.record_count for header, _, _ in self.batches(wanted.ranges) if header.base_offset < wanted.end
+        )
 
     def rows(
         self, wanted: Rows, columns: Sequence[str], filter: pc.Expression | None, directory: Path
@@ -100,17 +123,25 @@ class ReplicaReader:
     @contextmanager
     def _rebuilt(self, wanted: Rows, directory: Path) -> Iterator[TemporaryRows]:
         with TemporaryRows(self.definition, wanted.bucket, directory) as rebuilt:
-            at: list[ObjectName] = []
-            with _naming_object(at):
-                if wanted.snapshot is not None:
-                    at[:] = [wanted.snapshot[0]]
-                    parts = snapshot_parts(read_listed(self.client, self.store_id, *wanted.snapshot))
-                    rebuilt.load(decode_manifest(bytes(parts[0])), parts[2])
-                for header, data, name in self.batches(wanted.ranges):
-                    at[:] = [name]
-                    if header.base_offset < wanted.end:
-                        rebuilt.apply(_aligned(data), wanted.end)
+            self.load(rebuilt, wanted)
             yield rebuilt
+
+    def load(self, rows: TemporaryRows, wanted: Rows) -> None:
+        """Load the wanted rows into an empty index; raises what :meth:`rows` raises."""
+        if wanted.snapshot is not None:
+            with _naming_object([wanted.snapshot[0]]):
+                parts = snapshot_parts(read_listed(self.client, self.store_id, *wanted.snapshot))
+                rows.load(decode_manifest(bytes(parts[0])), parts[2])
+        self.apply(rows, wanted.ranges, 0, wanted.end)
+
+    def apply(self, rows: TemporaryRows, ranges: Sequence[RangePart], start: int, end: int) -> None:
+        """Apply the changes from ``start`` to ``end`` (exclusive) in some ranges; raises what :meth:`rows` raises."""
+        at: list[ObjectName] = []
+        with _naming_object(at):
+            for header, data, name in self.batches(ranges):
+                at[:] = [name]
+                if header.next_offset > start and header.base_offset < end:
+                    rows.apply(_aligned(data), end)
 
 
 @contextmanager

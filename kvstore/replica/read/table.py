@@ -188,7 +188,7 @@ class ReplicaTable:
             time_ms = milliseconds(place)
             if time_ms > self.as_of_ms:
                 raise ReplicaBehind("The replica ends before this time.", as_of_ms=self.as_of_ms)
-            return self._first_at_or_after(bucket, time_ms)
+            return self.first_at_or_after(bucket, time_ms, ObjectStore(self.url))
         assert isinstance(place, int)
         about = {"bucket": bucket, "offset": place, "start": found.shipped.start, "end": found.shipped.end}
         if place > found.shipped.end:
@@ -199,11 +199,15 @@ class ReplicaTable:
             raise OffsetOutOfRange("The replica starts after this offset.", **about)
         return place
 
-    def _first_at_or_after(self, bucket: int, time_ms: int) -> int:
-        """Base offset of the first commit at or after a time; the end of the table if there is none."""
+    def first_at_or_after(self, bucket: int, time_ms: int, client: Client) -> int:
+        """Base offset of the first commit at or after a time (ms); the end of the table if there is none.
+
+        Raises:
+            MissingVersion, CorruptData, ReplicaBehind, Unavailable: An object can't be read.
+        """
         found = self._buckets[bucket]
         ranges = self.changes(bucket, found.shipped.start, found.end).ranges
-        reader = ReplicaReader(ObjectStore(self.url), self.store_id, self.definition)
+        reader = ReplicaReader(client, self.store_id, self.definition)
 
         def first_time(each: RangePart) -> int:
             for header, _, _ in reader.batches([each]):

@@ -20,6 +20,8 @@ from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import Epoch, Offset, TableId, WriterId
 from logformat.replica.manifest import ReplicaManifest
 
+_NAMES_MIN = 1_000
+
 
 class ReplicaTail:
     """The newest state of a table in a replica.
@@ -93,6 +95,11 @@ class ReplicaTail:
         for stream in streams_of(self._loaded.definition):
             self._loaded.source.forget(stream, before[stream.bucket])
 
+    def tidy(self) -> None:
+        """Load the table again if many names came since: most of these objects are merged by now."""
+        if self._loaded.source.object_count() > 2 * self._names + _NAMES_MIN:
+            self._load(self._loaded.definition.id)
+
     def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         """The end of a read of whole commits from ``start``: at most ``records`` changes, but at least one commit.
 
@@ -131,6 +138,7 @@ class ReplicaTail:
         cut = loaded.cut()
         self._loaded, self._taken = loaded, loaded.source.manifest
         self._catalog_end = loaded.source.shipped(CATALOG).end
+        self._names = loaded.source.object_count()
         self._set_cut(cut)
         self._read_to = dict(cut.ends)
         self._batches: dict[Stream, list[Committed]] = {stream: [] for stream in self._cut.ends}

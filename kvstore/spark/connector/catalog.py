@@ -17,10 +17,10 @@ from pyspark.sql.types import StructField, StructType
 
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.replica.location import replica_at
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read.place import opened
-from kvstore.spark.read.replica import replica_at
 from kvstore.spark.types import arrow_schema, spark_schema
 from kvstore.store import Store, open_store
 from logformat.catalog.edits import TableOptions

@@ -28,7 +28,7 @@ from kvstore.read.changelog import changelog_schema
 from kvstore.read.pruning import possible_places
 from kvstore.read.scan import rows_where, scan_schema
 from kvstore.read.time_travel import check_undoable
-from kvstore.replica.client import ObjectStore, normalised
+from kvstore.replica.client import ObjectStore
 from kvstore.replica.read.parts import Changes, Rows
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
@@ -38,21 +38,9 @@ from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import BucketOf, FilteredReader
 from kvstore.spark.read.splits import Part, columns_needed, columns_of_rows, divided, freeze_once, larger
 from kvstore.spark.types import for_spark
-from logformat import paths
-from logformat.replica import manifest as replica_manifest
 
 TASK_BYTES_MIN, TASK_BYTES_MAX = 1 << 20, 64 << 20
 """Bytes of a task's objects: fewer are not worth a task; more are divided, because executors may outnumber cores."""
-
-
-def replica_at(path: str) -> str | None:
-    """URL of the replica that option ``path`` names; None if it names none."""
-    if "://" in path:
-        return path
-    directory = Path(path).expanduser()
-    is_store = (directory / paths.JOURNAL.parts[0]).exists()
-    is_replica = (directory / replica_manifest.NAME).exists() or (directory / "leader").exists()
-    return normalised(path) if is_replica and not is_store else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+"""``kvstore.open``: opens a store of this machine, or a replica in its place.
+
+A replica is only read. Its objects are fetched when they are needed, and kept in files of this machine; see
+docs/replicas.md.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstore import this_process
+from kvstore.arguments import integer_within, url_without_credentials
+from kvstore.calls import uninterrupted
+from kvstore.check import BucketReport, CheckReport
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import ForkedStore, InvalidRequest, StoreClosed, UnsupportedOperation
+from kvstore.options import Durability
+from kvstore.replica.check import findings
+from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
+from kvstore.replica.in_place.cache import ObjectCache, directory_of_cache
+from kvstore.replica.in_place.catalog import FollowedCatalog
+from kvstore.replica.in_place.followed import FollowedTable, Indexes
+from kvstore.replica.in_place.table import TableInReplica, only
+from kvstore.replica.location import is_store, replica_at
+from kvstore.replica.read.tail import ReplicaTail
+from kvstore.replica.source import Source, read_store
+from kvstore.store import Store, open_store as open_directory
+from kvstore.table.table import Table
+from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
+from logformat.ids import OFFSET_MAX
+
+CACHE_BYTES = 1 << 30
+"""Default of ``cache_bytes_max``."""
+
+
+def open_store(
+    path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: int
+) -> Store:
+    """Open a store, creating it if the directory is new or empty; or a replica in its place.
+
+    Args:
+        path: Directory of the store, on a local disk. With ``read_only`` also the URL or directory of a replica:
+            ``s3://bucket/path``, ``gs://…``, ``az://…``, ``file:///dir``; see :class:`kvstore.StoreInReplica`.
+        read_only: Write nothing but LMDB's lock files, in which readers register, and wait for no other process. Where
+            these may not be written, as on a read-only mount, the store is read without; see docs/operations.md. Writes
+            that need recovery after a crash are invisible until the store is opened for writing.
+        durability: ``sync``, ``interval`` or ``none``; see :class:`kvstore.options.StoreOptions`.
+        settings: Other fields of :class:`kvstore.options.StoreOptions`. For a replica only ``cache_bytes_max``: how
+            many bytes on this machine its cache may take (1 GiB; 0 keeps no objects).
+
+    Raises:
+        NotAStore: The directory is neither a store nor empty; with ``read_only``: it does not exist. There is no
+            replica at the URL. Nothing was written.
+        UnsupportedVersion: A newer version of kvstore wrote the store.
+        CorruptImage: The catalog of the store is damaged.
+        InvalidRequest: The store is open in this process with other settings, or an argument is invalid.
+        UnsupportedOperation: A replica is opened without ``read_only``.
+        Unavailable, MissingVersion, CorruptData: The replica can't be reached, has a hole, or is damaged.
+    """
+    url = _replica_of(path, read_only=read_only)
+    if url is None:
+        return open_directory(path, read_only, durability, **settings)
+    url_without_credentials("path", url)
+    if not read_only:
+        raise UnsupportedOperation(
+            "A replica is opened with read_only=True. To write, open the store that ships to it, or promote a copy.",
+            url=url,
+        )
+    directory = directory_of(url)
+    if directory is not None and is_store(directory):
+        raise InvalidRequest("There is a store at this URL, no replica; give its directory as a path.", path=directory)
+    cache_bytes_max = integer_within("cache_bytes_max", settings.pop("cache_bytes_max", CACHE_BYTES), 0, OFFSET_MAX)
+    if settings:
+        raise InvalidRequest(
+            "A replica that is opened in place has one setting, `cache_bytes_max`.", unknown=sorted(settings)
+        )
+    return StoreInReplica(normalised(url), cache_bytes_max)
+
+
+def _replica_of(path: object, *, read_only: bool) -> str | None:
+    """URL of a replica that is opened in place; None for a directory that is opened as a store."""
+    given = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    return replica_at(given) if isinstance(given, str) and (read_only or "://" in given) else None
+
+
+@only(("list_tables", "table", "check", "close"))
+class StoreInReplica(Store):
+    """A replica that is opened in its place, to be read; a context manager that any thread may use.
+
+    Made by :func:`kvstore.open`. It has the reading methods of a store: :meth:`list_tables`, :meth:`table` and
+    :meth:`check`; a table has ``get``, ``lookup``, ``scan``, ``changelog``, ``follow``, ``offsets``, ``count`` and
+    what is built on these. Everything else raises UnsupportedOperation.
+
+    * A call sees what the replica had at most a second before. A table ends where no commit over several buckets is in
+      some of them only.
+    * Every call that needs the replica may raise Unavailable if it can't be reached, MissingVersion if it has a hole,
+      CorruptData if an object is damaged, and ReplicaBehind if an object has just been removed: call it again.
+
+    Args:
+        cache_bytes_max: About how many bytes the cache of this machine may take: half for objects, shared with other
+            processes, and half for indexes of this object.
+        client, directory, clock: The objects, the directory of the cache, and the time; for tests.
+
+    Attributes:
+        url: URL of the replica.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        cache_bytes_max: int = CACHE_BYTES,
+        *,
+        client: Client | None = None,
+        directory: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.url = url
+        self._clock = clock or SystemClock()
+        self._pid, self._is_closed = this_process.pid, False
+        self._mutex = threading.RLock()
+        self._place = client if client is not None else ObjectStore(url)
+        store_id = read_store(self._place).store_id
+        directory = directory_of_cache() if directory is None else directory
+        self._client = ObjectCache(self._place, directory, store_id, cache_bytes_max // 2)
+        room = directory if os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
+        self._indexes = Indexes(room, cache_bytes_max // 2)
+        self._catalog = FollowedCatalog(self._client, self._clock)
+
+    def list_tables(self) -> list[str]:
+        """Names of all tables, sorted."""
+        self.check_open()
+        with self._mutex:
+            self.check_open()
+            return sorted(table.name for table in self._catalog.state().tables.values())
+
+    def table(self, name: str) -> Table:
+        """A table of the replica.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+        """
+        self.check_open()
+        with self._mutex:
+            self.check_open()
+            tail = ReplicaTail(self.url, name, self._client)
+            about = self._client, self._indexes, self._mutex, self._clock, self.check_open
+            return TableInReplica(FollowedTable(tail, *about), self, self._clock)
+
+    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
+        """Verify every object of the replica, and that the objects have everything in its manifest.
+
+        Args:
+            progress: Called once at the end; the arguments have no meaning.
+        """
+        self.check_open()
+        source = Source(self._place, only_catalog=True)
+        tables = FollowedCatalog(self._place, self._clock).state().tables
+        status = ReplicaStatus(url=self.url, shipped=source.manifest.shipped)
+        found = findings(self._place, source.store.store_id, status)
+        progress(1, 1)
+        reports = []
+        for each in source.manifest.shipped:
+            if each.stream.table_id in tables:
+                report = BucketReport(tables[each.stream.table_id].name, each.stream.bucket)
+                report.findings += [_text_of(finding) for finding in found if finding.stream == each.stream]
+                reports.append(report)
+        known = {each.stream for each in source.manifest.shipped if each.stream.table_id in tables}
+        return CheckReport(reports, [_text_of(finding) for finding in found if finding.stream not in known])
+
+    def check_open(self) -> None:
+        """Refuse calls on what is closed, or was opened before a ``fork()``.
+
+        Raises:
+            StoreClosed, ForkedStore: It is.
+        """
+        if self._pid != this_process.pid:
+            raise ForkedStore("The replica was opened before a fork(); open it again in this process.")
+        if self._is_closed:
+            raise StoreClosed("The replica was closed; open it again.", url=self.url)
+
+    def check_writable(self) -> None:
+        """Refuse writes.
+
+        Raises:
+            UnsupportedOperation: Always.
+        """
+        raise UnsupportedOperation("A replica that is opened in place is only read.", url=self.url)
+
+    def check_registers(self) -> None:
+        """Refuse consumers; raises what :meth:`check_writable` raises."""
+        self.check_writable()
+
+    @uninterrupted
+    def close(self) -> None:
+        """Close the replica; a second call does nothing. Reads that go on end with their next batch."""
+        if self._pid == this_process.pid:
+            with self._mutex:
+                self._is_closed = True
+                self._indexes.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.StoreInReplica {self.url!r}>"
+
+
+def _text_of(finding: Finding) -> str:
+    where = "the catalog" if finding.stream == CATALOG else f"offsets {finding.start} to {finding.end}"
+    return f"{finding.kind} {finding.object or where}; run `kvstore replica repair` on the leader"

@@ -1,0 +1,353 @@
+"""A replica that is opened in its place is read as the store that ships to it, from any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kvstore
+from kvstore.errors import (
+    CorruptData,
+    InvalidRequest,
+    MissingVersion,
+    NoSuchTable,
+    NotAStore,
+    OffsetOutOfRange,
+    ReplicaBehind,
+    StoreClosed,
+    Unavailable,
+    UnsupportedOperation,
+)
+from kvstore.replica.in_place.followed import REFRESH_SECONDS
+from tests.replica.followers import Leader
+from tests.replica.objects import SCHEMA
+from tests.replica.test_reading import Counting
+from tests.support.clocks import SetClock
+from tests.support.tables import rows_of
+
+TEXT = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
+
+
+class Opened:
+    """A store with a replica in memory, which is opened in place."""
+
+    def __init__(self, path: Path, seed: int = 1) -> None:
+        self.leader = Leader(path / "s", seed)
+        self.leader.ship()
+        self.clock = SetClock()
+        self.client = Counting(self.leader.objects.held)
+        self.cache = path / "cache"
+        self.store = self.open()
+
+    def open(self, cache_bytes_max: int = 1 << 24) -> kvstore.StoreInReplica:
+        return kvstore.StoreInReplica(
+            "memory://x", cache_bytes_max, client=self.client, directory=self.cache, clock=self.clock
+        )
+
+    def ship(self) -> None:
+        """Ship, and let so much time pass that it is looked for."""
+        self.leader.ship()
+        self.clock.now += int(1000 * REFRESH_SECONDS)
+
+    def fetched(self) -> list[str]:
+        """Names of the ranges and snapshots that were fetched since the last call."""
+        found = [name for name in self.client.asked if "/" in name]
+        self.client.asked = []
+        return found
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    found = Opened(tmp_path)
+    yield found
+    found.store.close()
+    found.leader.store.close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_it_is_opened_by_its_url_and_reads_as_its_leader(tmp_path: Path, cache: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        ours = store.create_table("t", TEXT, "k", buckets=2)
+        log = store.create_table("log", TEXT)
+        replica = store.add_replica(str(tmp_path / "r"), "r")
+        for step in range(4):
+            ours.upsert([{"k": k, "s": f"{step}"} for k in range(step * 10, 100)])
+            ours.delete([step, 50 + step])
+            log.upsert({"k": step, "s": "x"})
+            store.flush()
+            replica.ship()
+        for place in ((tmp_path / "r").as_uri(), tmp_path / "r", str(tmp_path / "r")):
+            with kvstore.open(place, read_only=True) as found:
+                assert isinstance(found, kvstore.Store)
+                assert found.list_tables() == list(found) == ["log", "t"]
+                assert "t" in found
+                assert found["t"].get(7) == ours.get(7)
+        with kvstore.open((tmp_path / "r").as_uri(), read_only=True) as found:
+            theirs = found.table("t")
+            assert (theirs.schema, theirs.primary_key, theirs.buckets) == (ours.schema, ("k",), 2)
+            assert theirs.identity == ours.identity
+            assert theirs.get(1) is None
+            assert theirs[9] == {"k": 9, "s": "0"}
+            assert theirs.lookup([9, 1, 60]) == ours.lookup([9, 1, 60])
+            assert theirs.prefix_lookup([60]) == ours.prefix_lookup([60])
+            late = pc.field("k") > 70
+            for options in ({}, {"columns": ["s"]}, {"filter": late}, {"limit": 5}, {"filter": late, "limit": 3}):
+                assert theirs.scan(**options).read_all() == ours.scan(**options).read_all()
+            middle = {bucket: end // 2 for bucket, (_, end) in ours.offsets().items()}
+            for as_of in (middle, dt.datetime.fromtimestamp(1, dt.UTC)):
+                assert theirs.scan(as_of=as_of).read_all() == ours.scan(as_of=as_of).read_all()
+            assert theirs.offsets() == ours.offsets()
+            assert theirs.count() == len(theirs) == ours.count()
+            for start in ("earliest", "latest", middle):
+                assert theirs.changelog(start).read_all() == ours.changelog(start).read_all()
+                assert theirs.binlog(start).read_all() == ours.binlog(start).read_all()
+            assert theirs.changelog("full").read_all() == ours.changelog("full").read_all()
+            assert pa.table(theirs) == pa.table(ours)
+            assert found["log"].count() == 4
+            assert found["log"].changelog().read_all() == log.changelog().read_all()
+            assert found.check()
+        assert sorted(each.name for each in cache.iterdir()) == [str(store.runtime.store_id)]
+
+
+def test_every_call_sees_what_was_shipped_a_second_before(opened: Opened) -> None:
+    table = opened.store.table("t")
+    for _ in range(25):
+        opened.leader.step()
+        opened.ship()
+        ours = opened.leader.store.table("t")
+        assert opened.store.list_tables() == opened.leader.store.list_tables()
+        assert table.schema == ours.schema
+        assert rows_of(table) == rows_of(ours)
+        assert table.changelog().read_all() == ours.changelog().read_all()
+        assert table.get(100) == ours.get(100)
+    opened.leader.upsert(ours)
+    opened.leader.ship()
+    before = table.offsets()
+    opened.client.asked, opened.client.listings = [], 0
+    table.get(1)
+    table.get(2)
+    assert (table.offsets(), opened.client.asked, opened.client.listings) == (before, [], 0)
+    opened.clock.now += int(1000 * REFRESH_SECONDS)
+    assert table.offsets() == ours.offsets() != before
+
+
+def test_only_what_is_read_is_fetched_and_only_once(opened: Opened) -> None:
+    for _ in range(6):
+        opened.leader.upsert(opened.leader.store.table("t"))
+        opened.leader.create_table(opened.leader.store.table("t"))
+        opened.leader.number += 1
+        opened.ship()
+    opened.fetched()
+    opened.store.table("t").get(100)
+    places = {name.rpartition("/")[0] for name in opened.fetched()}
+    assert len(places - {"catalog"}) == 1, "the bucket of the key"
+    rows_of(opened.store.table("t"))
+    opened.fetched()
+    other = opened.open()
+    assert rows_of(other.table("t")) == rows_of(opened.leader.store.table("t"))
+    assert opened.fetched() == [], "all is in files"
+    other.close()
+
+
+def test_the_cache_is_verified_and_bounded(opened: Opened) -> None:
+    table = opened.leader.store.table("t")
+    for number in range(40):
+        table.upsert([{"k": k, "v": number * k} for k in range(200)])
+        opened.ship()
+    expected = rows_of(table)
+    assert rows_of(opened.store.table("t")) == expected
+    files = sorted(path for path in opened.cache.glob("*/*"))
+    for path in files[::3]:
+        path.write_bytes(path.read_bytes()[:-9] + b"123456789")
+    opened.fetched()
+    other = opened.open()
+    assert rows_of(other.table("t")) == expected
+    assert len(opened.fetched()) == len(files[::3])
+    assert rows_of(opened.open().table("t")) == expected
+    assert opened.fetched() == []
+    size = sum(path.stat().st_size for path in files)
+    small = opened.open(size)
+    assert rows_of(small.table("t")) == expected
+    table.upsert([{"k": k, "v": 1} for k in range(200)])
+    opened.ship()
+    assert rows_of(small.table("t")) == rows_of(table)
+    assert 0 < sum(path.stat().st_size for path in opened.cache.glob("*/*")) <= size // 2
+    none = opened.open(0)
+    opened.fetched()
+    for _ in range(2):
+        assert rows_of(none.table("t")) == rows_of(table)
+        assert opened.fetched()
+    assert {path.stat().st_mode & 0o777 for path in opened.cache.iterdir()} == {0o700}
+
+
+def test_changes_are_followed(opened: Opened) -> None:
+    table, ours = opened.store.table("t"), opened.leader.store.table("t")
+    changes = table.changelog("latest", follow=True)
+    expected: list[dict[str, Any]] = []
+
+    def write() -> None:
+        before = {bucket: end for bucket, (_, end) in ours.offsets().items()}
+        opened.leader.apply_epoch(ours)
+        expected.extend(row for batch in ours.changelog(before) for row in batch.to_pylist())
+
+    write()
+    opened.ship()
+    found = [row for batch in (next(changes) for _ in range(3)) for row in batch.to_pylist()]
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+
+    async def first() -> pa.RecordBatch:
+        async for batch in table.follow("latest"):
+            return batch
+        raise AssertionError
+
+    thread = threading.Timer(0.05, lambda: (write(), opened.ship()))
+    thread.start()
+    assert asyncio.run(first()).num_rows
+    thread.join()
+
+
+def test_what_does_not_read_is_refused(opened: Opened) -> None:
+    store, table = opened.store, opened.store.table("t")
+    changes = kvstore.Changes.of([("upsert", {"k": 1, "v": 1})], SCHEMA)
+    for call in (
+        lambda: store.create_table("x", SCHEMA),
+        lambda: store.drop_table("t"),
+        lambda: store.add_columns("t", {"x": "int64"}),
+        lambda: store.rename_table("t", "x"),
+        lambda: store.consumer("c"),
+        lambda: store.consumers,
+        lambda: store.sql("SELECT 1"),
+        lambda: store.add_replica("x"),
+        lambda: store.replicas,
+        lambda: store.checkpoint(),
+        lambda: store.flush(),
+        lambda: store.health(),
+        lambda: store.metrics(),
+        lambda: store.path,
+        lambda: store.runtime,
+        lambda: table.upsert({"k": 1, "v": 1}),
+        lambda: table.delete([1]),
+        lambda: table.apply(changes),
+        lambda: table.apply_epoch(changes, "w", 0),
+        lambda: table.update_where(pc.field("k") > 1, {"v": 1}),
+        lambda: table.put_if({"k": 1, "v": 1}, None),
+        lambda: table.__setitem__(1, {"v": 1}),
+        lambda: table.__delitem__(1),
+        lambda: table.writer(),
+        lambda: table.bucket(0),
+        lambda: table.snapshot(),
+        lambda: table.history(1),
+        lambda: table.undo(0),
+        lambda: table.hold("c", {0: 0}),
+        lambda: table.lease("c", {0: 0}),
+        lambda: table.writers,
+        lambda: table.to_spark(None),
+    ):
+        with pytest.raises(UnsupportedOperation, match=r"only read.*ships to it.*kvstore\.follow"):
+            call()
+    with pytest.raises(InvalidRequest):
+        table.get({"x": 1})
+    with pytest.raises(NoSuchTable, match="no such table"):
+        store.table("nope")
+    with pytest.raises(OffsetOutOfRange, match="does not hold this offset"):
+        table.changelog(dict.fromkeys(range(3), 10**6))
+    late = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    for read in (lambda: table.scan(as_of=late), lambda: table.changelog(late), lambda: table.changelog(end=late)):
+        with pytest.raises(ReplicaBehind, match="ends before this time"):
+            read()
+    store.close()
+    store.close()
+    for closed in (lambda: table.get(1), store.list_tables, lambda: store.table("t"), store.check, table.offsets):
+        with pytest.raises(StoreClosed):
+            closed()
+
+
+def test_calls_that_open_no_replica(tmp_path: Path, cache: Path) -> None:
+    kvstore.open(tmp_path / "s").close()
+    (tmp_path / "empty").mkdir()
+    for place, options, error, words in (
+        ((tmp_path / "s").as_uri(), {}, InvalidRequest, "give its directory"),
+        ((tmp_path / "none").as_uri(), {}, Unavailable, "no such directory"),
+        ((tmp_path / "empty").as_uri(), {}, NotAStore, "no replica here"),
+        ((tmp_path / "empty").as_uri(), {"read_only": False}, UnsupportedOperation, "read_only=True"),
+        ((tmp_path / "empty").as_uri(), {"map_bytes": 1}, InvalidRequest, "one setting"),
+        ((tmp_path / "empty").as_uri(), {"cache_bytes_max": -1}, InvalidRequest, "cache_bytes_max"),
+        ("s3://key:secret@bucket/x", {}, InvalidRequest, "credentials"),
+        ("nonsense://x", {}, InvalidRequest, "can't be at this URL"),
+    ):
+        with pytest.raises(error, match=words):
+            kvstore.open(place, **({"read_only": True} | options))
+    assert not cache.exists()
+
+
+def test_damage_is_an_error_and_leaves_nothing_half_read(opened: Opened) -> None:
+    table, ours = opened.store.table("t"), opened.leader.store.table("t")
+    opened.leader.upsert(ours)
+    opened.ship()
+    rows_of(table)
+    opened.leader.apply_epoch(ours)
+    opened.ship()
+    newest = max(name for name in opened.client.held if name.startswith("tables/1/1/"))
+    data = opened.client.held[newest]
+    opened.client.held[newest] = data[:-1] + bytes([data[-1] ^ 1])
+    for _ in range(2):
+        with pytest.raises(CorruptData, match=f"object={newest}"):
+            rows_of(table)
+    assert f"BAD {newest}" in str(opened.store.check().findings)
+    del opened.client.held[newest]
+    other = opened.open()
+    with pytest.raises(MissingVersion, match="a hole in bucket 1"):
+        other.table("t")
+    assert any("MISSING_VERSION" in each for each in other.check().findings)
+    opened.client.held[newest] = data
+    assert rows_of(table) == rows_of(ours) == rows_of(other.table("t"))
+    assert other.check()
+    opened.leader.store.drop_table("t")
+    opened.ship()
+    with pytest.raises(NoSuchTable, match="dropped"):
+        table.get(1)
+
+
+def test_indexes_are_bounded_and_shared_by_threads(opened: Opened) -> None:
+    ours = opened.leader.store.table("t")
+    for number in range(12):
+        name = f"u{number}"
+        opened.leader.store.create_table(name, TEXT, "k").upsert([{"k": k, "s": name * 20} for k in range(2_000)])
+    opened.ship()
+    store = opened.open(4 << 20)
+    names = store.list_tables()
+    failed: list[BaseException] = []
+
+    def read(names: list[str]) -> None:
+        try:
+            for name in names:
+                expected = rows_of(opened.leader.store.table(name))
+                assert rows_of(store.table(name)) == expected
+                batches = store.table(name).scan()  # read after other indexes have taken the place of its own
+                for other in names[:3]:
+                    store.table(other).get(1)
+                assert batches.read_all().num_rows == len(expected)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read, args=(names[turn:] + names[:turn],)) for turn in (0, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert rows_of(store.table("t")) == rows_of(ours)
+    store.close()
