@@ -42,7 +42,7 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 	  echo "The set-up goes on without the connector of Spark; see .logs/connector-of-Spark.log."
 
 # The native kernel is compiled with the machine's C compiler. Without it, Python does all the work.
-.venv/kernel: .venv/ready $(wildcard kvstore/kernel/*.c) kvstore/kernel/build.py
+.venv/kernel: .venv/ready $(wildcard kvstore/kernel/*.[ch]) kvstore/kernel/build.py
 	@$(STEP) "native kernel" $(BIN)/python -m kvstore.kernel.build && touch $@ || \
 	  echo "The set-up goes on without the native kernel; see .logs/native-kernel.log."
 

@@ -99,6 +99,16 @@ def key_sums(keys: BinaryColumn) -> np.ndarray:
     return sums + keys.lengths.astype(np.uint64) * _KEY_LENGTH_WEIGHT
 
 
+def weights_of_values(count: int) -> np.ndarray:
+    """Weights (uint64) of at least the first words of a value, in one buffer."""
+    return _VALUE_WEIGHTS.first(count)
+
+
+def weights_of_keys(count: int) -> np.ndarray:
+    """Like :func:`weights_of_values`, of a key."""
+    return _KEY_WEIGHTS.first(count)
+
+
 @lru_cache(maxsize=4096)
 def hasher(key_bytes: int, value_bytes: int) -> Callable[[bytes, bytes], tuple[int, int]]:
     """The function that hashes one row whose key and value have these lengths, in plain integers.

@@ -52,7 +52,7 @@ def test_the_wheel_has_every_module_of_the_packages_and_nothing_else(wheel: ZipF
     types = {f"{name}/py.typed" for name in PACKAGES} | {"kvstore/spark/worker-python"}
     modules |= {str(path.relative_to(ROOT)) for path in (ROOT / "kvstore/spark/connector/scala").glob("*.scala")}
     modules |= {str(path.relative_to(ROOT)) for path in (ROOT / "kvstore/console/assets").iterdir()}
-    modules |= {str(path.relative_to(ROOT)) for path in (ROOT / "kvstore/kernel").glob("*.c")}
+    modules |= {str(path.relative_to(ROOT)) for path in (ROOT / "kvstore/kernel").glob("*.[ch]")}
     information = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "licenses/NOTICE"}
     assert set(wheel.namelist()) == modules | types | {f"{INFORMATION}/{name}" for name in information}
 

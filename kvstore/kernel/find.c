@@ -10,19 +10,7 @@
  * - No function keeps anything, allocates, or calls Python.
  */
 
-#include <stdint.h>
-#include <string.h>
-
-#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "LMDB's files have the byte order of their machine; the kernel knows only little endian."
-#endif
-
-#define EXPORT __attribute__((visibility("default")))
-
-typedef uint8_t u8;
-typedef uint16_t u16 __attribute__((may_alias));
-typedef uint32_t u32;
-typedef uint64_t u64 __attribute__((may_alias));
+#include "common.h"
 
 enum { DONE, OTHER_COMMIT, BEYOND, DAMAGED }; /* kvstore/kernel/pages.py has the same */
 
@@ -276,7 +264,7 @@ static int find_some(pages_t *pages, lane_t *lanes, u32 count, u64 root, u32 dep
  * Returns OTHER_COMMIT if the tree of the transaction is not known any more, BEYOND if the map ends before a page, and
  * DAMAGED; what is in the results then means nothing.
  */
-EXPORT int kv_find(const u8 *map, u64 map_bytes, u64 transaction, const u8 *keys, const int64_t *key_ends, u64 count,
+EXPORT int kv_find(const u8 *map, u64 map_bytes, u64 transaction, const u8 *keys, const i64 *key_ends, u64 count,
                    u64 *values, u32 *value_bytes, u64 *bad) {
     pages_t pages = {.map = map};
     u64 root;

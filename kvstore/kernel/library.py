@@ -18,14 +18,14 @@ PREFIX = "kernel-"
 
 
 def sources() -> list[Path]:
-    """The files that the library is compiled from."""
+    """The files that the library is compiled from, each by itself."""
     return sorted(ROOM.glob("*.c"))
 
 
 def library_path() -> Path:
     """Where the library of these sources is, if it was built."""
     checksum = 0
-    for source in sources():
+    for source in sorted(ROOM.glob("*.[ch]")):
         checksum = zlib.crc32(source.read_bytes(), checksum)
     return ROOM / f"{PREFIX}{checksum:08x}.so"
 
@@ -62,4 +62,10 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_find.restype = ctypes.c_int
     library.kv_copy.argtypes = [address, address, address, number, address]
     library.kv_copy.restype = None
+    library.kv_verify.argtypes = [address, address, address, number, *[address] * 5]
+    library.kv_verify.restype = ctypes.c_int
+    library.kv_measure.argtypes = [address, address, address, number, number, number, address, number]
+    library.kv_measure.restype = ctypes.c_int
+    library.kv_decode.argtypes = [*library.kv_measure.argtypes, address]
+    library.kv_decode.restype = None
     return library

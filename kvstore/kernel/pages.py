@@ -7,21 +7,14 @@
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum
 
 import numpy as np
 
 from kvstore.errors import CorruptData
 from logformat.binary_column import BinaryColumn
 
-
-class Status(IntEnum):
-    """How a search ended; ``find.c`` has the same."""
-
-    DONE = 0
-    OTHER_COMMIT = 1
-    BEYOND = 2
-    DAMAGED = 3
+_DONE, _OTHER_COMMIT, _BEYOND, _DAMAGED = range(4)
+"""How a search ends; ``find.c`` has the same."""
 
 
 class BeyondMap(Exception):
@@ -61,11 +54,11 @@ def find(
         *(file, len(mapped), transaction, flat.ctypes.data, ends.ctypes.data, count),
         *(places.ctypes.data, lengths.ctypes.data, ctypes.addressof(page)),
     )
-    if status == Status.OTHER_COMMIT:
+    if status == _OTHER_COMMIT:
         return None
-    if status == Status.BEYOND:
+    if status == _BEYOND:
         raise BeyondMap(page.value)
-    if status == Status.DAMAGED:
+    if status == _DAMAGED:
         raise damaged(page.value)
     there = lengths > 0
     offsets = np.zeros(count + 1, np.int64)

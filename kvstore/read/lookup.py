@@ -11,9 +11,10 @@ import pyarrow as pa
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
+from kvstore.read.native_rows import native_columns
 from kvstore.read.scan import KeyRange, rows_now
 from kvstore.request.partition import bucket_of_key, buckets_of_rows
-from kvstore.request.row_layout import layout_of
+from kvstore.request.row_layout import TableLayout, layout_of
 from logformat import binary_column as binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
@@ -34,22 +35,32 @@ def rows_of_keys(
         key_rows: The key columns.
     """
     encoded = layout_of(current()).encode_keys(key_rows)
-    order, there, values = _found(handles, current(), key_rows, encoded)
+    places, values = _found(handles, current(), key_rows, encoded)
     definition = current()  # read after the values, so that it has the schemas of all rows
     layout = layout_of(definition)
     names = [name for name in definition.schema.names if name not in layout.key_names]
-    rows, _ = layout.decode(values, key_sums(encoded)[order][there], key_rows, names)
-    columns = dict(zip(names, rows.columns, strict=True))
-    if len(handles) > 1 or not there.all():
-        places, missing = np.empty(len(there), np.int64), np.empty(len(there), bool)
-        places[order], missing[order] = np.cumsum(there) - 1, ~there
-        taken, there = pa.array(places, mask=missing), ~missing
-        columns = {name: column.take(taken) for name, column in columns.items()}
+    decoded = native_columns(layout, values, places, encoded, names) or _columns(layout, values, places, encoded, names)
+    columns = dict(zip(names, decoded, strict=True))
     columns |= {name: key_rows.column(name) for name in layout.key_names}
+    there = np.zeros(len(encoded), bool)
+    there[places] = True
     fields = [field.with_nullable(field.name not in layout.key_names) for field in definition.schema]
     found = pa.field(FOUND, pa.bool_(), False)
     ordered = [columns[name] for name in definition.schema.names]
     return pa.Table.from_arrays([*ordered, pa.array(there)], schema=pa.schema([*fields, found]))
+
+
+def _columns(
+    layout: TableLayout, values: BinaryColumn, places: np.ndarray, keys: BinaryColumn, names: Sequence[str]
+) -> list[pa.Array]:
+    """Columns outside the key, one row for each key; see :func:`kvstore.read.native_rows.native_columns`."""
+    columns = layout.decode_values(values, key_sums(keys)[places], names)
+    if len(places) == len(keys) and (places[1:] > places[:-1]).all():
+        return columns
+    row_of_key, missing = np.zeros(len(keys), np.int64), np.ones(len(keys), bool)
+    row_of_key[places], missing[places] = np.arange(len(places)), False
+    taken = pa.array(row_of_key, mask=missing)
+    return [column.take(taken) for column in columns]
 
 
 class SingleReads:
@@ -123,20 +134,21 @@ def rows_of_prefix(
 
 def _found(
     handles: Sequence[BucketHandle], definition: TableDefinition, key_rows: pa.RecordBatch, keys: BinaryColumn
-) -> tuple[np.ndarray | slice, np.ndarray, BinaryColumn]:
-    """The order in which keys were looked for; in it whether each is there, and the values of those that are."""
+) -> tuple[np.ndarray, BinaryColumn]:
+    """Which of the keys are there, int64; and their values, in the same order."""
     if len(handles) == 1:
         with handles[0].latest() as view:
-            return slice(None), *view.find(keys)
+            there, values = view.find(keys)
+        return np.flatnonzero(there), values
     buckets = buckets_of_rows(definition, key_rows)
-    order = np.argsort(buckets, kind="stable")
-    there, values = [np.zeros(0, bool)], [BinaryColumn.from_list([])]
+    places, columns = [np.zeros(0, np.int64)], [BinaryColumn.from_list([])]
     for bucket in map(BucketId, np.unique(buckets).tolist()):
+        its_keys = np.flatnonzero(buckets == bucket)
         with handles[bucket].latest() as view:
-            its_there, its_values = view.find(keys.take(np.flatnonzero(buckets == bucket)))
-        there.append(its_there)
-        values.append(its_values)
-    return order, np.concatenate(there), binary_column.concatenate(values)
+            there, values = view.find(keys.take(its_keys))
+        places.append(its_keys[there])
+        columns.append(values)
+    return np.concatenate(places), binary_column.concatenate(columns)
 
 
 def _after(prefix: bytes) -> bytes | None:

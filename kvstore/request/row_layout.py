@@ -13,6 +13,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import SchemaId
 from logformat.rows.keys import KeyCodec
+from logformat.rows.record import RecordCodec
 from logformat.rows.rows import RowCodec
 from logformat.rows.schema import is_dropped
 from logformat.rows.single_row import SingleRowCodec
@@ -77,6 +78,10 @@ class TableLayout:
         ]
         return self._rows.encode(columns, sums, schema_id)
 
+    def record(self, schema_id: SchemaId) -> tuple[list[str], RecordCodec] | None:
+        """Columns of stored values of a schema; see :meth:`logformat.rows.rows.RowCodec.record`."""
+        return self._rows.record(schema_id)
+
     def decode(
         self, values: BinaryColumn, sums: np.ndarray, key_columns: pa.RecordBatch, names: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray]:
@@ -95,6 +100,10 @@ class TableLayout:
         decoded = iter(columns)
         ordered = [key_columns.column(name) if name in self.key_names else next(decoded) for name in schema.names]
         return pa.RecordBatch.from_arrays(ordered, schema=schema), hashes
+
+    def decode_values(self, values: BinaryColumn, sums: np.ndarray, names: Sequence[str]) -> list[pa.Array]:
+        """Columns of :meth:`decode` by name, none of them of the key."""
+        return self._rows.decode(values, sums, self.schema_id, names)[0]
 
     def decode_found(
         self, keys: BinaryColumn, values: BinaryColumn, names: Sequence[str] | None = None

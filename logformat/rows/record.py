@@ -31,15 +31,19 @@ class RecordCodec:
         types: Stored types (``logformat.rows.schema``), in order.
         head: Names and dtypes of fields before the bitmap, for callers that embed records in something larger.
         aligned: Records begin at multiples of 8 bytes; without a variable column, their size is also such a multiple.
+
+    Attributes:
+        types: The argument.
+        dtype: The fixed part: the head, ``nulls``, and the columns ``c0``, ``c1`` …
     """
 
     def __init__(
         self, types: Sequence[pa.DataType], head: Sequence[tuple[str, str]] = (), *, aligned: bool = False
     ) -> None:
-        self._types = list(types)
+        self.types = list(types)
         self._variable = [i for i, kind in enumerate(types) if is_variable(kind)]
         self._names = [f"c{i}" for i in range(len(types))]
-        bitmap_bytes = (len(self._types) + 7) // 8
+        bitmap_bytes = (len(self.types) + 7) // 8
         plain = np.dtype(
             [*head, ("nulls", np.uint8, (bitmap_bytes,))]
             + [(f"c{i}", _LENGTH if is_variable(kind) else _dtype(kind)) for i, kind in enumerate(types)]
@@ -101,12 +105,12 @@ class RecordCodec:
             raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
         bitmap = fixed["nulls"] if fixed["nulls"].any() else None
         columns = []
-        for i in range(len(self._types)) if wanted is None else wanted:
+        for i in range(len(self.types)) if wanted is None else wanted:
             nulls = None if bitmap is None else (bitmap[:, i >> 3] & np.uint8(1 << (i & 7))).astype(bool)
             if i in ranges:
-                columns.append(_decode_variable(self._types[i], flat, *ranges[i], nulls))
+                columns.append(_decode_variable(self.types[i], flat, *ranges[i], nulls))
             else:
-                columns.append(_decode_fixed(self._types[i], np.ascontiguousarray(fixed[self._names[i]]), nulls))
+                columns.append(_decode_fixed(self.types[i], np.ascontiguousarray(fixed[self._names[i]]), nulls))
         return columns
 
 

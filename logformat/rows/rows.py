@@ -67,6 +67,11 @@ class RowCodec:
         flat.view("<u4")[2 * starts] = hashes & _LOW
         return BinaryColumn(flat, joined.offsets), hashes
 
+    def record(self, schema_id: SchemaId) -> tuple[list[str], RecordCodec] | None:
+        """Columns of values that were written with a schema, and their codec; None if there is no such schema."""
+        codec = self._codecs.get(schema_id)
+        return None if codec is None else (self._names[schema_id], codec)
+
     def decode(
         self, values: BinaryColumn, key_sums: np.ndarray, schema_id: SchemaId, names: Sequence[str] | None = None
     ) -> tuple[list[pa.Array], np.ndarray]:

@@ -1,11 +1,21 @@
-"""A target about an index's pages: in any bytes the kernel finds what the reference finds, and it reads no others."""
+"""Targets about the native kernel: of any bytes it makes what Python makes of them, and it reads no others."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
+from kvstore.errors import CorruptData
+from kvstore.kernel import library
+from kvstore.meta.state import TableDefinition
+from kvstore.read.native_rows import native_columns
+from kvstore.request.row_layout import TableLayout
+from logformat.binary_column import WORD, BinaryColumn
+from logformat.catalog.edits import TableOptions
+from logformat.checksum import key_sums, row_hash
+from logformat.ids import SchemaId, TableId
 from logformat.rows.keys import ROW
-from tests.kernel.both import assert_both_agree
+from tests.kernel.both import assert_both_agree, assert_same_columns
 from tests.kernel.guarded import guarded
 from tests.kernel.reference import tree_file
 
@@ -35,3 +45,48 @@ def index_pages_seeds() -> list[bytes]:
         tree_file(_ROWS | _BIG),
         tree_file(_ROWS, page_bytes=512, per_page=12),
     ]
+
+
+_KEY = pa.field("k", pa.int64(), False)
+_SCHEMA = pa.schema(
+    [
+        *(_KEY, ("a", pa.int32()), ("s", pa.string()), ("b", pa.bool_()), ("raw", pa.binary()), ("n", pa.int8())),
+        *(("d", pa.decimal128(30, 2)), ("f", pa.float64()), ("h", pa.float16()), ("t", pa.string())),
+    ]
+)
+_LAYOUT = TableLayout(TableDefinition(TableId(1), "t", {SchemaId(1): _SCHEMA}, ("k",), 1, TableOptions()))
+_NAMES = _SCHEMA.names[1:]
+_FIVE = _LAYOUT.encode_keys(pa.RecordBatch.from_arrays([pa.array(range(5))], names=["k"]))
+_PLACES = np.array([3, 0, 4])
+
+
+def native_rows(data: bytes) -> None:
+    """Three of five rows with any bytes as their values, under right checksums."""
+    words = data.ljust(WORD, b"\1")[: len(data) // WORD * WORD or WORD]
+    half = words[: len(words) // 2 // WORD * WORD or WORD]
+    values = []
+    for place, value in zip(_PLACES.tolist(), (words, half, words), strict=True):
+        with_schema = bytes(4) + SchemaId(1).to_bytes(2, "little") + value[6:]
+        values.append((row_hash(_FIVE[place], with_schema) % 2**32).to_bytes(4, "little") + with_schema[4:])
+    column = BinaryColumn.from_list(values)
+    column = BinaryColumn(guarded(column.flat.tobytes()), column.offsets)
+    found = native_columns(_LAYOUT, column, _PLACES, _FIVE, _NAMES)
+    if found is not None:
+        assert_same_columns(found, _LAYOUT, column, _PLACES, _FIVE, _NAMES, valid=False)
+        return
+    try:
+        _LAYOUT.decode_values(column, key_sums(_FIVE)[_PLACES], _NAMES)
+    except CorruptData:
+        return
+    assert library.kernel() is None, "the kernel knows all that is right"
+
+
+def native_rows_seeds() -> list[bytes]:
+    """Rows of some values and of nulls."""
+    some = [1, 7, "text", True, b"raw" * 9, 3, 5, 0.5, 0.5, ""]
+    others = [2, None, None, None, b"", None, None, None, None, "x"]
+    columns = [
+        pa.array(pair).cast(kind) for pair, kind in zip(zip(some, others, strict=True), _SCHEMA.types, strict=True)
+    ]
+    rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    return _LAYOUT.encode_values(rows, key_sums(_LAYOUT.encode_keys(rows)), SchemaId(1))[0].to_list()

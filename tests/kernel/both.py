@@ -7,13 +7,19 @@ from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 
 from kvstore.errors import CorruptData
 from kvstore.index import mapped
 from kvstore.index.index import View
 from kvstore.kernel import library, pages
+from kvstore.read import lookup
+from kvstore.read.native_rows import native_columns
+from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import BinaryColumn
+from logformat.checksum import key_sums
 from tests.kernel.reference import Refused, found_by_reference
+from tests.support.contents import values_of
 
 
 def assert_both_agree(data: bytes, places: Sequence[np.ndarray], transaction: int, keys: Sequence[bytes]) -> bool:
@@ -46,6 +52,33 @@ def _found_by_kernel(place: np.ndarray, transaction: int, keys: Sequence[bytes])
     return [next(strings) if its_there else b"" for its_there in there]
 
 
+def assert_same_columns(
+    found: Sequence[pa.Array],
+    layout: TableLayout,
+    values: BinaryColumn,
+    places: np.ndarray,
+    keys: BinaryColumn,
+    names: Sequence[str],
+    *,
+    valid: bool = True,
+) -> None:
+    """Columns that the kernel decoded are those that Python decodes; see ``native_columns`` for the arguments.
+
+    Args:
+        valid: Whether the values are those of their types; text may be none if it comes from anywhere.
+    """
+    expected = layout.decode_values(values, key_sums(keys)[places], names)
+    row_of_key: list[int | None] = [None] * len(keys)
+    for row, place in enumerate(places.tolist()):
+        row_of_key[place] = row
+    taken = pa.array(row_of_key, pa.int64())
+    for column, its in zip(found, expected, strict=True):
+        same = its.take(taken)
+        column.validate(full=valid)
+        assert column.null_count == same.null_count
+        assert values_of(column) == values_of(same) if valid else column.equals(same)
+
+
 @contextmanager
 def lookups_both_ways() -> Iterator[list[int]]:
     """Every lookup in this process is made with and without the kernel, however few keys it has.
@@ -70,7 +103,17 @@ def lookups_both_ways() -> Iterator[list[int]]:
         return found
 
     found_plainly = pages.find
+
+    def decoded(
+        layout: TableLayout, values: BinaryColumn, places: np.ndarray, keys: BinaryColumn, names: Sequence[str]
+    ) -> list[pa.Array] | None:
+        columns = native_columns(layout, values, places, keys, names)
+        if columns is not None:
+            assert_same_columns(columns, layout, values, places, keys, names)
+        return columns
+
     with (
+        mock.patch.object(lookup, "native_columns", decoded),
         mock.patch.object(View, "find", both),
         mock.patch.object(mapped, "KEYS_MIN", 0),
         mock.patch.object(pages, "find", counted),

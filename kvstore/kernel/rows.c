@@ -1,0 +1,219 @@
+/* Verifies and decodes values of rows (docs/format.md, Row, Record, Row checksum).
+ *
+ * - Values lie in a buffer of the caller, which nothing else writes: what was checked stays as it was.
+ * - Nothing outside a value is read: its size is held against the fixed part, and the sizes of its variable columns
+ *   against what is left of it.
+ * - What is not as it should be makes the caller ask Python, which says what is wrong; results then mean nothing.
+ * - A row that is not there has no bytes. Its columns are null.
+ * - No function keeps anything, allocates, or calls Python.
+ */
+
+#include "common.h"
+
+enum { DONE, ASK_PYTHON }; /* kvstore/kernel/rows.py has the same */
+
+enum { FIXED, FLAG, VARIABLE }; /* kinds of columns */
+enum { WORD = 8, SCHEMA_ID = 4 };
+#define GOLDEN 0x9E3779B97F4A7C15u
+#define OFFSET_MAX INT32_MAX
+
+/* A column of a record; kvstore/kernel/rows.py has the same.
+ *
+ * place, width     of its part of the fixed part
+ * kind             of a VARIABLE column the fixed part has its size
+ * values, offsets  where it is decoded to; values is NULL for a column that is not wanted
+ * validity         zeros, or NULL if no row is null
+ * nulls, bytes     results of kv_measure: null rows, and bytes of the values of a VARIABLE column
+ */
+typedef struct {
+    u64 place, width, kind;
+    u8 *values;
+    int32_t *offsets;
+    u8 *validity;
+    u64 nulls, bytes;
+} column_t;
+
+static inline u64 word_at(const u8 *at) {
+    u64 word;
+    memcpy(&word, at, sizeof word);
+    return word;
+}
+
+static inline u32 half_at(const u8 *at) {
+    u32 half;
+    memcpy(&half, at, sizeof half);
+    return half;
+}
+
+static inline u64 mix(u64 word) {
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    return word ^ (word >> 31);
+}
+
+static inline u64 key_sum(const u8 *key, u64 bytes, const u64 *weights) {
+    u64 sum = bytes * GOLDEN, nth = 0, last = 0;
+    for (; (nth + 1) * WORD <= bytes; nth++)
+        sum += word_at(key + nth * WORD) * weights[nth];
+    if (bytes % WORD) {
+        memcpy(&last, key + nth * WORD, bytes % WORD);
+        sum += last * weights[nth];
+    }
+    return sum;
+}
+
+/* Verify the checksums of rows, and that all were written with one schema.
+ *
+ * starts, ends     count positions of values in flat; equal where there is no row
+ * keys, key_ends   as in find.c
+ * value_weights    as many as the longest value has words; key_weights likewise
+ * schema_id        the schema of all; -1 if there is no row
+ */
+EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const u8 *keys, const i64 *key_ends,
+                     const u64 *value_weights, const u64 *key_weights, int32_t *schema_id) {
+    *schema_id = -1;
+    for (u64 nth = 0; nth < count; nth++) {
+        const u8 *value = flat + starts[nth];
+        u64 bytes = (u64)(ends[nth] - starts[nth]);
+        if (!bytes)
+            continue;
+        if (bytes % WORD)
+            return ASK_PYTHON;
+        u64 sum = key_sum(keys + key_ends[nth], (u64)(key_ends[nth + 1] - key_ends[nth]), key_weights);
+        for (u64 word = 0; word * WORD < bytes; word++)
+            sum += word_at(value + word * WORD) * value_weights[word];
+        u32 stored = half_at(value);
+        /* The checksum was zero when the sum was taken. */
+        if ((u32)mix(sum - stored * value_weights[0]) != stored)
+            return ASK_PYTHON;
+        int32_t its_schema = (int32_t)(half_at(value + SCHEMA_ID) & 0xFFFF);
+        if (*schema_id >= 0 && its_schema != *schema_id)
+            return ASK_PYTHON;
+        *schema_id = its_schema;
+    }
+    return DONE;
+}
+
+static inline int is_null(const u8 *bitmap, u64 column) { return bitmap[column >> 3] >> (column & 7) & 1; }
+
+/* Count null rows, and bytes of variable columns.
+ *
+ * bitmap, fixed    place of the null bitmap in a value, and size of the fixed part
+ */
+EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 fixed,
+                      column_t *columns, u64 width) {
+    u64 absent = 0;
+    for (u64 nth = 0; nth < width; nth++)
+        columns[nth].nulls = columns[nth].bytes = 0;
+    for (u64 row = 0; row < count; row++) {
+        u64 bytes = (u64)(ends[row] - starts[row]), used = fixed;
+        const u8 *value = flat + starts[row];
+        if (!bytes) {
+            absent++;
+            continue;
+        }
+        if (bytes < fixed)
+            return ASK_PYTHON;
+        u8 any_null = 0;
+        for (u64 nth = 0; nth * 8 < width; nth++)
+            any_null |= value[bitmap + nth];
+        for (u64 nth = 0; nth < width; nth++) {
+            column_t *column = &columns[nth];
+            if (any_null && is_null(value + bitmap, nth))
+                column->nulls++;
+            if (column->kind == VARIABLE) {
+                u64 size = half_at(value + column->place);
+                used += size;
+                column->bytes += size;
+            }
+        }
+        if (used > bytes)
+            return ASK_PYTHON;
+    }
+    for (u64 nth = 0; nth < width; nth++) {
+        columns[nth].nulls += absent;
+        if (columns[nth].bytes > OFFSET_MAX)
+            return ASK_PYTHON;
+    }
+    return DONE;
+}
+
+#define COPY_EACH(type)                                                                                                \
+    for (u64 row = 0; row < count; row++) {                                                                            \
+        type item = 0;                                                                                                 \
+        if (ends[row] != starts[row])                                                                                  \
+            memcpy(&item, flat + starts[row] + column->place, sizeof item);                                            \
+        memcpy(column->values + row * sizeof item, &item, sizeof item);                                                \
+    }
+
+static void decode_fixed(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const column_t *column) {
+    if (column->width == 8) {
+        COPY_EACH(u64)
+    } else if (column->width == 4) {
+        COPY_EACH(u32)
+    } else if (column->width == 2) {
+        COPY_EACH(uint16_t)
+    } else if (column->width == 1) {
+        COPY_EACH(u8)
+    } else {
+        for (u64 row = 0; row < count; row++)
+            if (ends[row] != starts[row])
+                memcpy(column->values + row * column->width, flat + starts[row] + column->place, column->width);
+            else
+                memset(column->values + row * column->width, 0, column->width);
+    }
+}
+
+/* Bits, least significant first; the buffer has zeros. */
+static void decode_flags(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const column_t *column) {
+    for (u64 row = 0; row < count; row++)
+        if (ends[row] != starts[row] && flat[(u64)starts[row] + column->place])
+            column->values[row >> 3] |= (u8)(1u << (row & 7));
+}
+
+static void decode_validity(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 nth,
+                            u8 *validity) {
+    for (u64 row = 0; row < count; row++)
+        if (ends[row] != starts[row] && !is_null(flat + starts[row] + bitmap, nth))
+            validity[row >> 3] |= (u8)(1u << (row & 7));
+}
+
+/* One variable column; moves the cursors of all rows to the next one. */
+static void decode_variable(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const column_t *column,
+                            i64 *cursors) {
+    u32 end = 0;
+    for (u64 row = 0; row < count; row++) {
+        u32 size = ends[row] == starts[row] ? 0 : half_at(flat + starts[row] + column->place);
+        if (column->values) {
+            column->offsets[row] = (int32_t)end;
+            memcpy(column->values + end, flat + cursors[row], size);
+        }
+        cursors[row] += size;
+        end += size;
+    }
+    if (column->values)
+        column->offsets[count] = (int32_t)end;
+}
+
+/* Decode rows that kv_measure has found whole, into buffers of the sizes that it gave.
+ *
+ * cursors          count numbers that the function may use
+ */
+EXPORT void kv_decode(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 fixed,
+                      const column_t *columns, u64 width, i64 *cursors) {
+    for (u64 row = 0; row < count; row++)
+        cursors[row] = starts[row] + (ends[row] == starts[row] ? 0 : (i64)fixed);
+    for (u64 nth = 0; nth < width; nth++) {
+        const column_t *column = &columns[nth];
+        if (column->kind == VARIABLE)
+            decode_variable(flat, starts, ends, count, column, cursors);
+        else if (!column->values)
+            continue;
+        else if (column->kind == FLAG)
+            decode_flags(flat, starts, ends, count, column);
+        else
+            decode_fixed(flat, starts, ends, count, column);
+        if (column->values && column->validity)
+            decode_validity(flat, starts, ends, count, bitmap, nth, column->validity);
+    }
+}

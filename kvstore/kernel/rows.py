@@ -1,0 +1,140 @@
+"""Verifies and decodes values of rows, a whole column in one pass; ``rows.c`` has its invariants.
+
+It knows columns of fixed width, flags, strings and bytes. What it does not know, and what it finds wrong, is for
+:class:`logformat.rows.rows.RowCodec`, to which it is held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.binary_column import WORD, BinaryColumn
+from logformat.checksum import weights_of_keys, weights_of_values
+from logformat.rows.schema import is_variable
+
+_DONE = 0
+_FIXED, _FLAG, _VARIABLE = range(3)
+_PLACE, _WIDTH, _KIND, _VALUES, _OFFSETS, _VALIDITY, _NULLS, _BYTES = range(8)
+"""Kinds of columns, and the fields of one, all of them uint64; ``rows.c`` has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Values of rows, in the order of the result.
+
+    Attributes:
+        flat: uint8, the bytes of all values.
+        starts, ends: int64 ``(n,)``, where in them each begins and ends; equal for a row that is not there.
+        keys: ``(n,)``, the keys under which they were found.
+    """
+
+    flat: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    keys: BinaryColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How values of a schema lie in memory.
+
+    Attributes:
+        types: Types of the columns.
+        columns: uint64, a row of fields for each column, as they are before a measurement.
+        bitmap: Place of the null bitmap.
+        fixed: Bytes of the fixed part.
+    """
+
+    types: Sequence[pa.DataType]
+    columns: np.ndarray
+    bitmap: int
+    fixed: int
+
+    @classmethod
+    def of(cls, types: Sequence[pa.DataType], fixed: np.dtype) -> Shape | None:
+        """The shape of records.
+
+        Args:
+            fixed: The fixed part; see :class:`logformat.rows.record.RecordCodec`.
+
+        Returns:
+            None if a column is nested.
+        """
+        if any(map(pa.types.is_nested, types)):
+            return None
+        columns = np.zeros((len(types), _BYTES + 1), np.uint64)
+        places: Mapping[str, Any] = fixed.fields or {}
+        for nth, type in enumerate(types):
+            dtype, place = places[f"c{nth}"][:2]
+            kind = _VARIABLE if is_variable(type) else _FLAG if pa.types.is_boolean(type) else _FIXED
+            columns[nth, : _KIND + 1] = place, dtype.itemsize, kind
+        return cls(types, columns, int(places["nulls"][1]), fixed.itemsize)
+
+
+def verified_schema(kernel: ctypes.CDLL, rows: Rows) -> int | None:
+    """Verify the checksums of rows; the id of the schema with which all were written.
+
+    Returns:
+        None if there is no row, if they were written with several schemas, or if one is damaged.
+    """
+    longest = int((rows.ends - rows.starts).max(initial=0))
+    longest_key = int(rows.keys.lengths.max(initial=0))
+    schema_id = ctypes.c_int32()
+    status = kernel.kv_verify(
+        *_addresses(rows.flat, rows.starts, rows.ends),
+        len(rows.starts),
+        *_addresses(rows.keys.flat, rows.keys.offsets),
+        *_addresses(weights_of_values(longest // WORD + 1), weights_of_keys(longest_key // WORD + 1)),
+        ctypes.addressof(schema_id),
+    )
+    return schema_id.value if status == _DONE and schema_id.value >= 0 else None
+
+
+def decode(kernel: ctypes.CDLL, rows: Rows, shape: Shape, wanted: Sequence[int]) -> list[pa.Array] | None:
+    """Columns of rows that were verified; null where there is no row.
+
+    Args:
+        wanted: Numbers of columns.
+
+    Returns:
+        None if a value is not of this shape.
+    """
+    count, columns = len(rows.starts), shape.columns.copy()
+    given = (*_addresses(rows.flat, rows.starts, rows.ends), count, shape.bitmap, shape.fixed, columns.ctypes.data)
+    if kernel.kv_measure(*given, len(columns)) != _DONE:
+        return None
+    buffers = {nth: _buffers(columns[nth], count) for nth in wanted}
+    cursors = np.empty(count, np.int64)
+    kernel.kv_decode(*given, len(columns), cursors.ctypes.data)
+    nulls = columns[:, _NULLS].tolist()
+    return [pa.Array.from_buffers(shape.types[nth], count, buffers[nth], null_count=nulls[nth]) for nth in wanted]
+
+
+def _buffers(column: np.ndarray, count: int) -> list[pa.Buffer | None]:
+    """Buffers of an Arrow array, whose addresses go into a column."""
+    _, width, kind, _, _, _, nulls, size = column.tolist()
+    bits = -(-count // 8)
+    offsets = np.empty(count + 1, np.int32) if kind == _VARIABLE else None
+    if kind == _FLAG:
+        values = np.zeros(bits, np.uint8)
+    else:
+        values = np.empty(size if kind == _VARIABLE else count * width, np.uint8)
+    column[_VALUES] = values.ctypes.data
+    is_valid = None
+    if nulls:
+        validity = np.zeros(bits, np.uint8)
+        column[_VALIDITY], is_valid = validity.ctypes.data, pa.py_buffer(validity)
+    if offsets is None:
+        return [is_valid, pa.py_buffer(values)]
+    column[_OFFSETS] = offsets.ctypes.data
+    return [is_valid, pa.py_buffer(offsets), pa.py_buffer(values)]
+
+
+def _addresses(*arrays: np.ndarray) -> tuple[int, ...]:
+    return tuple(array.ctypes.data for array in arrays)
