@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from kvstore.errors import OffsetOutOfRange, UnsupportedOperation
+from kvstore.replica.location import replica_at
 from kvstore.spark.connector.messages import Message
 from kvstore.spark.connector.plans import encode_read
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import Pinned
 from kvstore.spark.read.place import TablePlace, found
-from kvstore.spark.read.replica import replica_at
 from kvstore.spark.read.splits import ReadRange
 from kvstore.spark.read.versions import Bound, offsets_of, ranges_of
 from kvstore.spark.types import spark_schema
