@@ -24,7 +24,7 @@ from typing import NoReturn
 from kvstore.calls import check_caller, uninterrupted
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
-from kvstore.files import Files, open_file, refusal
+from kvstore.files import Files, open_file, refusal, refusals
 
 EDIT_WAIT_SECONDS = 25
 """How long an edit waits for the one of another process, before it is refused."""
@@ -225,24 +225,20 @@ class Presence:
         self._mutex = threading.Lock()
         _locks.add(self)
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether this process has the lock."""
-        return self._descriptor >= 0
-
     def show(self) -> None:
         """Take the shared lock until :meth:`release`.
 
         Raises:
             CorruptData: The directory is missing.
             StoreReplaced: The directory is missing because the store's was moved, removed or replaced.
+            StoreFull, LogFailed: The disk refuses.
         """
         if self._descriptor < 0:
             self._show()
 
     @uninterrupted
     def _show(self) -> None:
-        with self._mutex:
+        with self._mutex, refusals(self._path.parent):
             if self._descriptor < 0:
                 try:
                     descriptor = self._files.open_name(self._path, os.O_RDWR | os.O_CREAT)

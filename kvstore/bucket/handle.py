@@ -414,9 +414,7 @@ class BucketHandle:
                 # The bucket was handed over meanwhile.
 
     def _show_presence(self) -> None:
-        if not self._context.commit_lock.presence.is_shown:
-            with refusals(self.place.directory):
-                self._context.commit_lock.presence.show()
+        self._context.commit_lock.presence.show()
 
     def _writer(self, *, waits: bool = True) -> BucketEngine:
         return self._engine or self._become_writer(waits=waits)
