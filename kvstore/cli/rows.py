@@ -20,8 +20,9 @@ from kvstore.cli.arguments import (
     opened,
     start_of,
 )
-from kvstore.cli.filters import Where, parsed
+from kvstore.cli.filters import Where
 from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
+from kvstore.read.conditions import parsed
 from kvstore.read.lookup import FOUND
 
 

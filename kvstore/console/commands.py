@@ -58,6 +58,11 @@ def after_key(fields: list[pa.Field], key: list[Any]) -> str:
     return conditions[0] if len(conditions) == 1 else " or ".join(f"({each})" for each in conditions)
 
 
+def condition_of(field: pa.Field, value: str) -> str:
+    """A condition on one column, as an example."""
+    return f"{_column(field.name)} = {value}"
+
+
 def _column(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else _quoted(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from kvstore.console.values import Cell, json_text
 from kvstore.errors import CorruptData, LogFailed, StoreError
 
 T = TypeVar("T")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 def attempt(call: Callable[[], T]) -> T | dict[str, Any]:
@@ -87,9 +89,13 @@ def grid(caption: str, names: Sequence[Content], rows: Sequence[Sequence[Content
 def _row(row: Sequence[Content], aligned: Sequence[bool]) -> Html:
     return tag(
         "tr",
-        [tag("td", cell, class_=_side(side)) for cell, side in zip(row, aligned, strict=True)],
+        [tag("td", _shown(cell), class_=_side(side)) for cell, side in zip(row, aligned, strict=True)],
         tabindex=-1,
     )
+
+
+def _shown(cell: Content) -> Content:
+    return tag("time", cell, datetime=cell) if isinstance(cell, str) and _TIME.fullmatch(cell) else cell
 
 
 def _side(is_right: bool) -> str | None:

@@ -180,7 +180,7 @@ def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterato
         InvalidRequest: The expression fails for a row.
     """
     for batch in rows:
-        yield _where(batch, filter)
+        yield matching(batch, filter)
 
 
 def check_filter(filter: Any, schema: pa.Schema) -> None:
@@ -193,7 +193,7 @@ def check_filter(filter: Any, schema: pa.Schema) -> None:
         raise InvalidRequest(
             "A filter must be a pyarrow.compute.Expression, such as pc.field('n') > 1.", given=type(filter).__name__
         )
-    _where(intake.empty(schema), filter)
+    matching(intake.empty(schema), filter)
 
 
 def first_rows(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
@@ -205,7 +205,12 @@ def first_rows(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Record
             return
 
 
-def _where(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
+def matching(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
+    """The rows for which a filter is true.
+
+    Raises:
+        InvalidRequest: It can't be evaluated on them.
+    """
     try:
         return rows.filter(filter)
     except MISFITS as error:

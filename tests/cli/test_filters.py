@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from kvstore.cli.filters import parsed
 from kvstore.errors import InvalidRequest
+from kvstore.read.conditions import parsed
 
 SCHEMA = pa.schema(
     {

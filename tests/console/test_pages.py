@@ -9,6 +9,7 @@ import shlex
 from html import unescape
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from starlette.testclient import TestClient
@@ -94,6 +95,48 @@ def test_rows_are_shown_as_they_were(client: TestClient) -> None:
     assert "without the 5 changes since then" in page(client, "/tables/1/rows?as_of=2").text
     assert "later than" not in page(client, "/tables/1/rows?as_of=99", 400).text
     assert "time zone" in page(client, "/tables/1/rows?as_of=2026-01-31T12:00:00", 400).text
+
+
+def test_a_condition_chooses_rows_as_they_are_and_as_they_were(client: TestClient) -> None:
+    def keys(path: str) -> list[int]:
+        return [each["values"]["k"] for each in api(client, path)["rows"]]
+
+    facts = api(client, "/tables/3/rows?where=c000 > 290&column=c001")
+    assert (facts["columns"], keys("/tables/3/rows?where=c000 > 290")) == (
+        ["k", "kind", "c001"], [each["values"]["k"] for each in facts["rows"]]
+    )  # fmt: skip
+    every = sorted(keys("/tables/3/rows?where=c000 > 290") + keys("/tables/3/rows?where=c000 > 290&bucket=1"))
+    assert every == list(range(291, 300))
+    html = page(client, "/tables/3/rows?where=c000 > 290")
+    assert "c000 > 290" in html.all("input", "value")
+    assert "No row here matches" in page(client, "/tables/3/rows?where=c000 < 0").text
+    was = api(client, "/tables/1/rows?as_of=2&where=size < 3 and path != 'b'")["rows"]
+    assert [each["values"]["size"] for each in was] == [1]
+    assert "is expected" in page(client, "/tables/3/rows?where=c000 >", 400).text
+    assert "There is no column" in page(client, "/tables/3/rows?where=nope = 1", 400).text
+
+
+def test_pages_with_a_condition_hold_each_row_once_also_if_few_match(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", {"k": "int64", "v": "int64"}, primary_key="k")
+        table.upsert([{"k": key, "v": key % 7} for key in range(3_000)])
+    with asking(tmp_path / "s") as client, mock.patch("kvstore.console.table.rows.ROWS_READ", 1_000):
+        for where, expected in (("v = 3", 429), ("k = 2999", 1), ("k >= 0 or v = 1", 3_000)):
+            found, path = [], f"/tables/1/rows?where={where}"
+            while path:
+                facts = api(client, path)
+                found += [each["values"]["k"] for each in facts["rows"]]
+                path = (facts["next"] or "").removeprefix("/api")
+            assert (len(found), len(set(found))) == (expected, expected)
+        following = api(client, "/tables/1/rows?where=v = 3 or v = 4")["next"].removeprefix("/api")
+        printed = fine(*_command(client, following)[1:], "--json").lines
+        assert printed == [each["values"] for each in api(client, following)["rows"]]
+
+
+def test_an_earlier_state_that_would_read_too_much_is_refused(client: TestClient) -> None:
+    with mock.patch("kvstore.console.table.rows.PAST_BYTES_MAX", 1):
+        assert "too far back" in page(client, "/tables/1/rows?as_of=2", 400).text
+        page(client, "/tables/1/rows")
 
 
 def test_a_changelog_shows_batches_their_writers_and_what_an_update_changed(client: TestClient) -> None:

@@ -15,7 +15,7 @@ import kvstore
 from kvstore.cli.arguments import AsJson, Columns, Directory, TableName, as_of, end_of, names_of, opened, start_of
 from kvstore.cli.export.target import replaced, standard_output
 from kvstore.cli.export.writers import fits, writer_of
-from kvstore.cli.filters import Where, parsed
+from kvstore.cli.filters import Where
 from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import print_json
 from kvstore.cli.progress import Bar, Unit
@@ -23,6 +23,7 @@ from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.files import Files
 from kvstore.ingest.formats import COMPRESSIONS, SUFFIXES, Format
 from kvstore.read.changelog import End, Start
+from kvstore.read.conditions import parsed
 
 _TEXTS = (Format.CSV, Format.JSONL)
 

@@ -101,10 +101,11 @@ def _row(each: dict[str, Any]) -> list[Content]:
 def _paused(facts: dict[str, Any], name: str, store: Store) -> Html | None:
     if facts["reason"] is None:
         return None
-    then = f" It resumes at {facts['resume']}." if facts["resume"] is not None else ""
+    then = f"It resumes at {facts['resume']}." if facts["resume"] is not None else ""
     return tag(
         "section",
-        tag("p", tag("strong", facts["state"]), ": ", facts["reason"], then),
+        tag("p", tag("strong", facts["state"]), ": ", facts["reason"]),
+        tag("p", then) if then else None,
         None if then else tag("p", tag("code", command("job resume", store.path, name))),
         class_="attention",
         aria_label="Why the job is paused",

@@ -229,7 +229,10 @@ def _readers_html(facts: dict[str, Any]) -> list[Html]:
             shown.append(tag("section", heading, error_box(found)))
         elif found:
             rows = [list(map(_short, each.values())) for each in found[:READERS_SHOWN]]
-            names, numbers = [name.replace("_", " ") for name in found[0]], [isinstance(cell, int) for cell in rows[0]]
+            names, numbers = (
+                [name.replace("_", " ") for name in found[0]],
+                [isinstance(cell, int) for cell in found[0].values()],
+            )
             more = len(found) - len(rows)
             note = tag("p", f"and {more:,} more", class_="note") if more else None
             shown.append(tag("section", heading, grid(title, names, rows, right=numbers), note))
@@ -237,4 +240,6 @@ def _readers_html(facts: dict[str, Any]) -> list[Html]:
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, int):
+        return f"{value:,}"
     return value[:LETTERS_MAX] + "…" if isinstance(value, str) and len(value) > LETTERS_MAX else value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kvstore.console.commands import after_key, command, names_given, of_key, place_given
+from kvstore.console.commands import after_key, command, condition_of, names_given, of_key, place_given
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import field, grid, hidden, pager, value_html
@@ -16,13 +17,22 @@ from kvstore.console.query import Query
 from kvstore.console.table.columns import chosen, columns_form
 from kvstore.console.table.keys import bucket_of, encoded, key_fields, key_form, key_of, texts_of, values_of
 from kvstore.console.values import Cell, cells_of
+from kvstore.errors import UnsupportedOperation
+from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.read.scan import KeyRange, first_rows, offset_as_of, rows_as_of
+from kvstore.read.conditions import parsed
+from kvstore.read.scan import KeyRange, first_rows, matching, offset_as_of, rows_as_of
 from kvstore.request.row_layout import layout_of
 from kvstore.store import Store
 from logformat.ids import Offset
 
 ROWS_SHOWN = 50
+ROWS_A_TIME = 1_000
+ROWS_READ = 20_000
+BYTES_READ = 32 << 20
+"""A page with a condition looks at no more rows than these."""
+PAST_BYTES_MAX = 256 << 20
+"""A page of an earlier state reads no more of the log than this."""
 
 
 @dataclass(frozen=True)
@@ -32,44 +42,100 @@ class Read:
     Attributes:
         offset: They are as of this offset.
         start, end: The first offset that the log holds, and its end.
+        stopped: The last row that was looked at, if there may be more after it that match a condition.
     """
 
     rows: pa.RecordBatch
     offset: int
     start: int
     end: int
+    stopped: pa.RecordBatch | None = None
 
 
 def read_rows(
-    store: Store, definition: TableDefinition, bucket: int, names: list[str], within: KeyRange, most: int, query: Query
+    store: Store,
+    definition: TableDefinition,
+    bucket: int,
+    names: list[str],
+    within: KeyRange,
+    most: int,
+    query: Query,
+    condition: pc.Expression | None = None,
 ) -> Read:
     """At most so many rows of a bucket, in a range of keys; ``as_of`` of the query says of when.
+
+    With a condition, only so many rows are looked at, and :attr:`Read.stopped` is where to go on.
 
     Raises:
         StoreError: They can't be read; see :meth:`kvstore.Table.scan`.
     """
     handle = store.table(definition.name).bucket(bucket).handle
     place = query.place("as_of")
+    read_names = names if condition is None else definition.schema.names
+    schema = pa.schema([definition.schema.field(name) for name in read_names])
     with handle.snapshot() as view:
         end = offset = view.state().applied_offset
         # Read after the view, so that it has the schemas of all rows.
         current = store.runtime.catalog().tables[definition.id].named_as(definition)
-        layout = layout_of(current)
         if place is None:
-            found = islice(view.rows(most, within.start, within.stop), 1)
-            batches = [layout.decode_found(keys, values, names)[0] for keys, values in found]
+            layout = layout_of(current)
+            found = view.rows(min(most, ROWS_A_TIME), within.start, within.stop)
+            batches: Iterable[pa.RecordBatch] = (
+                layout.decode_found(keys, values, read_names)[0] for keys, values in found
+            )
         else:
             offset = offset_as_of(place, handle.log, end)
-            read = rows_as_of(view, handle.log, current, Offset(offset), names, [within])
-            batches = list(first_rows(read, most))
-    schema = pa.schema([definition.schema.field(name) for name in names])
-    rows = pa.Table.from_batches([each.cast(schema) for each in batches], schema).combine_chunks()
+            _check_past(handle.log, Offset(offset), end)
+            batches = rows_as_of(view, handle.log, current, Offset(offset), read_names, [within])
+        cast = (each.cast(schema) for each in batches)
+        stopped = None
+        if condition is None:
+            kept = list(first_rows(cast, most))
+        else:
+            kept, stopped = _matching(cast, condition, most)
+    rows = pa.Table.from_batches(kept, schema).select(names).combine_chunks()
     return Read(
-        next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], schema)),
+        next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], rows.schema)),
         int(offset),
         int(handle.log.start()),
         int(end),
+        stopped,
     )
+
+
+def _matching(
+    batches: Iterable[pa.RecordBatch], condition: pc.Expression, most: int
+) -> tuple[list[pa.RecordBatch], pa.RecordBatch | None]:
+    """The first rows that match, and the last row that was looked at if that was enough work."""
+    kept: list[pa.RecordBatch] = []
+    count = looked = size = 0
+    for batch in batches:
+        found = matching(batch, condition).slice(0, most - count)
+        kept.append(found)
+        count += found.num_rows
+        looked += batch.num_rows
+        size += batch.nbytes
+        if count >= most:
+            return kept, None
+        if looked >= ROWS_READ or size >= BYTES_READ:
+            return kept, batch.slice(batch.num_rows - 1)
+    return kept, None
+
+
+def _check_past(log: LogFiles, offset: Offset, end: Offset) -> None:
+    """Refuse to undo very much in memory for one page.
+
+    Raises:
+        UnsupportedOperation: There is more log since the offset.
+    """
+    size = log.bytes_between(offset, end) if log.start() <= offset < end else 0
+    if size > PAST_BYTES_MAX:
+        raise UnsupportedOperation(
+            "This is too far back for a page: it would undo all changes since then. Choose a later place, or use"
+            " `kvstore scan --as-of`.",
+            log_bytes=size,
+            log_bytes_max=PAST_BYTES_MAX,
+        )
 
 
 def row_of_key(store: Store, definition: TableDefinition, names: list[str], texts: list[str], query: Query) -> Read:
@@ -88,12 +154,13 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     """Rows; ``key`` (once for each of its columns) looks one up, ``after`` begins after a key, ``bucket`` chooses."""
     names, _ = chosen(definition, query)
     key, after = query.all("key"), query.all("after")
-    bucket = query.number("bucket", most=definition.buckets - 1) or 0
+    bucket, text = query.number("bucket", most=definition.buckets - 1) or 0, query.text("where")
+    condition = parsed(text, definition.schema)
     if key:
         read = row_of_key(store, definition, names, key, query)
     else:
         start = encoded(key_of(after, definition), definition) + b"\0" if after else KeyRange().start
-        read = read_rows(store, definition, bucket, names, KeyRange(start), ROWS_SHOWN + 1, query)
+        read = read_rows(store, definition, bucket, names, KeyRange(start), ROWS_SHOWN + 1, query, condition)
     more = not key and read.rows.num_rows > ROWS_SHOWN
     shown = read.rows.slice(0, ROWS_SHOWN)
     cells = [cells_of(column) for column in shown.columns]
@@ -101,7 +168,9 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     rows = list(zip(*cells, strict=True)) if cells else []
     path, as_of = f"/tables/{definition.id}/rows", query.text("as_of")
     kept: dict[str, Any] = {"column": query.all("column") or None, "bucket": query.text("bucket"), "as_of": as_of}
-    following = url(path, **kept, after=keys[-1]) if more else None
+    kept["where"] = text
+    last = keys[-1] if more else texts_of(read.stopped, definition)[0] if read.stopped is not None else None
+    following = None if last is None else url(path, **kept, after=last)
     first = url(path, **kept) if after else None
     facts = {
         "id": definition.id,
@@ -109,6 +178,7 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
         "bucket": None if key else bucket,
         "as_of": read.offset,
         "log_end": read.end,
+        "where": text,
         "columns": names,
         "rows": [row_facts(names, row) for row in rows],
         "next": None if following is None else f"/api{following}",
@@ -125,11 +195,12 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
             key_form(definition, key, path, "Look up a key"),
             _place_form(definition, path, read, query),
             _slider(definition, path, read, query) if not key else None,
-            columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of),
+            columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of, where=text),
             tag("p", _as_of_words(read), class_="note"),
+            tag("p", f"{ROWS_READ:,} rows were looked at; Next goes on.", class_="note") if read.stopped else None,
             grid("Rows", ["", *headings], lines, right=[False, *_numbers(read.rows.schema)])
             if rows
-            else tag("p", "There is no row of this key." if key else "No rows.", class_="none"),
+            else tag("p", "There is no row of this key." if key else _NONE[text is not None], class_="none"),
             pager(First=first, Next=following) if first or following else None,
         )
 
@@ -142,6 +213,9 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
         definition,
         "rows",
     )
+
+
+_NONE = {False: "No rows.", True: "No row here matches the condition."}
 
 
 def row_facts(names: list[str], row: tuple[Cell, ...]) -> dict[str, Any]:
@@ -180,24 +254,26 @@ def _as_of_words(read: Read) -> str:
     return f"As of offset {read.offset:,}: without the {read.end - read.offset:,} changes since then."
 
 
-def _place_form(definition: TableDefinition, path: str, read: Read, query: Query) -> Html | None:
-    if definition.options.changelog_image == "wal":
-        bucket = _bucket_field(definition, query)
-        return tag("form", bucket, tag("button", "Show"), action=path) if bucket is not None else None
+def _place_form(definition: TableDefinition, path: str, read: Read, query: Query) -> Html:
+    has_past = definition.options.changelog_image != "wal"
     return tag(
         "form",
         hidden(column=query.all("column")),
         _bucket_field(definition, query),
-        field(
-            "As of an offset or a time",
-            "as_of",
-            query.text("as_of"),
-            placeholder=str(read.end),
-            size=24,
-        ),
+        field("As of an offset or a time", "as_of", query.text("as_of"), placeholder=str(read.end), size=24)
+        if has_past
+        else None,
+        field("Rows for which this is true", "where", query.text("where"), size=40, placeholder=_example(definition)),
         tag("button", "Show"),
         action=path,
     )
+
+
+def _example(definition: TableDefinition) -> str:
+    column = definition.schema.field(definition.schema.names[-1])
+    kind = column.type
+    value = "100" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "'…'"
+    return condition_of(column, value)
 
 
 def _slider(definition: TableDefinition, path: str, read: Read, query: Query) -> Html | None:
@@ -205,7 +281,7 @@ def _slider(definition: TableDefinition, path: str, read: Read, query: Query) ->
         return None
     return tag(
         "form",
-        hidden(column=query.all("column"), bucket=query.text("bucket")),
+        hidden(column=query.all("column"), bucket=query.text("bucket"), where=query.text("where")),
         tag(
             "label",
             tag("span", "Back in time, to offset ", tag("output", str(read.offset))),
@@ -232,9 +308,12 @@ def _command(
     if definition.buckets > 1 and not key:
         return None  # `kvstore scan` reads all buckets
     fields, bucket = key_fields(definition), query.number("bucket") or 0
-    where = after_key(fields, values_of(key_of(after, definition))) if after else None
+    condition = query.text("where")
+    if after:
+        following = after_key(fields, values_of(key_of(after, definition)))
+        condition = following if condition is None else f"({condition}) and ({following})"
     if key:
-        where, bucket = (
+        condition, bucket = (
             of_key(fields, values_of(key_of(key, definition))),
             bucket_of(key_of(key, definition), definition),
         )
@@ -243,7 +322,7 @@ def _command(
         store.path,
         definition.name,
         columns=names_given(names if len(names) < len(definition.schema) else None),
-        where=where,
+        where=condition,
         as_of=place_given(place, bucket, store.table(definition.name).offsets()),
         limit=ROWS_SHOWN,
     )
