@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvstore import this_process
 from kvstore.arguments import integer_within, url_without_credentials
-from kvstore.calls import uninterrupted
+from kvstore.calls import in_background, uninterrupted
 from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ForkedStore, InvalidRequest, StoreClosed, UnsupportedOperation
@@ -130,6 +130,12 @@ class StoreInReplica(Store):
         self._indexes = Indexes(room, cache_bytes_max // 2)
         self._catalog = FollowedCatalog(self._client, self._clock)
 
+    def __del__(self) -> None:
+        """Close the indexes of a replica that nothing refers to any more."""
+        indexes: Indexes | None = getattr(self, "_indexes", None)
+        if indexes is not None and indexes.built and self._pid == this_process.pid:
+            in_background(indexes.close)
+
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
         self.check_open()
@@ -155,6 +161,9 @@ class StoreInReplica(Store):
 
         Args:
             progress: Called once at the end; the arguments have no meaning.
+
+        Returns:
+            A report with the findings; it counts no batches and rows.
         """
         self.check_open()
         source = Source(self._place, only_catalog=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import gc
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +31,7 @@ from kvstore.errors import (
 )
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
 from tests.replica.followers import Leader
-from tests.replica.objects import SCHEMA
+from tests.replica.objects import SCHEMA, Faulty
 from tests.replica.test_reading import Counting
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
@@ -62,6 +65,14 @@ class Opened:
         found = [name for name in self.client.asked if "/" in name]
         self.client.asked = []
         return found
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + 600
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -191,6 +202,44 @@ def test_the_cache_is_verified_and_bounded(opened: Opened) -> None:
         assert rows_of(none.table("t")) == rows_of(table)
         assert opened.fetched()
     assert {path.stat().st_mode & 0o777 for path in opened.cache.iterdir()} == {0o700}
+
+
+def test_requests_that_fail_leave_nothing_half_read(opened: Opened) -> None:
+    faulty = Faulty(opened.client, Random(5), 0)
+    store = kvstore.StoreInReplica("memory://x", client=faulty, directory=opened.cache, clock=opened.clock)
+    table = store.table("t")
+    for _ in range(6):
+        for _ in range(3):
+            opened.leader.upsert(opened.leader.store.table("t"))
+            opened.leader.delete(opened.leader.store.table("t"))
+        opened.ship()
+        faulty.share = 0.1
+        while True:
+            try:
+                found = rows_of(table)
+                break
+            except Unavailable:
+                continue
+        faulty.share = 0
+        assert found == rows_of(opened.leader.store.table("t"))
+    store.close()
+
+
+def test_a_replica_that_was_not_closed_keeps_no_files_open(opened: Opened) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def read() -> None:
+        rows_of(opened.open().table("t"))
+
+    read()
+    gc.collect()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "kvstore-call"])
+    before = count()
+    for _ in range(3):
+        read()
+    gc.collect()
+    wait_until(lambda: count() <= before)
 
 
 def test_changes_are_followed(opened: Opened) -> None:

@@ -114,13 +114,14 @@ def changes(tail: ReplicaTail, client: Objects, before: dict[int, int]) -> list[
     return [row for each in wanted for part in reader.changes(each, ["k", "v"]) for row in part.to_pylist()]
 
 
-def test_a_poll_costs_the_same_after_many_shipments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shipments", [50, pytest.param(1_000, marks=pytest.mark.long)])
+def test_a_poll_costs_the_same_after_many_shipments(tmp_path: Path, shipments: int) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
         replica = replica_of(store, objects := Objects())
         replica.ship()
         tail = ReplicaTail("", "t", client := Counting(objects.held))
-        for number in range(120):
+        for number in range(2 * shipments):
             rows = [("upsert", {"k": k, "v": number}) for k in range(4)]
             table.apply_epoch(kvstore.Changes.of(rows, SCHEMA), "w", number, "r")
             if number % 2:
@@ -138,7 +139,7 @@ def test_a_poll_costs_the_same_after_many_shipments(tmp_path: Path) -> None:
                 client.asked, client.listings = [], 0
                 assert tail.poll() is tail.table
                 assert (client.asked, client.listings) == (["TOLD"], 0)
-        assert len(objects.held) > 120
+        assert len(objects.held) > 2 * shipments
 
 
 def test_ranges_that_were_merged_while_nothing_was_polled(tmp_path: Path) -> None:
