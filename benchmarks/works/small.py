@@ -130,6 +130,7 @@ def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
     ):
         table = store.create_table("t", SCHEMA, "k")
         table.upsert(rows.batch(np.arange(rows.count)))
+        table.flush()  # no commit of all these rows is measured below
         peer = Sqlite(setting.place("sqlite"))
         if setting.with_others:
             peer.apply(peer.prepare(rows.batch(np.arange(rows.count))))
@@ -144,6 +145,7 @@ def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
             yield from in_turns(line, ways, setting.rounds, unit="µs")
         other = unsynced.create_table("t", SCHEMA, "k")
         other.upsert(rows.batch(np.arange(rows.count)))
+        other.flush()
         ones = cycle([batch.to_pylist()[0] for batch in rows.updates(1, _CPU_UPDATES)])
         way = _cpu_each(other.upsert, ones, _CPU_UPDATES)
         yield from in_turns(CPU_UNSYNCED, {KVSTORE: way}, setting.rounds, unit="µs")
