@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
-.PHONY: setup wheel demo test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
+.PHONY: setup wheel demo screenshots test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
 
 setup: .venv/ready .venv/java .venv/connector .venv/kernel
 
@@ -53,6 +53,10 @@ wheel: setup
 
 demo: setup
 	@$(STEP) --shown "demo" $(BIN)/kvstore demo --repo "$(REPO)"
+
+# Pictures of the console for README.md and docs/console.md, with Chromium.
+screenshots: setup
+	@$(STEP) "screenshots" $(BIN)/python -m tests.console.screenshots
 
 test: setup lint
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"

@@ -97,7 +97,7 @@ def _attention(store: Store, replicas: Any, jobs: Any) -> list[dict[str, Any]]:
             )
     for each in [] if is_error(jobs) else jobs:
         if each["state"] == "paused":
-            what = f"Job {each['job']} is paused: {each['reason']}"
+            what = f"Job {each['job']} is paused: {_short(each['reason'])}"
             found.append({"what": what, "do": command("job resume", store.path, each["job"])})
     return found
 

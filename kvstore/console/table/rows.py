@@ -79,10 +79,8 @@ def read_rows(
         current = store.runtime.catalog().tables[definition.id].named_as(definition)
         if place is None:
             layout = layout_of(current)
-            found = view.rows(min(most, ROWS_A_TIME), within.start, within.stop)
-            batches: Iterable[pa.RecordBatch] = (
-                layout.decode_found(keys, values, read_names)[0] for keys, values in found
-            )
+            chunks = view.rows(most if condition is None else ROWS_A_TIME, within.start, within.stop)
+            batches: Iterable[pa.RecordBatch] = (layout.decode_found(*each, read_names)[0] for each in chunks)
         else:
             offset = offset_as_of(place, handle.log, end)
             _check_past(handle.log, Offset(offset), end)
@@ -284,8 +282,9 @@ def _slider(definition: TableDefinition, path: str, read: Read, query: Query) ->
         hidden(column=query.all("column"), bucket=query.text("bucket"), where=query.text("where")),
         tag(
             "label",
-            tag("span", "Back in time, to offset ", tag("output", str(read.offset))),
-            tag("input", type="range", name="as_of", min=read.start, max=read.end, value=read.offset),
+            tag("span", "Back in time, to offset ", tag("output", str(read.offset), for_="as-of")),
+            tag("input", type="range", id="as-of", name="as_of", min=read.start, max=read.end, value=read.offset),
+            for_="as-of",  # an output can have a label, too
         ),
         tag("button", "Show"),
         action=path,
