@@ -12,7 +12,7 @@ from benchmarks import growth_results
 from benchmarks.measuring import KVSTORE, Line, Lines
 from benchmarks.peers import RawLimit, Sqlite
 from benchmarks.rows import COMPOSITE_KEYS, STRING_KEYS
-from benchmarks.works import changes, disk, gets, keys, processes, reads, recovery, shapes, small, wal, writes
+from benchmarks.works import changes, disk, gets, keys, lookups, processes, reads, recovery, shapes, small, wal, writes
 
 BEST_PEER = "best peer"
 RAW_LIMIT = RawLimit.name
@@ -59,6 +59,7 @@ TARGETS = [
     Target(small.CPU_THOUSAND, 1.03, small.LONG_WAY, at_most=True),
     Target(reads.GET, 1, Sqlite.name),
     *(Target(gets.line_of(shape), 1, Sqlite.name) for shape in gets.SHAPES),
+    Target(lookups.NARROW_LINE, 2, lookups.WITHOUT),
     Target(reads.LOOKUP, 1_000_000),
     Target(reads.SCAN, 3_000_000),
     Target(reads.PROJECTION, 1.3, KVSTORE, against_line=reads.SCAN),

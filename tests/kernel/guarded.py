@@ -12,8 +12,7 @@ _PROT_NONE = 0
 
 
 def guarded(data: bytes) -> np.ndarray:
-    """A copy of bytes, of which there are whole words, at the end of the memory that may be read."""
-    assert len(data) % 8 == 0
+    """A copy of bytes at the end of the memory that may be read."""
     readable = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = np.frombuffer(mmap.mmap(-1, readable + mmap.PAGESIZE), np.uint8)
     placed = memory[readable - len(data) : readable]
