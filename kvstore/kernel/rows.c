@@ -15,6 +15,8 @@ enum { DONE, ASK_PYTHON }; /* kvstore/kernel/rows.py has the same */
 enum { FIXED, FLAG, VARIABLE }; /* kinds of columns */
 enum { WORD = 8, SCHEMA_ID = 4 };
 #define GOLDEN 0x9E3779B97F4A7C15u
+#define VALUES 0u
+#define KEYS ((u64)1 << 63) /* seeds of the weights */
 #define OFFSET_MAX INT32_MAX
 
 /* A column of a record; kvstore/kernel/rows.py has the same.
@@ -92,6 +94,26 @@ EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 cou
         *schema_id = its_schema;
     }
     return DONE;
+}
+
+/* Weight of the nth word of a value, or with seed 1 << 63 of a key. */
+static inline u64 weight(u64 seed, u64 nth) { return mix(seed + (nth + 1) * GOLDEN) | 1; }
+
+/* Whether one row has its checksum. */
+EXPORT int kv_is_right(const u8 *key, u64 key_bytes, const u8 *value, u64 bytes) {
+    u64 sum = key_bytes * GOLDEN, nth = 0, last = 0;
+    if (!bytes || bytes % WORD)
+        return 0;
+    for (; (nth + 1) * WORD <= key_bytes; nth++)
+        sum += word_at(key + nth * WORD) * weight(KEYS, nth);
+    if (key_bytes % WORD) {
+        memcpy(&last, key + nth * WORD, key_bytes % WORD);
+        sum += last * weight(KEYS, nth);
+    }
+    for (nth = 0; nth * WORD < bytes; nth++)
+        sum += word_at(value + nth * WORD) * weight(VALUES, nth);
+    u32 stored = half_at(value);
+    return (u32)mix(sum - stored * weight(VALUES, 0)) == stored;
 }
 
 static inline int is_null(const u8 *bitmap, u64 column) { return bitmap[column >> 3] >> (column & 7) & 1; }

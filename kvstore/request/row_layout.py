@@ -51,8 +51,10 @@ class TableLayout:
 
     @cached_property
     def single(self) -> SingleRowCodec:
-        """Codec of single rows."""
-        return SingleRowCodec(self._stored, self.key_names, self.schema.names)
+        """Codec of single rows, which verifies them by the native kernel if there is one now."""
+        from kvstore.kernel.library import row_verifier
+
+        return SingleRowCodec(self._stored, self.key_names, self.schema.names, verify=row_verifier())
 
     def encode_keys(self, rows: pa.RecordBatch) -> BinaryColumn:
         """Encode the keys of rows in any of the table's schemas.

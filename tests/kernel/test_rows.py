@@ -17,7 +17,7 @@ from kvstore.request.row_layout import TableLayout
 from kvstore.testing.strategies import projections, rows as record_batches
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
-from logformat.checksum import key_sums
+from logformat.checksum import CHECKSUM_BITS, hasher, key_sums
 from logformat.ids import SchemaId, TableId
 from tests.kernel.both import assert_same_columns
 from tests.kernel.guarded import guarded
@@ -146,3 +146,27 @@ def test_many_rows_of_many_types_are_decoded() -> None:
     if found is not None:
         assert pa.RecordBatch.from_arrays(found, schema=rows.schema).equals(rows)
         pa.RecordBatch.from_arrays(found, schema=rows.schema).validate(full=True)
+
+
+@given(st.binary(min_size=1, max_size=40), st.binary(max_size=130), st.integers(0, 3))
+def test_one_row_has_its_checksum_where_python_says_so(key: bytes, value: bytes, damage: int) -> None:
+    hashed, stored = hasher(len(key), len(value))(key, value)
+    sealed = (hashed & CHECKSUM_BITS).to_bytes(4, "little") + value[4:]
+    verify = library.row_verifier()
+    given_key, given_value = key if damage != 1 else key + b"\0", sealed if damage != 2 else value
+    hashed, stored = hasher(len(given_key), len(given_value))(given_key, given_value)
+    expected = hashed & CHECKSUM_BITS == stored
+    assert verify is None or verify(given_key, len(given_key), given_value, len(given_value)) == expected
+    assert expected or damage or len(value) % 8 or not value
+
+
+def test_one_large_row_has_its_checksum() -> None:
+    layout = layout_of(pa.schema([("raw", pa.binary())]))
+    rows = pa.RecordBatch.from_pydict({"raw": [Random(1).randbytes(1_000_001)]})
+    keys = keys_of(layout, 1)
+    (value,) = encoded(layout, rows, 1, keys).to_list()
+    verify = library.row_verifier()
+    if verify is not None:
+        assert verify(keys[0], len(keys[0]), value, len(value)) == 1
+        assert verify(keys[0], len(keys[0]), value[:-8], len(value) - 8) == 0
+        assert verify(keys[0], len(keys[0]), b"", 0) == 0
