@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from random import Random
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, QueryExecutionException
 from pyspark.sql import SparkSession
 
 import kvstore
+from kvstore.spark.connector.messages import Broken, Messages
+from kvstore.spark.connector.requests import answer
 from kvstore.spark.options import Kind
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.write.job import BATCHES, WriteJob
@@ -18,6 +23,7 @@ from kvstore.spark.write.statement import Statement as RowsRead
 from logformat import paths
 from tests.spark.catalogs import Run, catalog_of
 from tests.spark.statements import CREATE, SHORT, Rows, Statement, Twice, statement
+from tests.spark.test_source import EVERY_TYPE
 
 pytestmark = pytest.mark.spark
 
@@ -90,6 +96,19 @@ def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_commit(run: Run, st
     }
 
 
+def test_an_update_keeps_what_it_does_not_assign_whatever_its_type(run: Run, store: kvstore.Store) -> None:
+    types = {name: kind for name, (kind, _) in EVERY_TYPE.items()}
+    schema = pa.schema([pa.field("k", pa.int32(), False), *types.items(), ("x", pa.int8())])
+    table = store.create_table("t", schema, "k")
+    table.upsert([{"k": 1} | {name: value for name, (_, value) in EVERY_TYPE.items()}, {"k": 2}])
+    table.flush()
+    before = table.scan().read_all().drop_columns(["x"])
+    run("UPDATE kv.t SET x = k")
+    after = table.scan().read_all()
+    assert after.drop_columns(["x"]) == before
+    assert after.column("x").to_pylist() == [1, 2]
+
+
 def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.Store) -> None:
     schema = SCHEMA.set(2, pa.field("n", pa.int64()))
     table = store.create_table("t", schema, "k", auto_increment="n")
@@ -159,3 +178,26 @@ def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(stor
         job.commit(staged, BATCHES)
     assert refused.value.keys == [{"k": 7 if other == "upsert" else 2}]
     assert (rows_of(table), table.offsets()) == before
+
+
+@pytest.mark.parametrize("end", ["whole", "cut off", "refused"])
+def test_rows_of_a_task_that_breaks_off_are_not_staged(store: kvstore.Store, end: str) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    job = msgspec.json.encode(job_of(store, table)).decode()
+    rows = sent("insert", [{"k": 1, "s": "a", "n": 1}])
+    if end == "refused":
+        rows = rows.set_column(1, "s", pa.array([1]))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("wb") as out, Messages(theirs) as messages:
+        with pa.ipc.new_stream(out, rows.schema) as stream:
+            stream.write_batch(rows)
+        if end != "cut off":
+            out.write((2).to_bytes(4, "big") + b"{}")
+        out.flush()
+        ours.shutdown(socket.SHUT_WR)
+        with nullcontext() if end != "cut off" else pytest.raises(Broken):
+            answer({"do": "stage", "job": job, "partition": 0, "attempt": 0}, messages)
+        if end != "cut off":
+            found = Messages(ours).receive()
+            assert ("SchemaMismatch" in found.get("error", "")) == (end == "refused"), found
+    assert len(list((store.path / paths.STAGING).glob("*"))) == (1 if end == "whole" else 0)
