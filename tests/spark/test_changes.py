@@ -14,16 +14,22 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 import kvstore
+from kvstore import StoreOptions
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.spark.read.net import net_changes, whole_commits
 from kvstore.spark.read.versions import Bound, ranges_of
+from kvstore.store import Store
+from tests.conftest import OpenStore
 from tests.spark.catalogs import Run, catalog_of
+from tests.support.clocks import SetClock
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
 COLUMNS = "_bucket, _log_offset, _commit_version, _change_type, k, s"
 HISTORIES = 200
+BOUNDS = ((True, True), (True, False), (False, True), (False, False))
+"""Whether a range has its first and its last version."""
 Rows = dict[int, str | None]
 Change = dict[str, Any]
 
@@ -75,7 +81,7 @@ def test_a_range_selects_whole_commits(store: kvstore.Store) -> None:
     end = table.offsets()[0][1]
     for start in range(end + 2):
         for last in (*range(start, end + 2), None):
-            for starts_with, ends_with in ((True, True), (True, False), (False, True), (False, False)):
+            for starts_with, ends_with in BOUNDS:
                 place = None if last is None else str(last)
                 ranges = ranges_of(table, Bound(str(start), starts_with), Bound(place, ends_with))
                 first, after = ranges[0]
@@ -88,6 +94,28 @@ def test_a_range_selects_whole_commits(store: kvstore.Store) -> None:
                 assert [version for version in versions if first <= version < after] == expected
                 assert first in (*versions, end)
                 assert after in (*versions, end)
+
+
+def test_a_range_of_times_selects_commits_by_their_time(tmp_path: Path) -> None:
+    clock = SetClock()
+    times = [2_000_000, 2_000_000, 2_000_001, 2_000_500]
+    with Store(tmp_path / "store", StoreOptions(), clock=clock) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        for number, time in enumerate(times):
+            clock.now = time
+            table.upsert({"k": number, "s": ""})
+        table.flush()
+        bounds = [time * 1000 + part for time in (1_999_999, *times[1:], 2_000_600) for part in (-1, 0, 1)]
+        for start in bounds:
+            for last in (*(bound for bound in bounds if bound >= start), None):
+                for starts_with, ends_with in BOUNDS:
+                    first, after = ranges_of(table, Bound(start, starts_with), Bound(last, ends_with))[0]
+                    assert list(range(first, after)) == [
+                        offset
+                        for offset, micros in enumerate(time * 1000 for time in times)
+                        if (start <= micros if starts_with else start < micros)
+                        and (last is None or (micros <= last if ends_with else micros < last))
+                    ]
 
 
 def test_a_version_of_several_buckets_has_an_offset_for_each(store: kvstore.Store) -> None:
@@ -104,7 +132,7 @@ def test_a_version_of_several_buckets_has_an_offset_for_each(store: kvstore.Stor
             ranges_of(table, Bound(wrong), Bound(None))
 
 
-def test_versions_that_have_expired_are_refused(open_store: Any) -> None:
+def test_versions_that_have_expired_are_refused(open_store: OpenStore) -> None:
     store = open_store(segment_bytes_max=1000, log_bytes_max=2000)
     table = store.create_table("t", SCHEMA, "k")
     for number in range(60):
