@@ -38,9 +38,14 @@ def kernel() -> ctypes.CDLL | None:
 def row_verifier() -> Callable[[bytes, int, bytes, int], int] | None:
     """The function that says whether a key and a value, each followed by its length, have the value's checksum.
 
-    Unlike others it keeps the interpreter's lock: it takes less than giving the lock to another thread.
+    Like :func:`bucket_finder` it keeps the interpreter's lock: it takes less than giving that to another thread.
     """
-    return None if kernel() is None else _row_verifier()
+    return None if kernel() is None else _of_single_rows()[0]
+
+
+def bucket_finder() -> Callable[[bytes, int, int, int], int] | None:
+    """The function from a code, its length, the first byte that counts and the number of buckets to the bucket."""
+    return None if kernel() is None else _of_single_rows()[1]
 
 
 @contextmanager
@@ -80,8 +85,9 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 @cache
-def _row_verifier() -> Callable[[bytes, int, bytes, int], int]:
-    verify = ctypes.PyDLL(str(library_path())).kv_is_right
-    verify.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64]
-    verify.restype = ctypes.c_int
-    return verify
+def _of_single_rows() -> tuple[Callable[[bytes, int, bytes, int], int], Callable[[bytes, int, int, int], int]]:
+    library = ctypes.PyDLL(str(library_path()))
+    data, number = ctypes.c_char_p, ctypes.c_uint64
+    library.kv_is_right.argtypes, library.kv_is_right.restype = [data, number, data, number], ctypes.c_int
+    library.kv_bucket.argtypes, library.kv_bucket.restype = [data, number, number, ctypes.c_uint32], ctypes.c_uint32
+    return library.kv_is_right, library.kv_bucket

@@ -13,7 +13,7 @@ from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.native_rows import native_columns
 from kvstore.read.scan import KeyRange, rows_now
-from kvstore.request.partition import bucket_of_key, buckets_of_rows
+from kvstore.request.partition import bucket_finder, buckets_of_rows
 from kvstore.request.row_layout import TableLayout, layout_of
 from logformat import binary_column as binary_column
 from logformat.binary_column import BinaryColumn
@@ -69,7 +69,7 @@ class SingleReads:
     def __init__(self, handles: Sequence[BucketHandle]) -> None:
         self._handles = handles
         self._only = handles[0] if len(handles) == 1 else None
-        self._known: tuple[TableDefinition, SingleRowCodec] | None = None
+        self._known: tuple[TableDefinition, SingleRowCodec, Callable[[Any, bytes], int]] | None = None
 
     def get(
         self, key: Any, definition: TableDefinition, current: Callable[[], TableDefinition]
@@ -83,11 +83,11 @@ class SingleReads:
         known = self._known
         if known is None or known[0] is not definition:
             definition = current()
-            self._known = known = definition, layout_of(definition).single
+            self._known = known = definition, layout_of(definition).single, bucket_finder(definition)
         codec = known[1]
         code = codec.encode_key(key)
         if code is not None:
-            value = (self._only or self._handles[bucket_of_key(definition, key, code)]).value(code)
+            value = (self._only or self._handles[known[2](key, code)]).value(code)
             if value is None:
                 return None
             found = codec.decode(key, code, value)

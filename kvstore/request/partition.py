@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -31,12 +31,17 @@ def buckets_of_rows(definition: TableDefinition, rows: pa.RecordBatch) -> np.nda
     return bucketing.buckets_of(keys, definition.buckets, len(ROW))
 
 
-def bucket_of_key(definition: TableDefinition, key: Any, code: bytes) -> int:
-    """The bucket of a key that the codec of single rows has encoded."""
-    if definition.bucket_key == definition.primary_key:
-        return bucketing.bucket_of(code[len(ROW) :], definition.buckets)
-    names = definition.bucket_key or ()
-    return bucketing.bucket_of(layout_of(definition).single.encode_columns(key, names), definition.buckets)
+def bucket_finder(definition: TableDefinition) -> Callable[[Any, bytes], int]:
+    """The function that gives the bucket of a key and its code, as the codec of single rows has encoded it."""
+    from kvstore.kernel import library
+
+    buckets, native, start = definition.buckets, library.bucket_finder(), len(ROW)
+    if definition.bucket_key != definition.primary_key:
+        codec, names = layout_of(definition).single, definition.bucket_key or ()
+        return lambda key, _: bucketing.bucket_of(codec.encode_columns(key, names), buckets)
+    if native is None:
+        return lambda _, code: bucketing.bucket_of(code[start:], buckets)
+    return lambda _, code: native(code, len(code), start, buckets)
 
 
 def bucket_of(definition: TableDefinition, values: Mapping[str, pa.Scalar]) -> int | None:

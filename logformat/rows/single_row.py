@@ -89,13 +89,13 @@ class SingleRowCodec:
         Raises:
             CorruptData: The value differs from what was written, or is under another key.
         """
-        if self._verify is None:
+        verify = self._verify
+        if verify is None:
             found, stored = hasher(len(code), len(value))(code, value)
-            is_right = found & CHECKSUM_BITS == stored
-        else:
-            is_right = bool(self._verify(code, len(code), value, len(value)))
-        if not is_right:
-            raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1, key=key)
+            if found & CHECKSUM_BITS != stored:
+                raise _wrong_checksum(key)
+        elif not verify(code, len(code), value, len(value)):
+            raise _wrong_checksum(key)
         schema_id = value[4] | value[5] << 8
         if schema_id > self._schema_id:
             return None
@@ -140,6 +140,10 @@ class SingleRowCodec:
                 return None
             code += its_code
         return code if len(code) <= KEY_BYTES_MAX else None
+
+
+def _wrong_checksum(key: Any) -> CorruptData:
+    return CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1, key=key)
 
 
 def _in_order(names: Sequence[str], there: Sequence[str]) -> InOrder | None:

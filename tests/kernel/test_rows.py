@@ -19,6 +19,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import CHECKSUM_BITS, hasher, key_sums
 from logformat.ids import SchemaId, TableId
+from logformat.rows import bucketing
 from tests.kernel.both import assert_same_columns
 from tests.kernel.guarded import guarded
 from tests.logformat.damage import bit_flips
@@ -170,3 +171,9 @@ def test_one_large_row_has_its_checksum() -> None:
         assert verify(keys[0], len(keys[0]), value, len(value)) == 1
         assert verify(keys[0], len(keys[0]), value[:-8], len(value) - 8) == 0
         assert verify(keys[0], len(keys[0]), b"", 0) == 0
+
+
+@given(st.binary(min_size=1, max_size=70), st.integers(1, 1000))
+def test_the_bucket_of_a_code_is_that_of_python(code: bytes, buckets: int) -> None:
+    find = library.bucket_finder()
+    assert find is None or find(code, len(code), 1, buckets) == bucketing.bucket_of(code[1:], buckets)
