@@ -61,12 +61,14 @@ screenshots: setup
 test: setup lint
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
 
+# Tests of what only the connector has; make test-long runs the others of Spark through the Python source, too.
+OF_CONNECTOR := catalog changes concurrent_statements connector killed_statements statements
+
 test-long: setup lint .venv/connect .venv/docs
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) KVSTORE_TEST_SPARK=python \
-	  $(BIN)/pytest -m "not long and not nightly" --ignore=tests/spark/test_connector.py --ignore=tests/spark/test_catalog.py \
-	  tests/spark
+	  $(BIN)/pytest -m "not long and not nightly" $(OF_CONNECTOR:%=--ignore=tests/spark/test_%.py) tests/spark
 
 # Tries every promise of reliability; docs/reliability.md has the figures.
 # make proof PEERS=1 also tries other stores under the same damage, which takes a quarter of an hour.

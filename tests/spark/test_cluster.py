@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,10 +132,22 @@ def test_executors_read_what_python_reads(store: kvstore.Store, tmp_path: Path, 
     assert found.set_column(place, "_commit_timestamp", times).to_pylist() == python_changes(table)
 
 
-def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_path: Path) -> None:
-    """Each row that was ever written has a number of its own, so that one that was applied twice would show."""
-    source = store.create_table("t", SCHEMA, "k", buckets=4)
-    target = store.create_table("u", SCHEMA, "k", buckets=3)
+def test_executors_that_lack_the_store_are_named_before_a_task_runs(store: kvstore.Store, tmp_path: Path) -> None:
+    store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "s": "a", "v": 0.0}])
+    store.flush()
+    with driver("unseen", LOCAL_CLUSTER, store.path, tmp_path) as process:
+        said = lines_until(process, "done")
+    refused = [line for line in said if line.startswith("refused")]
+    assert len(refused) == 2, "a batch and a stream"
+    for line in refused:
+        assert "NotAStore: This host does not have the store" in line
+        assert f"host={socket.gethostname()}" in line
+    assert not any("Lost task" in line for line in said)
+
+
+@contextmanager
+def written_meanwhile(source: kvstore.Table) -> Iterator[None]:
+    """Writes all the time; each row that was ever written has a number of its own, so one that came twice shows."""
     source.upsert([{"k": k, "s": "before", "v": float(k)} for k in range(5000)])
     ends = threading.Event()
 
@@ -150,9 +163,30 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
 
     writer = threading.Thread(target=write)
     writer.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        writer.join()
+
+
+def assert_replicated_once(source: kvstore.Table, target: kvstore.Table, checkpoint: Path) -> None:
+    """Bring what is left, and see that every change came once."""
+    source.flush()
+    with driver("replicate", "local[2]", source.store_path, checkpoint, "once") as process:
+        lines_until(process, "done")
+    assert sorted(map(repr, rows_of(target))) == sorted(map(repr, rows_of(source)))
+    times = Counter(row["v"] for row in python_changes(target) if row["_change_type"] in ("insert", "update_postimage"))
+    assert max(times.values()) == 1
+    assert list(target.writers) == ["replica"]
+
+
+def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_path: Path) -> None:
+    source = store.create_table("t", SCHEMA, "k", buckets=4)
+    target = store.create_table("u", SCHEMA, "k", buckets=3)
     chance = random.Random(2)
     progress = []
-    try:
+    with written_meanwhile(source):
         for number in range(KILLS):
             with driver("replicate", "local[2]", store.path, tmp_path / "checkpoint") as process:
                 lines_until(process, "started")
@@ -165,22 +199,71 @@ def test_a_replica_whose_driver_is_killed_ten_times(store: kvstore.Store, tmp_pa
                 kill_all(process)
                 assert process.wait() == -signal.SIGKILL
             progress.append(end_of(target))
-    finally:
-        ends.set()
-        writer.join()
-    source.flush()
-    with driver("replicate", "local[2]", store.path, tmp_path / "checkpoint", "once") as process:
-        lines_until(process, "done")
-    assert sorted(map(repr, rows_of(target))) == sorted(map(repr, rows_of(source)))
-    times = Counter(row["v"] for row in python_changes(target) if row["_change_type"] in ("insert", "update_postimage"))
-    assert max(times.values()) == 1
+    assert_replicated_once(source, target, tmp_path / "checkpoint")
     assert len(set(progress)) > 3, progress  # they were killed while it went on
-    assert list(target.writers) == ["replica"]
+
+
+def test_executors_and_helpers_are_killed_twenty_times_in_a_stream(store: kvstore.Store, tmp_path: Path) -> None:
+    source = store.create_table("t", SCHEMA, "k", buckets=4)
+    target = store.create_table("u", SCHEMA, "k", buckets=3)
+    chance = random.Random(3)
+    killed: Counter[str] = Counter()
+    with written_meanwhile(source):
+        while killed.total() < 2 * KILLS:
+            with driver("replicate", LOCAL_CLUSTER, store.path, tmp_path / "checkpoint", "small") as process:
+                lines_until(process, "started")
+                before = end_of(target)
+                while process.poll() is None and killed.total() < 2 * KILLS:
+                    if end_of(target) == before:
+                        time.sleep(0.01)
+                        continue
+                    kind = ("CoarseGrainedExecutorBackend", "kvstore.spark.connector.helper")[killed.total() % 2]
+                    time.sleep(chance.uniform(0, 0.5))
+                    if victims := processes_below(process.pid, kind):
+                        with suppress(ProcessLookupError):
+                            os.kill(chance.choice(victims), signal.SIGKILL)
+                            killed[kind] += 1
+                            before = end_of(target)
+    assert min(killed.values()) == KILLS
+    assert_replicated_once(source, target, tmp_path / "checkpoint")
+
+
+def processes_below(ancestor: int, word: str) -> list[int]:
+    """Process ids of the descendants of a process whose command has a word."""
+    parents, commands = {}, {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            commands[int(process.name)] = (process / "cmdline").read_bytes()
+    found = []
+    for pid, command in commands.items():
+        above = pid
+        while above in parents and above != ancestor:
+            above = parents[above]
+        if above == ancestor and word.encode() in command:
+            found.append(pid)
+    return found
 
 
 def assert_runs(process: subprocess.Popen[str]) -> None:
     """See that a driver has not ended by itself."""
     assert process.poll() is None, process.stdout and process.stdout.read()
+
+
+@pytest.mark.skipif(find_spec("grpc") is None, reason="needs pyspark[connect]")
+def test_spark_connect_reads_and_writes(store: kvstore.Store, tmp_path: Path) -> None:
+    table = store.create_table("t", {"k": "int64 not null", "s": "string"}, "k")
+    table.upsert([{"k": k, "s": str(k)} for k in range(10)])
+    table.flush()
+    with driver("connect", store.path, tmp_path / "checkpoint") as process:
+        said = dict(line.split(" ", 1) for line in lines_until(process, "done")[:-1] if line[0].islower())
+    assert {name: said[name].strip() for name in ("counted", "filtered", "inserted", "copied", "python")} == {
+        "counted": "10",
+        "filtered": "['3']",
+        "inserted": "[(0, '0'), (1, 'x')]",
+        "copied": "['1', '1', '0']",
+        "python": "10",
+    }
 
 
 def end_of(table: kvstore.Table) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
@@ -292,6 +293,36 @@ def test_plans_share_a_process_which_is_replaced_after_it_was_killed(spark: Spar
         pass  # it dies
     assert load(spark, path, "t").count() == len(ROWS) - 1
     assert planner not in helpers(helper)
+
+
+def test_a_stream_whose_helper_was_killed_in_the_middle_goes_on_from_its_checkpoint(
+    spark: SparkSession, store: kvstore.Store, tmp_path: Path
+) -> None:
+    table = store.create_table("t", {"k": "int64 not null"}, "k")
+    table.upsert([{"k": k} for k in range(9)])
+    table.flush()
+    seen: dict[int, list[int]] = {}
+    killed: list[int] = []
+
+    def take(rows: DataFrame, batch: int) -> None:
+        if batch == 1 and not killed:
+            (helper,) = helpers(spark.sparkContext._gateway.proc.pid)
+            killed.extend([helper, *helpers(helper)])
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+        seen[batch] = [row.k for row in rows.collect()]
+
+    def run() -> None:
+        options = {"path": str(store.path), "table": "t$changelog", "maxOffsetsPerTrigger": "3"}
+        stream = spark.readStream.format("kvstore").options(**options).load().writeStream.foreachBatch(take)
+        stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        stream.start().awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match="helper process of kvstore ended"):
+        run()
+    assert sorted(seen) == [0, 1]
+    run()
+    assert seen == {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8]}
 
 
 def test_read_takes_options_as_python_has_them(spark: SparkSession, path: Path) -> None:

@@ -54,6 +54,8 @@ def answer(request: Message, messages: Messages) -> None:
                 return _aggregate(request)
             case "stream":
                 follow(request, _columns(request["columns"]), messages, answered)
+            case "see":
+                _see(request)
             case "read":
                 _read(request, messages)
             case "changes":
@@ -123,6 +125,7 @@ def _catalog(request: Message) -> Message:
 def _plan(request: Message) -> Message:
     """The tasks of a query, and the filter that they use."""
     reader = _reader(request, _columns(request["columns"]))
+    reader.cores = request["cores"]
     if filters := filters_of(request["filters"]):
         reader.use_filters(filters)
     found: Message = {"tasks": [encode_task(task) for task in reader.partitions()]}
@@ -147,6 +150,14 @@ def _reader(request: Message, columns: StructType) -> KvStoreReader | KvStoreRep
         return KvStoreReplicaReader(pinned, columns, options)
     assert pinned is not None
     return KvStoreReader(pinned, columns, options)
+
+
+def _see(request: Message) -> None:
+    """Verify that this host has the store of a task."""
+    task = decode_task(request["task"])
+    if isinstance(task, ReadTask):
+        with task.table.open():
+            pass
 
 
 def _read(request: Message, messages: Messages) -> None:

@@ -50,6 +50,7 @@ def _answer(reader: StreamReader, call: Message) -> Message:
         case "metrics":
             return {"metrics": reader.metrics(json.loads(call["end"]))}
         case "plan":
+            reader.cores = call["cores"]
             tasks = reader.partitions(json.loads(call["start"]), json.loads(call["end"]))
             return {"tasks": [encode_task(task) for task in tasks]}
         case "commit":

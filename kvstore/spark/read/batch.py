@@ -116,6 +116,8 @@ class FilteredReader(DataSourceReader):
         self._push_filters = options.push_filters
         self._filter: pc.Expression | None = None
         self._bucket: int | None = None
+        self.cores: int | None = None
+        """Number of cores of the cluster; those of this machine if None."""
         self.stored: pa.Schema | None = None
         """Stored columns, which filters are for; known once there are some."""
 
@@ -161,7 +163,7 @@ class KvStoreReader(FilteredReader):
         ranges = [each for each in self._pinned.ranges if self._bucket in (None, each.bucket)]
         with place.open() as table:
             self._pinned.hold(table)
-            return tasks_of(place, table, ranges, self._filter)
+            return tasks_of(place, table, ranges, self._filter, self.cores)
 
     def aggregates(self, wanted: Sequence[Aggregate]) -> list[Value] | None:
         """See :func:`kvstore.spark.read.aggregates.aggregates_of`."""

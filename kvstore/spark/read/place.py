@@ -7,6 +7,7 @@ the catalog's records of readers; if the files can't be written, it reads withou
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,9 +49,18 @@ class TablePlace:
         Raises:
             NoSuchTable: The table was dropped meanwhile.
             SchemaMismatch: Columns of the table were renamed or dropped meanwhile.
-            NotAStore: The store is no longer at the path.
+            NotAStore: The store is no longer at the path, or this host does not have it.
         """
-        with opened(self.path) as store:
+        try:
+            store = opened(self.path)
+        except NotAStore as error:
+            raise NotAStore(
+                "This host does not have the store that the query reads. Let Spark use only hosts that have its "
+                "directory, or read a replica of it, which any host can read.",
+                host=socket.gethostname(),
+                path=self.path,
+            ) from error
+        with store:
             yield self.table_of(store)
 
     def table_of(self, store: Store) -> Table:

@@ -159,7 +159,7 @@ class KvStoreReplicaReader(FilteredReader):
             if self._bucket in (None, each.bucket)
             for piece in _possible(each, place.stored(), self._filter)
         ]
-        return tasks_of_replica(place, reads)
+        return tasks_of_replica(place, reads, self.cores)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition.
@@ -174,10 +174,12 @@ class KvStoreReplicaReader(FilteredReader):
             yield from read_replica(partition, self._target, self._filter)
 
 
-def tasks_of_replica(place: ReplicaPlace, reads: Sequence[Changes | Rows]) -> list[InputPartition]:
+def tasks_of_replica(
+    place: ReplicaPlace, reads: Sequence[Changes | Rows], cores: int | None = None
+) -> list[InputPartition]:
     """Tasks, one for each core, fewer if there is little to read, more if there is much."""
     parts = [_part(each) for each in reads]
-    return [ReplicaReadTask(place, pieces) for pieces in divided(parts, TASK_BYTES_MAX / TASK_BYTES_MIN)]
+    return [ReplicaReadTask(place, pieces) for pieces in divided(parts, cores, TASK_BYTES_MAX / TASK_BYTES_MIN)]
 
 
 def read_replica(

@@ -100,7 +100,7 @@ class KvStoreReplicaStreamReader(StreamReader):
             )
         rows = [table.rows(each.bucket, each.start) for each in ranges if each.inserted_at is not None]
         changes = [table.changes(each.bucket, each.start, each.end) for each in ranges if each.start < each.end]
-        return tasks_of_replica(place, [*rows, *changes])
+        return tasks_of_replica(place, [*rows, *changes], self.cores)
 
     def _check_continues(self, before: StreamOffset) -> None:
         if before.leader_epoch is not None:

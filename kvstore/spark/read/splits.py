@@ -84,21 +84,30 @@ class Part(Generic[T]):
 
 
 def tasks_of(
-    place: TablePlace, table: Table, ranges: Sequence[ReadRange], filter: pc.Expression | None = None
+    place: TablePlace,
+    table: Table,
+    ranges: Sequence[ReadRange],
+    filter: pc.Expression | None = None,
+    cores: int | None = None,
 ) -> list[InputPartition]:
-    """Tasks that read the ranges, one for each core or fewer, without parts in which no row passes the filter."""
+    """Tasks that read the ranges, one for each core or fewer, without parts in which no row passes the filter.
+
+    Args:
+        cores: Number of cores of the cluster; those of this machine if None.
+    """
     parts = list(chain.from_iterable(_parts(table, place.kind, each, filter) for each in ranges))
-    return [ReadTask(place, pieces) for pieces in divided(parts)]
+    return [ReadTask(place, pieces) for pieces in divided(parts, cores)]
 
 
-def divided(parts: Sequence[Part[T]], tasks_max: float = 0) -> list[tuple[T, ...]]:
+def divided(parts: Sequence[Part[T]], cores: int | None = None, tasks_max: float = 0) -> list[tuple[T, ...]]:
     """Cut parts into pieces and divide them among tasks, one for each core or fewer; no task is empty.
 
     Args:
+        cores: See :func:`tasks_of`.
         tasks_max: If above 0, there are more tasks than cores when a task would be worth more than this.
     """
     total = sum(part.tasks for part in parts)
-    most = max(os.cpu_count() or 1, ceil(total / tasks_max) if tasks_max else 0)
+    most = max(cores or os.cpu_count() or 1, ceil(total / tasks_max) if tasks_max else 0)
     count = max(1, min(most, int(total)))
     tasks: list[list[T]] = [[] for _ in range(count)]
     done = 0.0

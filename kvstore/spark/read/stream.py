@@ -54,6 +54,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = _start_of(table, options)
         self._until: dict[int, Offset] | None = None
         self._turn = count()
+        self.cores: int | None = None
+        """Number of cores of the cluster; those of this machine if None."""
 
     @abstractmethod
     def _renew(self) -> None:
@@ -326,7 +328,7 @@ class KvStoreStreamReader(StreamReader):
         return self._table().shares(bucket).key_after(keys, rows, as_of=as_of)
 
     def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
-        return tasks_of(self._place, self._table(), ranges)
+        return tasks_of(self._place, self._table(), ranges, cores=self.cores)
 
     def _register(self, before: Mapping[int, Offset], *, began: bool) -> None:
         """Set the consumer's position before the stream continues from it, so that the log is kept from there.

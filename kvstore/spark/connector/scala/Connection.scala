@@ -2,7 +2,7 @@ package kvstore.spark
 
 import java.io.IOException
 import java.nio.ByteBuffer
-import java.nio.channels.SocketChannel
+import java.nio.channels.{ClosedByInterruptException, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util
 
@@ -49,7 +49,8 @@ class Connection(val channel: SocketChannel) extends AutoCloseable {
 
   def ask(request: JObject): JValue = {
     isAnswered = false
-    send(request)
+    try send(request)
+    catch { case error: IOException if !error.isInstanceOf[ClosedByInterruptException] => throw new HelperEnded }
     receive()
   }
 

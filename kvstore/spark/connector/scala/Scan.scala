@@ -62,7 +62,10 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
     extends Scan with Batch with SupportsReportStatistics {
   private lazy val python = Python.of(SparkSession.active)
   private lazy val planned =
-    table.ask(python, ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> filters.flatMap(Filters.json).toList))
+    table.ask(
+      python,
+      ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> filters.flatMap(Filters.json).toList) ~
+        ("cores" -> Executors.cores))
 
   override def readSchema: StructType = columns
 
@@ -76,8 +79,7 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
 
   override def toMicroBatchStream(checkpoint: String): MicroBatchStream = table.stream(columns, python)
 
-  override def planInputPartitions(): Array[InputPartition] =
-    (planned \ "tasks").children.collect { case JString(task) => StorePartition(task) }.toArray
+  override def planInputPartitions(): Array[InputPartition] = table.partitions(python, planned)
 
   override def createReaderFactory(): PartitionReaderFactory = {
     val request = ("do" -> "read") ~ ("columns" -> columns.json) ~ ("filter" -> planned \ "filter") ~ ("limit" -> limit)

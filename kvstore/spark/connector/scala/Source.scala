@@ -7,7 +7,7 @@ import scala.jdk.CollectionConverters._
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.connector.catalog.{SupportsRead, SupportsWrite, Table, TableCapability, TableProvider}
 import org.apache.spark.sql.connector.expressions.Transform
-import org.apache.spark.sql.connector.read.ScanBuilder
+import org.apache.spark.sql.connector.read.{InputPartition, ScanBuilder}
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream
 import org.apache.spark.sql.connector.write.{LogicalWriteInfo, WriteBuilder}
 import org.apache.spark.sql.execution.datasources.v2.python.{PythonDataSourceV2, PythonTable}
@@ -116,6 +116,13 @@ class StoreTable(
   /** Asks about what was loaded. */
   def ask(python: Python, request: JObject): JValue =
     Helper.plan(python, request ~ ("options" -> optionsAsJson) ~ ("pinned" -> loaded.pinned))
+
+  /** The tasks of a plan, which every executor can read. */
+  def partitions(python: Python, planned: JValue): Array[InputPartition] = {
+    val tasks = (planned \ "tasks").children.collect { case JString(task) => StorePartition(task) }.toArray[InputPartition]
+    Executors.check(python, new CaseInsensitiveStringMap(options).get("path"), tasks)
+    tasks
+  }
 
   def optionsAsJson: JObject = Json.of(options)
 

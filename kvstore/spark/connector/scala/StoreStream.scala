@@ -60,9 +60,8 @@ class StoreStream(table: StoreTable, columns: StructType, python: Python)
     }
 
   override def planInputPartitions(start: Offset, end: Offset): Array[InputPartition] =
-    (call("plan", ("start" -> start.json) ~ ("end" -> end.json)) \ "tasks").children.collect { case JString(task) =>
-      StorePartition(task)
-    }.toArray
+    table.partitions(
+      python, call("plan", ("start" -> start.json) ~ ("end" -> end.json) ~ ("cores" -> Executors.cores)))
 
   override def createReaderFactory(): PartitionReaderFactory =
     new StoreReaderFactory(python, compact(render(("do" -> "read") ~ ("columns" -> columns.json))))
