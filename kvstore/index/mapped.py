@@ -77,13 +77,13 @@ class MappedFile:
         """A new map of the whole file; None if there can't be one."""
         if is_limited():
             return None
-        with self._environment.file() as descriptor:
-            if descriptor is None:
-                return None
-            try:
-                # What the kernel reads are single pages of any places: reading ahead would only cost.
+        try:
+            with self._environment.file() as descriptor:
+                if descriptor is None:
+                    return None
                 taken = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-            except (OSError, ValueError):  # no room, or an empty file
-                return None
+        except (OSError, ValueError):  # no descriptor or room is left, or the file is empty
+            return None
+        taken.madvise(mmap.MADV_RANDOM)  # what the kernel reads are single pages of any places
         self._map = np.frombuffer(taken, np.uint8)
         return self._map

@@ -1,4 +1,4 @@
-"""Bounds how many indexes a process has open only to read them: each takes three descriptors and 2 MiB of memory."""
+"""Bounds how many indexes a process has open only to read: each takes up to four descriptors, and 2 MiB of memory."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@
 #error "Files of stores have the byte order of little-endian machines; the kernel knows no other."
 #endif
 
+_Static_assert(sizeof(void *) == 8, "Python gives addresses as 64-bit integers.");
+
 #define EXPORT __attribute__((visibility("default")))
 
 typedef uint8_t u8;

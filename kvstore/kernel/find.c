@@ -4,6 +4,7 @@
  *   page before it is used, every page number against the map.
  * - Bytes of the map may change while they are read, if another process ignores this reader. So a field is read once,
  *   and what was checked is what is used.
+ * - The file is not cut while it is mapped: as with LMDB's own map, that ends the process.
  * - The caller holds a read transaction, and asks afterwards whether it still does before it believes an answer.
  * - Damage that can be seen on the way to a key is reported, as LMDB or kvstore/index/leaves.py would; rows have their
  *   own checksums.

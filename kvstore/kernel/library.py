@@ -40,12 +40,14 @@ def row_verifier() -> Callable[[bytes, int, bytes, int], int] | None:
 
     Like :func:`bucket_finder` it keeps the interpreter's lock: it takes less than giving that to another thread.
     """
-    return None if kernel() is None else _of_single_rows()[0]
+    library = kernel()
+    return None if library is None else _of_single_rows(library)[0]
 
 
 def bucket_finder() -> Callable[[bytes, int, int, int], int] | None:
     """The function from a code, its length, the first byte that counts and the number of buckets to the bucket."""
-    return None if kernel() is None else _of_single_rows()[1]
+    library = kernel()
+    return None if library is None else _of_single_rows(library)[1]
 
 
 @contextmanager
@@ -85,8 +87,10 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 @cache
-def _of_single_rows() -> tuple[Callable[[bytes, int, bytes, int], int], Callable[[bytes, int, int, int], int]]:
-    library = ctypes.PyDLL(str(library_path()))
+def _of_single_rows(
+    loaded: ctypes.CDLL,
+) -> tuple[Callable[[bytes, int, bytes, int], int], Callable[[bytes, int, int, int], int]]:
+    library = ctypes.PyDLL(loaded._name, handle=loaded._handle)  # the file may be gone, and descriptors, too
     data, number = ctypes.c_char_p, ctypes.c_uint64
     library.kv_is_right.argtypes, library.kv_is_right.restype = [data, number, data, number], ctypes.c_int
     library.kv_bucket.argtypes, library.kv_bucket.restype = [data, number, number, ctypes.c_uint32], ctypes.c_uint32

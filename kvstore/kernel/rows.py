@@ -85,12 +85,14 @@ def verified_schema(kernel: ctypes.CDLL, rows: Rows) -> int | None:
     """
     longest = int((rows.ends - rows.starts).max(initial=0))
     longest_key = int(rows.keys.lengths.max(initial=0))
+    # Held until the call has ended: another thread that meets a longer row takes new ones into use.
+    weights = weights_of_values(longest // WORD + 1), weights_of_keys(longest_key // WORD + 1)
     schema_id = ctypes.c_int32()
     status = kernel.kv_verify(
         *_addresses(rows.flat, rows.starts, rows.ends),
         len(rows.starts),
         *_addresses(rows.keys.flat, rows.keys.offsets),
-        *_addresses(weights_of_values(longest // WORD + 1), weights_of_keys(longest_key // WORD + 1)),
+        *_addresses(*weights),
         ctypes.addressof(schema_id),
     )
     return schema_id.value if status == _DONE and schema_id.value >= 0 else None

@@ -5,6 +5,8 @@ Where there is no kernel, because there is no C compiler, LMDB finds them all.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from random import Random
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore import environment
 from kvstore.errors import CorruptData, StoreClosed
 from kvstore.index import mapped
 from kvstore.index.index import Index, View
@@ -134,6 +137,20 @@ def test_a_process_with_little_address_space_has_no_map(monkeypatch: pytest.Monk
         index.commit(STATE)
         assert found_in(index, list(rows)) == list(rows.values())
         assert counts == []
+
+
+def test_a_process_without_a_spare_descriptor_has_no_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    rows = {ROW + number.to_bytes(2, "big"): bytes(8) for number in range(100)}
+    with lookups_both_ways() as counts, an_index() as index:
+        put(index, rows)
+        index.commit(STATE)
+        monkeypatch.setattr(environment, "open_file", refuse)
+        assert found_in(index, list(rows)) == list(rows.values())
+        assert counts == []
+        monkeypatch.undo()
 
 
 def test_a_replaced_file_is_not_read(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +14,14 @@ from hypothesis import given, strategies as st
 
 from kvstore.errors import CorruptData
 from kvstore.kernel import library
+from kvstore.kernel.rows import Rows, verified_schema
 from kvstore.meta.state import TableDefinition
 from kvstore.read.native_rows import native_columns
 from kvstore.request.row_layout import TableLayout
 from kvstore.testing.strategies import projections, rows as record_batches
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
-from logformat.checksum import CHECKSUM_BITS, hasher, key_sums
+from logformat.checksum import CHECKSUM_BITS, hasher, key_sums, weights_of_values
 from logformat.ids import SchemaId, TableId
 from logformat.rows import bucketing
 from tests.kernel.both import assert_same_columns
@@ -61,6 +65,37 @@ def test_columns_are_those_of_python(rows: pa.RecordBatch, data: st.DataObject) 
     assert (found is not None) == native
     if found is not None:
         assert_same_columns(found, layout, values, places, all_keys, names)
+
+
+class Growing:
+    """The kernel while another thread meets a row that is longer than all before."""
+
+    def __init__(self, kernel: ctypes.CDLL) -> None:
+        self._kernel = kernel
+        self.held: list[bool] = []
+
+    def kv_verify(self, *arguments: Any) -> int:
+        weights = weights_of_values(1).base
+        assert weights is not None
+        known, longer = weakref.ref(weights), len(weights) + 1
+        del weights
+        weights_of_values(longer)
+        self.held.append(known() is not None)
+        status: int = self._kernel.kv_verify(*arguments)
+        return status
+
+
+def test_weights_are_kept_until_they_are_used() -> None:
+    kernel = library.kernel()
+    if kernel is None:
+        return
+    layout = layout_of(pa.schema([("a", pa.int32())]))
+    keys = keys_of(layout, 3)
+    values = encoded(layout, pa.RecordBatch.from_pydict({"a": pa.array([1, 2, 3], pa.int32())}), 1, keys)
+    growing: Any = Growing(kernel)
+    rows = Rows(values.flat, values.offsets[:-1].copy(), values.offsets[1:].copy(), keys)
+    assert verified_schema(growing, rows) == 1
+    assert growing.held == [True]
 
 
 @given(record_batches(), record_batches())
