@@ -202,7 +202,10 @@ def statement(random: Random, limit: int | None = None) -> Statement:
     clauses = [(random.choice(simple), random.choice([TAKEN, TAKEN, None, *ASSIGNMENTS[:4]])) for _ in range(2)]
     others = [(random.choice(simple), random.choice([None, *ASSIGNMENTS])) for _ in range(random.randrange(2))]
     on = ("true", lambda *_: True) if random.random() < 0.8 else SIMPLE[2]
-    return merge(rows_of(random, 8), on, clauses[random.randrange(2) :], random.random() < 0.8, others)
+    source = rows_of(random, 8)
+    if random.random() < 0.1:
+        source.append((source[0][0], "again", 0))
+    return merge(source, on, clauses[random.randrange(3) :], random.random() < 0.8, others)
 
 
 SHORT = (
@@ -217,6 +220,8 @@ SHORT = (
         True,
         [(CONDITIONS[5], ASSIGNMENTS[3])],
     ),
+    merge([(4, "is there", 0), (21, "new", 2)], ("true", lambda *_: True), [], True, []),
+    merge([(22, "once", 0), (22, "twice", 2)], ("true", lambda *_: True), [], True, []),
     insert_keys([4, 30]),
     update(ASSIGNMENTS[6], CONDITIONS[9]),
     overwrite([(4, "in", 4), (7, None, 7)]),

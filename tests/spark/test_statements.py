@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, QueryExecutionException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 import kvstore
 from kvstore.spark.connector.messages import Broken, Messages
@@ -21,6 +25,7 @@ from kvstore.spark.read.place import TablePlace
 from kvstore.spark.write.job import BATCHES, WriteJob
 from kvstore.spark.write.statement import Statement as RowsRead
 from logformat import paths
+from tests.read.test_follow import wait_until
 from tests.spark.catalogs import Run, catalog_of
 from tests.spark.statements import CREATE, SHORT, Rows, Statement, Twice, statement
 from tests.spark.test_source import EVERY_TYPE
@@ -139,6 +144,37 @@ def test_a_statement_that_the_table_does_not_take_is_refused_when_it_is_planned(
     store.create_table("lines", SCHEMA)
     with catalog_of(spark, store.path) as (_, run), pytest.raises(AnalysisException, match=f"(?s){message}"):
         run(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE kv.t SET n = slow(n) WHERE k = 5",
+        "MERGE INTO kv.t USING (SELECT slow(7) AS k) x ON t.k = x.k WHEN NOT MATCHED THEN INSERT (k) VALUES (x.k)",
+    ],
+)
+def test_a_statement_conflicts_with_a_write_of_its_rows_while_it_runs(
+    spark: SparkSession, run: Run, store: kvstore.Store, tmp_path: Path, sql: str
+) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert({"k": 5, "s": "there", "n": 1})
+    begun, may_end = tmp_path / "begun", tmp_path / "may end"
+
+    def slow(value: int) -> int:
+        begun.touch()
+        while not may_end.exists():
+            time.sleep(0.01)
+        return value
+
+    spark.udf.register("slow", udf(slow, "int", useArrow=False).asNondeterministic())
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(run, sql)
+        wait_until(lambda: begun.exists() or running.done())
+        table.upsert([{"k": 5, "s": "beside", "n": 2}, {"k": 7, "s": "beside", "n": 2}])
+        may_end.touch()
+        with pytest.raises(QueryExecutionException, match="Conflict: Rows that the statement changes have changed"):
+            running.result()
+    assert rows_of(table) == {5: ("beside", 2), 7: ("beside", 2)}
 
 
 def job_of(store: kvstore.Store, table: kvstore.Table) -> WriteJob:

@@ -5,6 +5,8 @@ They are staged and committed as by the Python source, by the same code.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from pyspark.sql.types import StructType
 
@@ -36,12 +38,10 @@ def begin_statement(request: Message) -> Message:
     with found(options) as (_, table):
         check_statement(table, request["command"])
         key = list(table.primary_key or ())
-    read = decode_read(request["pinned"])
-    assert isinstance(read, Pinned)
+    read = _read(request)
     with read.place.open() as table:
         read.hold(table)
-    statement = Statement({each.bucket: each.end for each in read.ranges})
-    return {"job": _encode(WriteJob(read.place, statement=statement)), "key": key}
+    return {"job": _encode(WriteJob(read.place, statement=_statement(request))), "key": key}
 
 
 def stage(request: Message, messages: Messages) -> Message:
@@ -57,13 +57,15 @@ def stage(request: Message, messages: Messages) -> Message:
 
 
 def commit(request: Message) -> Message:
-    """Apply what the tasks have staged."""
+    """Apply what the tasks have staged; a MERGE that only inserts says what it has read, too."""
     transaction = request.get("transaction")
-    staged = _staged(request)
+    staged, job = _staged(request), _job(request)
+    if "pinned" in request:
+        job = replace(job, statement=_statement(request))
     if transaction is None:
-        _job(request).commit(staged, BATCHES)
+        job.commit(staged, BATCHES)
     else:
-        _job(request).commit(staged, transaction, 0)
+        job.commit(staged, transaction, 0)
     return {}
 
 
@@ -71,6 +73,16 @@ def abort(request: Message) -> Message:
     """Remove what the tasks have staged."""
     _job(request).remove(_staged(request))
     return {}
+
+
+def _read(request: Message) -> Pinned:
+    read = decode_read(request["pinned"])
+    assert isinstance(read, Pinned)
+    return read
+
+
+def _statement(request: Message) -> Statement:
+    return Statement({each.bucket: each.end for each in _read(request).ranges})
 
 
 def _job(request: Message) -> WriteJob:

@@ -16,7 +16,7 @@ class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: Stri
     extends StoreTable(loaded.columns, options, Some(loaded), name) with SupportsRowLevelOperations {
 
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
-    new StoreWriteBuilder(name, info, Json.of(withOwn(info.options)), super.newWriteBuilder(info))
+    new StoreWriteBuilder(name, info, Json.of(withOwn(info.options)), loaded.pinned, super.newWriteBuilder(info))
 
   /** Asks whether the table takes the statement: a refusal comes while it is planned. */
   override def newRowLevelOperationBuilder(info: RowLevelOperationInfo): RowLevelOperationBuilder = () => {

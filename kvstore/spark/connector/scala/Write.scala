@@ -15,8 +15,11 @@ import org.json4s._
 import org.json4s.JsonDSL._
 import org.json4s.jackson.JsonMethods.{compact, parse, render}
 
-/** INSERT and INSERT OVERWRITE; streams are written by the Python source. */
-class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject, stream: WriteBuilder)
+/** INSERT, INSERT OVERWRITE, and a MERGE that only inserts; streams are written by the Python source.
+  *
+  * @param pinned what such a MERGE has read of the table
+  */
+class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject, pinned: JValue, stream: WriteBuilder)
     extends WriteBuilder with SupportsTruncate {
   private var replaces = false
 
@@ -27,7 +30,7 @@ class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject,
 
   override def build(): Write = {
     val python = Python.of(SparkSession.active)
-    new StoreWrite(python, new RowShape(info.schema, None), s"INSERT $table") {
+    new StoreWrite(python, new RowShape(info.schema, None), s"INSERT $table", pinned) {
       override protected lazy val job: JValue =
         Helper.plan(python, ("do" -> "insert") ~ ("options" -> options) ~ ("columns" -> info.schema.json) ~
           ("replaces" -> replaces), "INSERT", table)
@@ -42,7 +45,8 @@ class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject,
 }
 
 /** A write whose tasks have their rows staged by a helper; a helper of the driver commits them all. */
-abstract class StoreWrite(python: Python, shape: RowShape, override val description: String) extends DeltaWrite {
+abstract class StoreWrite(
+    python: Python, shape: RowShape, override val description: String, pinned: JValue = JNothing) extends DeltaWrite {
   protected def job: JValue
 
   override def toString: String = description
@@ -53,8 +57,16 @@ abstract class StoreWrite(python: Python, shape: RowShape, override val descript
     override def createBatchWriterFactory(info: PhysicalWriteInfo): DeltaWriterFactory =
       new StoreWriterFactory(python, compact(render(request("stage"))), shape)
 
-    override def commit(messages: Array[WriterCommitMessage]): Unit =
-      try Helper.ask(python, request("commit") ~ staged(messages))
+    override def commit(messages: Array[WriterCommitMessage]): Unit = commit(staged(messages))
+
+    /** Spark plans a MERGE that only inserts as an INSERT; that it is one shows here. */
+    override def commit(messages: Array[WriterCommitMessage], summary: WriteSummary): Unit = summary match {
+      case _: MergeSummary => commit(staged(messages) ~ ("pinned" -> pinned))
+      case _ => commit(messages)
+    }
+
+    private def commit(what: JObject): Unit =
+      try Helper.ask(python, request("commit") ~ what)
       catch {
         case _: HelperEnded =>
           throw new StoreFailure(
