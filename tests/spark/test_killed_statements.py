@@ -145,8 +145,14 @@ def test_helpers_and_executors_killed_in_the_middle_of_a_merge(store_path: Path,
 
 
 def outcome(process: subprocess.Popen[str]) -> str:
+    """What a driver says of a statement in the end."""
     assert process.stdout is not None
-    return next(line for line in process.stdout if line.startswith(("done", "failed")))
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith(("done", "failed")):
+            return line
+    raise AssertionError("".join(said[-60:]))
 
 
 def kept(path: Path, *numbers: int) -> int:

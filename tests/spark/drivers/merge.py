@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from tests.spark.drivers.session import say, session
@@ -42,8 +43,8 @@ def main(master: str, store: str, first: str) -> None:
         try:
             spark.sql(MERGE.format(number=number)).collect()
             say("done", number)
-        except PySparkException as error:
-            say("failed", number, str(error).replace("\n", " ")[:300])
+        except (PySparkException, Py4JJavaError) as error:
+            say("failed", number, type(error).__name__, str(error).replace("\n", " ")[:1000])
         number += 1
 
 
