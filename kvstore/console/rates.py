@@ -11,12 +11,13 @@ import numpy as np
 from kvstore.console.drawing import curve
 from kvstore.console.html import Html
 from kvstore.console.parts import time_text
+from kvstore.errors import CorruptData
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import SetConsumer
-from logformat.ids import Offset, Position, Txid
+from logformat.ids import Offset, Position, TableId, Txid
 from logformat.log.segment import HEAD_BYTES
 
 BINS = 40
@@ -107,7 +108,7 @@ def rate_facts(found: list[Growth]) -> dict[str, Any] | None:
         "from": time_text(first),
         "to": time_text(last),
         "part_ms": (last - first) / BINS,
-        "changes": [round(float(each), 1) for each in counts],
+        "changes": [round(float(each), 3) for each in counts],
     }
 
 
@@ -121,29 +122,40 @@ def rate_html(facts: dict[str, Any] | None, kind: str = "spark") -> Html | None:
     return curve(facts["changes"], f"{words} parts of it", kind)
 
 
-def lag_facts(store: Store, definition: TableDefinition, name: str, now_ms: int) -> dict[str, Any] | None:
-    """How many changes a consumer had yet to read, over the time of its last commits; None if that is not known.
+class Lags:
+    """How many changes consumers had yet to read, over the time of their last commits.
 
-    Raises:
-        StoreError: A log can't be read.
+    Made for one page: it reads the last edits of the catalog, and samples of a log, once.
     """
-    positions = _positions(store, definition, name)
-    logs = growths(store, definition) if definition.buckets <= BUCKETS_READ else []
-    if not positions or not logs or len(logs) != definition.buckets:
-        return None
-    first = positions[0][0]
-    times = np.linspace(first, max(now_ms, first + 1), BINS + 1)
-    committed = np.array([time for time, _ in positions])
-    places = np.searchsorted(committed, times, side="right") - 1
-    lags = np.zeros(len(times))
-    for bucket, growth in enumerate(logs):
-        offsets = np.array([offsets[bucket] for _, offsets in positions])
-        lags += np.maximum(growth.at(times) - offsets[places], 0)
-    return {
-        "from": time_text(int(first)),
-        "to": time_text(int(times[-1])),
-        "lags": [round(float(each)) for each in lags],
-    }
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._positions = _positions(store)
+        self._growths: dict[TableId, list[Growth]] = {}
+
+    def facts(self, definition: TableDefinition, name: str, now_ms: int) -> dict[str, Any] | None:
+        """The lags of a consumer of a table; None if they are not known.
+
+        Raises:
+            StoreError: A log can't be read.
+        """
+        positions = self._positions.get((definition.id, name), [])
+        if not positions or definition.buckets > BUCKETS_READ:
+            return None
+        if definition.id not in self._growths:
+            self._growths[definition.id] = growths(self._store, definition)
+        logs = self._growths[definition.id]
+        if len(logs) != definition.buckets:
+            return None
+        first = positions[0][0]
+        times = np.linspace(first, max(now_ms, first + 1), BINS + 1)
+        places = np.searchsorted([time for time, _ in positions], times, side="right") - 1
+        lags = np.zeros(len(times))
+        for bucket, growth in enumerate(logs):
+            offsets = np.array([offsets[bucket] for _, offsets in positions])
+            lags += np.maximum(growth.at(times) - offsets[places], 0)
+        found = [round(float(each)) for each in lags]
+        return {"from": time_text(int(first)), "to": time_text(int(times[-1])), "lags": found}
 
 
 def lag_html(facts: dict[str, Any] | None) -> Html | None:
@@ -155,17 +167,21 @@ def lag_html(facts: dict[str, Any] | None) -> Html | None:
     return curve(lags, words, "spark")
 
 
-def _positions(store: Store, definition: TableDefinition, name: str) -> list[tuple[int, list[int]]]:
-    """When a consumer committed which offsets, as far as the last edits of the catalog tell."""
+def _positions(store: Store) -> dict[tuple[TableId, str], list[tuple[int, list[Offset]]]]:
+    """By table and consumer, when it committed which offsets, as far as the last edits of the catalog tell."""
     journal = store.runtime.journal
     since = max(store.runtime.catalog().txid - EDITS_READ, 0)
     found = journal.edits_after(Txid(since))
     if found is None:  # the journal begins later
-        found = journal.edits_after(Txid(max((journal.segments() or [Txid(1)])[0] - 1, 0))) or []
-    positions = []
-    for data in found:
-        edit = edits.decode(data)
-        payload = edit.payload
-        if isinstance(payload, SetConsumer) and (payload.table_id, payload.name) == (definition.id, name):
-            positions.append((edit.time_ms, [int(each) for each in payload.offsets]))
-    return sorted(positions, key=lambda each: each[0])
+        begin = journal.segments()
+        found = journal.edits_after(Txid(begin[0] - 1)) if begin else None
+    positions: dict[tuple[TableId, str], list[tuple[int, list[Offset]]]] = {}
+    for data in found or []:
+        try:
+            edit = edits.decode(data)
+        except CorruptData:
+            continue  # the page of the catalog reports it
+        if isinstance(edit.payload, SetConsumer):
+            key = (edit.payload.table_id, edit.payload.name)
+            positions.setdefault(key, []).append((edit.time_ms, edit.payload.offsets))
+    return {key: sorted(each, key=lambda each: each[0]) for key, each in positions.items()}

@@ -6,7 +6,10 @@ import json
 import re
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from typing import IO
 from unittest import mock
 from urllib.error import HTTPError
@@ -17,6 +20,17 @@ import pytest
 import kvstore
 from tests.cli.commands import process, run
 
+
+@contextmanager
+def ending(served: Popen[str]) -> Iterator[Popen[str]]:
+    """A server that ends with the block, also if the block fails."""
+    with served:
+        try:
+            yield served
+        finally:
+            served.kill()
+
+
 OPENER = "import webbrowser\nwebbrowser.open = lambda url: print('opened', url, flush=True)"
 
 
@@ -25,7 +39,7 @@ def test_the_printed_url_opens_the_console_and_changes_are_followed_until_ctrl_c
         table = store.create_table("t", {"k": "int64", "v": "string"}, primary_key="k")
         table.upsert([{"k": 1, "v": "before"}])
         store.flush()
-        with process("ui", tmp_path / "s", "--port", "0", script=OPENER) as served:
+        with ending(process("ui", tmp_path / "s", "--port", "0", script=OPENER)) as served:
             assert served.stdout is not None
             assert served.stderr is not None
             url = served.stdout.readline().strip()

@@ -108,12 +108,14 @@ def _images(store: Path) -> list[dict[str, Any]]:
         for txid in image.txids(directory):
             path = paths.image_file(directory, txid)
             try:
-                created, state = time_text(image.verify(path).created_ms), "valid"
-                found.append({"txid": txid, "bytes": path.stat().st_size, "created": created, "checksums": state})
+                head = image.verify(path)
+                made = {"created": time_text(head.created_ms), "epoch": head.epoch, "leader": head.leader.name or None}
+                found.append({"txid": txid, "bytes": path.stat().st_size, **made, "checksums": "valid"})
             except FileNotFoundError:
                 continue  # a checkpoint removed it meanwhile
             except CorruptImage as error:
-                found.append({"txid": txid, "bytes": None, "created": None, "checksums": printed(str(error))})
+                nothing = dict.fromkeys(("bytes", "created", "epoch", "leader"))
+                found.append({"txid": txid, **nothing, "checksums": printed(str(error))})
     return found
 
 
@@ -123,12 +125,21 @@ def _images_html(images: Any) -> Html:
     if not images:
         return tag("p", "There is no image yet: the journal has every edit.", class_="none")
     rows = [
-        [f"{each['txid']:,}", each["bytes"], each["created"], each["checksums"]]
+        [
+            *(f"{each['txid']:,}", f"{each['bytes']:,}", each["created"], f"{each['epoch']:,}"),
+            each["leader"] or tag("span", "no other leader yet", class_="null"),
+            each["checksums"],
+        ]
         if each["bytes"] is not None
-        else [f"{each['txid']:,}", "", "", [tag("strong", "damaged: "), each["checksums"]]]
+        else [f"{each['txid']:,}", "", "", "", "", [tag("strong", "damaged: "), each["checksums"]]]
         for each in images
     ]
-    return grid("Images", ["last edit", "bytes", "created", "checksums"], rows, right=[True, True])
+    return grid(
+        "Images",
+        ["last edit", "bytes", "created", "epoch of the checkpoint", "leader", "checksums"],
+        rows,
+        right=[True, True, False, True],
+    )
 
 
 def _segments_html(segments: list[dict[str, Any]]) -> Html:

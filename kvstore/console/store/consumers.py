@@ -9,9 +9,8 @@ from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, field, grid, is_error, pager, time_text
 from kvstore.console.query import Query
-from kvstore.console.rates import lag_facts, lag_html
+from kvstore.console.rates import Lags, lag_html
 from kvstore.meta.consumers import NO_CONSUMERS, NamedConsumer
-from kvstore.meta.jobs import NO_JOBS, writer_of
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.store import Store
 
@@ -25,11 +24,11 @@ def consumers_page(store: Store, query: Query) -> Page:
     state, words, number = store.runtime.catalog(), query.text("q"), query.number("page", least=1) or 1
     readers, streams = _readers(state, words), _streams(state, words)
     first = (number - 1) * READERS_SHOWN
-    now_ms, path = store.runtime.clock.now_ms(), "/consumers"
+    lags, path = Lags(store), "/consumers"
     facts: dict[str, Any] = {
         "readers_all": len(readers),
         "readers": [
-            _facts(store, definition, name, each, now_ms)
+            _facts(store, definition, name, each, lags)
             for definition, name, each in readers[first : first + READERS_SHOWN]
         ],
         "streams_all": len(streams),
@@ -74,7 +73,7 @@ def _readers(state: CatalogState, words: str | None) -> list[tuple[TableDefiniti
     )
 
 
-def _facts(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, now_ms: int) -> dict[str, Any]:
+def _facts(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, lags: Lags) -> dict[str, Any]:
     kind = "consumer" if each.until_ms is None else "lease"
     return {
         "name": name,
@@ -82,28 +81,27 @@ def _facts(store: Store, definition: TableDefinition, name: str, each: NamedCons
         "table_id": definition.id,
         "kind": kind,
         "until": None if each.until_ms is None else time_text(each.until_ms),
-        "expired": each.is_over(now_ms),
+        "expired": each.is_over(store.runtime.clock.now_ms()),
         "positions": list(each.offsets),
-        "status": attempt(lambda: _lag(store, definition, name, each, now_ms)),
+        "status": attempt(lambda: _lag(store, definition, name, each, lags)),
     }
 
 
-def _lag(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, now_ms: int) -> dict[str, Any]:
+def _lag(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, lags: Lags) -> dict[str, Any]:
     ends = [handle.log_end() for handle in store.runtime.open_table(definition).handles]
-    lags = [max(0, end - at) for end, at in zip(ends, each.offsets, strict=True)]
-    over_time = lag_facts(store, definition, name, now_ms)
-    return {"log_ends": ends, "lags": lags, "lag": sum(lags), "over_time": over_time}
+    now = [max(0, end - at) for end, at in zip(ends, each.offsets, strict=True)]
+    over_time = lags.facts(definition, name, store.runtime.clock.now_ms())
+    return {"log_ends": ends, "lags": now, "lag": sum(now), "over_time": over_time}
 
 
 def _streams(state: CatalogState, words: str | None) -> list[dict[str, Any]]:
-    """Writers of epochs that a run counts, such as the streaming queries of Spark, but for ingestion jobs."""
+    """Writers of epochs that a run counts, such as the streaming queries of Spark; ingestion jobs have no run."""
     wanted = (words or "").casefold()
     found = []
     for id, definition in state.tables.items():
-        jobs = set(map(writer_of, state.jobs.get(id, NO_JOBS)))
         for name, writer in state.writers_of(id).named.items():
             matches = wanted in name.casefold() or wanted in definition.name.casefold()
-            if writer.kind == "epochs" and writer.run is not None and name not in jobs and matches:
+            if writer.kind == "epochs" and writer.run is not None and matches:
                 found.append(
                     {
                         "writer": name,
