@@ -133,6 +133,10 @@ def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.
         ({"merge_engine": "first_row"}, "UPDATE kv.t SET s = ''", "UPDATE gives rows their values, and the merge"),
         ({"merge_engine": "first_row"}, "MERGE INTO kv.t USING kv.t u ON false WHEN MATCHED THEN DELETE", "MERGE give"),
         ({"delete_behavior": "ignore"}, "DELETE FROM kv.t", "The table takes no deletes.*delete_behavior=ignore"),
+        ({}, "UPDATE kv.t WITH (txnId = 'u') SET n = n + 1", "InvalidRequest: Option `txnId` .*only for INSERT"),
+        ({}, "UPDATE kv.t WITH (Table = 'lines') SET n = 1", "InvalidRequest: .* leave these options out. .*table"),
+        ({}, "INSERT INTO kv.t WITH (table = 'lines') VALUES (1, '', 1)", "leave these options out. .*table"),
+        ({}, "INSERT INTO kv.t WITH (path = '/no') VALUES (1, '', 1)", "leave these options out. .*path"),
         ({}, "DELETE FROM kv.`t$changelog`", "Only a table can be written, not its changes"),
         ({}, "INSERT INTO kv.`t$binlog` SELECT * FROM kv.`t$binlog`", "Only a table can be written, not its changes"),
     ],
@@ -214,6 +218,18 @@ def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(stor
         job.commit(staged, BATCHES)
     assert refused.value.keys == [{"k": 7 if other == "upsert" else 2}]
     assert (rows_of(table), table.offsets()) == before
+
+
+def test_a_column_that_is_added_while_a_statement_runs_is_null_in_what_it_writes(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert([{"k": 1, "s": "before", "n": 1}, {"k": 2, "s": "before", "n": 2}])
+    job = job_of(store, table)
+    store.add_columns("t", [pa.field("z", pa.int32())])
+    rows = sent("update_postimage", [{"k": 1, "s": "updated", "n": 1}])
+    job.commit(
+        [job.stage(iter([each]), 0, at, None) for at, each in enumerate([rows, sent("delete", [{"k": 2}])])], BATCHES
+    )
+    assert table.scan().read_all().to_pylist() == [{"k": 1, "s": "updated", "n": 1, "z": None}]
 
 
 @pytest.mark.parametrize("end", ["whole", "cut off", "refused"])

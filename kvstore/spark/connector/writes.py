@@ -10,12 +10,11 @@ from dataclasses import replace
 import msgspec
 from pyspark.sql.types import StructType
 
-from kvstore.errors import StoreError
+from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.spark.connector.messages import Message, Messages
 from kvstore.spark.connector.plans import decode_read
 from kvstore.spark.options import Options
 from kvstore.spark.read.batch import Pinned
-from kvstore.spark.read.place import found
 from kvstore.spark.source import KvStoreSource
 from kvstore.spark.write.job import BATCHES, WriteJob
 from kvstore.spark.write.sink import KvStoreWriter
@@ -34,12 +33,22 @@ def begin_statement(request: Message) -> Message:
     """The job of an UPDATE, a DELETE or a MERGE, and the columns by which it names rows."""
     options = Options.of(request["options"])
     options.check_use("batch write")
+    if options.transaction is not None:
+        raise InvalidRequest(
+            "Option `txnId` is only for INSERT; leave it out. Of a statement whose outcome is not known, look at the rows "
+            "before you run it again.",
+            command=request["command"],
+        )
     KvStoreSource(request["options"]).check_writable()
-    with found(options) as (_, table):
-        check_statement(table, request["command"])
-        key = list(table.primary_key or ())
+    if "pinned" not in request:
+        raise UnsupportedOperation(
+            f"A log table takes INSERT only: it has no key by which {request['command']} could find a row.",
+            table=options.table,
+        )
     read = _read(request)
     with read.place.open() as table:
+        check_statement(table, request["command"])
+        key = list(table.primary_key or ())
         read.hold(table)
     return {"job": _encode(WriteJob(read.place, statement=_statement(request))), "key": key}
 

@@ -39,7 +39,10 @@ class Statement:
     read_at: dict[int, int]
 
     def completed(self, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a statement with the columns that it does not send; those are ignored, or filled by the table."""
+        """The rows of a statement, without numbers that the table gives, and with the columns that a delete lacks.
+
+        Only those that take no nulls are added here: another one is null without that, also if it is new.
+        """
         kinds = batch.column(CHANGE_TYPE)
         automatic = table.options.auto_increment
         if automatic is not None and automatic in batch.schema.names:
@@ -49,7 +52,7 @@ class Statement:
             column = pc.if_else(is_new, batch.column(automatic), pa.scalar(None, batch.schema.field(place).type))
             batch = batch.set_column(place, automatic, column)
         for field in table.schema:
-            if field.name not in batch.schema.names:
+            if not field.nullable and field.name not in batch.schema.names:
                 batch = batch.append_column(field.name, pa.nulls(batch.num_rows, field.type))
         return batch
 
@@ -99,15 +102,11 @@ def _deletes_first(changes: Changes, codec: KeyCodec, key: list[str]) -> Changes
 
 
 def check_statement(table: Table, command: Command) -> None:
-    """Refuse a statement that the table does not take.
+    """Refuse a statement that a table with a key does not take.
 
     Raises:
-        UnsupportedOperation: The table has no key, merges rows, or takes no deletes.
+        UnsupportedOperation: The table merges rows, or takes no deletes.
     """
-    if table.primary_key is None:
-        raise UnsupportedOperation(
-            f"A log table takes INSERT only: it has no key by which {command} could find a row.", table=table.name
-        )
     engine = table.options.merge_engine
     if command != "DELETE" and engine != "last_row":
         raise UnsupportedOperation(

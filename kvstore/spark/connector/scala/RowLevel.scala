@@ -15,6 +15,17 @@ import org.json4s.JsonDSL._
 class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: String)
     extends StoreTable(loaded.columns, options, Some(loaded), name) with SupportsRowLevelOperations {
 
+  /** Which table it is, the catalog says: options do not lead to another one. */
+  override protected def withOwn(given: CaseInsensitiveStringMap): CaseInsensitiveStringMap = {
+    val others = List("path", "table").filter(given.containsKey)
+    if (others.nonEmpty) {
+      throw new Refused(
+        "kvstore.errors.InvalidRequest: The name in the catalog says which table this is; leave these options out. " +
+          s"given=${others.mkString(", ")}", "use", name)
+    }
+    super.withOwn(given)
+  }
+
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
     new StoreWriteBuilder(name, info, Json.of(withOwn(info.options)), loaded.pinned, super.newWriteBuilder(info))
 
