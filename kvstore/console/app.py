@@ -176,6 +176,8 @@ class Answers:
             tail = await run_in_threadpool(_of, Tail.of, await self._opened.get(), request, first)
         except StoreError as error:
             return self._failed(error, as_json=as_json, status=503 if isinstance(error, Unavailable) else None)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         return StreamingResponse(self._events(tail, request, as_json=as_json), media_type="text/event-stream")
 
     async def _events(self, tail: Tail, request: Request, *, as_json: bool) -> AsyncIterator[str]:

@@ -160,7 +160,9 @@ def read_stretch(
     last = _place("end", query, log, log_start, log_end, log_end)
     most = OFFSETS_READ if filter else OFFSETS_SHOWN
     start = _place("start", query, log, log_start, log_end, Offset(max(log_start, last - most)))
-    found = Stretch(start, max(start, min(start + most, last)), log_start, log_end, ends)
+    if start > last:
+        raise InvalidRequest("`end` comes before `start`.", start=start, end=last)
+    found = Stretch(start, min(start + most, last), log_start, log_end, ends)
     reader = Reader(store, definition, bucket, names, filter)
     if filter and query.text("start") is None:
         reader.backward(found)
