@@ -94,17 +94,20 @@ class Browser:
         return done["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """The value of an expression once it is true."""
+        """The value of an expression once it is true; what it is after a minute, if it does not become true."""
         return self.run(
-            f"new Promise((done) => {{ const look = () => {{ const found = ({script});"
-            " if (found) { done(found); } else { setTimeout(look, 20); } }; look(); })"
+            f"new Promise((done) => {{ const end = Date.now() + 60000; const look = () => {{ const found = ({script});"
+            " if (found || Date.now() > end) { done(found); } else { setTimeout(look, 20); } }; look(); })"
         )
 
-    def press(self, key: str) -> None:
-        """Press a key."""
+    def press(self, key: str, *, opens: bool = False) -> None:
+        """Press a key; if it opens a page, wait until that is loaded."""
+        self._events.clear()
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+        if opens:
+            self._wait_for("Page.loadEventFired")
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         """Set the size of the window, in CSS pixels."""
