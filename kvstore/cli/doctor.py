@@ -43,7 +43,7 @@ OPTIONAL = {
 
 
 KERNEL_LANGUAGE = "C11"
-KERNEL_GIVES = "lookups of many keys take half the time; `make setup` builds it with `cc`"
+KERNEL_GIVES = "lookups of many keys take half the time; `python -m kvstore.kernel.build` builds it with `cc`"
 
 
 @dataclass

@@ -28,7 +28,9 @@ def build(target: Path | None = None, flags: Sequence[str] = ()) -> Path:
     """
     compiler = shutil.which(COMPILER)
     if compiler is None:
-        raise UnsupportedOperation("There is no C compiler; install one that is called `cc`.", looked_in=os.defpath)
+        raise UnsupportedOperation(
+            "There is no C compiler; install one that is called `cc`.", path=os.environ.get("PATH", os.defpath)
+        )
     path = target or library_path()
     unfinished = path.with_name(f"new-{os.getpid()}-{path.name}")
     try:

@@ -56,7 +56,9 @@ def test_doctor_says_whether_the_native_kernel_is_used() -> None:
     (used,) = [each for each in fine("doctor", "--json").lines[0]["optional"] if each["name"] == "native kernel"]
     assert used["version"] == (str(library.library_path()) if library.kernel() else None)
     with library.switched_off():
-        assert re.search(r"^native kernel +missing .*`make setup` builds it", fine("doctor").out, re.MULTILINE)
+        assert re.search(
+            r"^native kernel +missing .*`python -m kvstore.kernel.build`", fine("doctor").out, re.MULTILINE
+        )
 
 
 def test_doctor_works_without_spark() -> None:
