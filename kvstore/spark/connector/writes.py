@@ -35,8 +35,8 @@ def begin_statement(request: Message) -> Message:
     options.check_use("batch write")
     if options.transaction is not None:
         raise InvalidRequest(
-            "Option `txnId` is only for INSERT; leave it out. Of a statement whose outcome is not known, look at the rows "
-            "before you run it again.",
+            "Option `txnId` is only for INSERT; leave it out. If you do not know whether a statement was applied, look "
+            "at its rows before you run it again.",
             command=request["command"],
         )
     KvStoreSource(request["options"]).check_writable()
