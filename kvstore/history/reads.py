@@ -92,7 +92,12 @@ class HistoryReads(ABC):
         return undo_of(self._past(), start, end, Selection.of(writer, epoch, job, task))
 
     def keys_changed(
-        self, keys: pa.RecordBatch, start: Mapping[int, int], end: Mapping[int, int] | None, schema_id: int
+        self,
+        keys: pa.RecordBatch,
+        start: Mapping[int, int],
+        end: Mapping[int, int] | None,
+        schema_id: int,
+        since: str = "the keys were read; read them again",
     ) -> tuple[pa.RecordBatch, dict[int, int]]:
         """Those of some keys that changed in ranges of offsets, and the ends of these ranges.
 
@@ -102,6 +107,7 @@ class HistoryReads(ABC):
             end: The end (exclusive) for each bucket that is read, which the files of the log have; None for all that
                 was acknowledged.
             schema_id: Schema of the keys.
+            since: End of the message if its columns were renamed: since when, and what to do.
 
         Raises:
             SchemaMismatch: Columns of that schema were renamed or dropped since.
@@ -109,4 +115,4 @@ class HistoryReads(ABC):
             UnsupportedOperation: It is a log table.
             CorruptBatch: The log is damaged.
         """
-        return keys_changed(self._past(), keys, start, end, schema_id)
+        return keys_changed(self._past(), keys, start, end, schema_id, since)

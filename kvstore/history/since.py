@@ -1,4 +1,4 @@
-"""Which of some keys were changed in a range of the log: what a patch asks before it is applied."""
+"""Which of some keys were changed in a range of the log: what a patch or a statement asks before it is applied."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from kvstore.read.changelog import changes_between
 from kvstore.request.row_layout import layout_of
 from logformat.ids import BucketId, Offset, SchemaId
 
-PATCH_IS_OLD = "the patch was made; make the patch again"
-
 
 def keys_changed(
-    past: Past, keys: pa.RecordBatch, start: Mapping[int, int], end: Mapping[int, int] | None, schema_id: int
+    past: Past,
+    keys: pa.RecordBatch,
+    start: Mapping[int, int],
+    end: Mapping[int, int] | None,
+    schema_id: int,
+    since: str,
 ) -> tuple[pa.RecordBatch, dict[int, int]]:
     """See :meth:`kvstore.history.reads.HistoryReads.keys_changed`."""
     with past.reading():
@@ -26,7 +29,7 @@ def keys_changed(
             # Without a look at the index: the caller may be the one who keeps its bucket waiting.
             ranges = {BucketId(bucket): (Offset(start[bucket]), Offset(last)) for bucket, last in end.items()}
         definition = past.current()
-        definition.check_names_of(SchemaId(schema_id), PATCH_IS_OLD)
+        definition.check_names_of(SchemaId(schema_id), since)
         layout = layout_of(definition)
         wanted = layout.encode_keys(keys).to_arrow()
         found = [pa.array([], pa.binary())]

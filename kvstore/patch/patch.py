@@ -28,6 +28,10 @@ from logformat.rows.changes import Changes
 from logformat.rows.json_form import to_json
 
 _KEYS_NAMED = 10
+_CHANGED = (
+    "Rows have changed since the patch was made, and nothing of it is applied; make the patch again.",
+    "the patch was made; make the patch again",
+)
 
 
 class Patch:
@@ -213,14 +217,9 @@ class Patch:
         return dict(self.offsets)
 
     def _check_since(self, table: Table, start: Mapping[int, int], end: Mapping[int, int] | None) -> dict[int, int]:
-        changes, key = self.changes, self._contents.header.key
-        changed, ends = table.keys_changed(changes.rows.select(key), start, end, self._contents.header.schema_id)
-        refuse_changed(
-            "Rows have changed since the patch was made, and nothing of it is applied; make the patch again.",
-            table,
-            changed,
-        )
-        return ends
+        header = self._contents.header
+        keys = self.changes.rows.select(header.key)
+        return check_unchanged(table, keys, start, end, header.schema_id, *_CHANGED)
 
     def _check_table(self, table: Table) -> None:
         if self.identity != table.identity:
@@ -251,19 +250,31 @@ def check_patchable(table: Table) -> None:
         )
 
 
-def refuse_changed(message: str, table: Table, changed: pa.RecordBatch) -> None:
-    """Refuse to write rows that have changed.
+def check_unchanged(
+    table: Table,
+    keys: pa.RecordBatch,
+    start: Mapping[int, int],
+    end: Mapping[int, int] | None,
+    schema_id: int,
+    changed: str,
+    renamed: str,
+) -> dict[int, int]:
+    """Verify that the rows of some keys did not change in ranges of offsets, and return the ends of these ranges.
 
     Args:
-        changed: Their keys; nothing is refused if there are none.
+        keys, start, end, schema_id: See :meth:`Table.keys_changed`, also for other errors.
+        changed: Message of the error if they did.
+        renamed: End of a message: since when columns were renamed or dropped, and what to do.
 
     Raises:
-        Conflict: There are some; the error has their ``keys``.
+        Conflict: Rows have changed; the error has their ``keys``.
     """
-    if changed.num_rows:
-        columns = [_values(column) for column in changed.columns]
-        keys = [dict(zip(changed.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        raise Conflict(message, keys=keys, table=table.name, rows=len(keys), first=keys[:_KEYS_NAMED])
+    found, ends = table.keys_changed(keys, start, end, schema_id, renamed)
+    if found.num_rows:
+        columns = [_values(column) for column in found.columns]
+        named = [dict(zip(found.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+        raise Conflict(changed, keys=named, table=table.name, rows=len(named), first=named[:_KEYS_NAMED])
+    return ends
 
 
 def _values(column: pa.Array) -> list[Any]:

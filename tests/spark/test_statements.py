@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -218,6 +219,36 @@ def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(stor
         job.commit(staged, BATCHES)
     assert refused.value.keys == [{"k": 7 if other == "upsert" else 2}]
     assert (rows_of(table), table.offsets()) == before
+
+
+@pytest.mark.parametrize("late_key", [7, 1])
+def test_other_writers_wait_only_while_a_commit_checks_the_newest_changes(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, late_key: int
+) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert([{"k": k, "s": "before", "n": k} for k in range(9)])
+    job = job_of(store, table)
+    staged = [job.stage(iter([sent("update_postimage", [{"k": 1, "s": "updated", "n": 1}])]), 0, 0, None)]
+    for n in range(20):
+        table.upsert({"k": 7, "s": "early", "n": n})
+    apply, changed = kvstore.Table.apply_parts, kvstore.Table.keys_changed
+    checked = []
+
+    def late(self: kvstore.Table, *arguments: Any, **named: Any) -> kvstore.WriteResult:
+        self.upsert({"k": late_key, "s": "late", "n": 0})
+        return apply(self, *arguments, **named)
+
+    def counted(self: kvstore.Table, keys: Any, start: Any, end: Any, *arguments: Any) -> Any:
+        found = changed(self, keys, start, end, *arguments)
+        checked.append(found[1][0] - start[0])
+        return found
+
+    monkeypatch.setattr(kvstore.Table, "apply_parts", late)
+    monkeypatch.setattr(kvstore.Table, "keys_changed", counted)
+    with nullcontext() if late_key == 7 else pytest.raises(kvstore.errors.Conflict, match="run it again"):
+        job.commit(staged, BATCHES)
+    assert rows_of(table)[1] == (("updated", 1) if late_key == 7 else ("late", 0))
+    assert checked == [40, 2]  # an update is two changes
 
 
 def test_a_column_that_is_added_while_a_statement_runs_is_null_in_what_it_writes(store: kvstore.Store) -> None:

@@ -92,7 +92,7 @@ class WriteJob:
         try:
             table = self.place.table_of(store)
             confirm = None
-            if self.statement is not None:
+            if self.statement is not None and parts:
                 parts, confirm = self.statement.decided(table, parts, self.place.schema_id)
             if parts or self.statement is None:
                 table.apply_parts(

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, UnsupportedOperation
-from kvstore.patch.patch import refuse_changed
+from kvstore.patch.patch import check_unchanged
 from kvstore.spark.write.staged import CHANGE_TYPE
 from kvstore.table.table import Table
 from logformat.ids import BucketId, Offset
@@ -26,6 +26,11 @@ from logformat.rows.changes import Changes
 from logformat.rows.keys import KeyCodec
 
 Command = Literal["DELETE", "UPDATE", "MERGE"]
+
+_CHANGED = (
+    "Rows that the statement changes have changed since it has read them, and nothing of it was written; run it again.",
+    "the statement has read it; run it again",
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,12 @@ class Statement:
     ) -> tuple[dict[BucketId, Changes], Confirm]:
         """Changes of the commit, and the check that it makes before it is decided.
 
+        Args:
+            parts: At least one.
+
         Raises:
+            Conflict: A row that the statement changes has changed since it was read.
+            OffsetOutOfRange: The log since then has expired.
             InvalidRequest: The statement writes a key twice.
             UnsupportedOperation: It deletes rows, and the table takes no deletes.
         """
@@ -70,17 +80,13 @@ class Statement:
         key = list(table.primary_key or ())
         codec = KeyCodec([table.schema.field(name) for name in key])
         found = {bucket: _deletes_first(changes, codec, key) for bucket, changes in parts.items()}
-        written = [changes.rows.select(key) for changes in found.values()]
+        keys = pa.concat_batches([changes.rows.select(key) for changes in found.values()])
+        # Other writers wait for the check in the commit, so only what comes after this one is left for it.
+        seen = check_unchanged(table, keys, self.read_at, None, schema_id, *_CHANGED)
 
         def confirm(first: Mapping[BucketId, Offset]) -> None:
             end = {int(bucket): int(offset) for bucket, offset in first.items()}
-            changed, _ = table.keys_changed(pa.concat_batches(written), self.read_at, end, schema_id)
-            refuse_changed(
-                "Rows that the statement changes have changed since it has read them, and nothing of it was written; "
-                "run it again.",
-                table,
-                changed,
-            )
+            check_unchanged(table, keys, seen, end, schema_id, *_CHANGED)
 
         return found, confirm
 
