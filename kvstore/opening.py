@@ -17,7 +17,7 @@ from kvstore.arguments import integer_within, url_without_credentials
 from kvstore.calls import in_background, uninterrupted
 from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import ForkedStore, InvalidRequest, StoreClosed, UnsupportedOperation
+from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
 from kvstore.options import Durability
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
@@ -28,6 +28,7 @@ from kvstore.replica.in_place.table import TableInReplica, only
 from kvstore.replica.location import is_store, replica_at
 from kvstore.replica.read.tail import ReplicaTail
 from kvstore.replica.source import Source, read_store
+from kvstore.shared.table import has_shared_tables
 from kvstore.store import Store, open_store as open_directory
 from kvstore.table.table import Table
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
@@ -78,7 +79,14 @@ def open_store(
         raise InvalidRequest(
             "A replica that is opened in place has one setting, `cache_bytes_max`.", unknown=sorted(settings)
         )
-    return StoreInReplica(normalised(url), cache_bytes_max)
+    try:
+        return StoreInReplica(normalised(url), cache_bytes_max)
+    except MissingVersion as error:
+        if has_shared_tables(ObjectStore(url)):
+            raise UnsupportedOperation(
+                "There are shared tables at this URL, no replica; read them with Spark.", url=url
+            ) from error
+        raise
 
 
 def _replica_of(path: object, *, read_only: bool) -> str | None:

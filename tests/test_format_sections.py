@@ -8,6 +8,7 @@ import struct
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from logformat import checksum, paths
 from logformat.binary_column import BinaryColumn
 from logformat.catalog import edits, following_file, store_file, table_file
 from logformat.catalog.image import Schema
-from logformat.ids import OFFSET_MAX, Epoch, SchemaId, Txid
+from logformat.ids import OFFSET_MAX, Epoch, SchemaId, TableId, Txid
 from logformat.log import batch, snapshot_manifest, writer_entry
 from logformat.log.change import ChangeType
 from logformat.replica import (
@@ -33,6 +34,7 @@ from logformat.replica import (
     manifest as replica_manifest,
     object_file as replica_object,
     retention as replica_retention,
+    shared_table,
 )
 from logformat.rows import intake, schema as schemas
 from logformat.rows.keys import ROW, KeyCodec
@@ -521,3 +523,39 @@ def test_fields_of_followers(section: str, kind: type[msgspec.Struct]) -> None:
     fields = [field.name for field in msgspec.structs.fields(kind)]
     named = re.findall(r"`(\w+)`", FORMAT.sections[section].partition("`format` ")[2])
     assert [name for name in ["format", *named] if name in fields][: len(fields)] == fields
+
+
+def test_objects_of_a_shared_table() -> None:
+    (lines,) = FORMAT.blocks("Shared tables", "json")
+    line = lines.replace("\n", "")
+    given = json.loads(line)
+    definition = shared_table.SharedDefinition(
+        store_id=UUID(given["store_id"]),
+        created_ms=0,
+        table_id=TableId(given["table_id"]),
+        name="t",
+        columns=[],
+        primary_key=None,
+        buckets=len(given["ranges"]),
+        bucket_key=None,
+        options=edits.TableOptions(),
+    )
+    data = line.encode() + b"\n"
+    found = shared_table.decode_epoch(data, definition, 2)
+    assert shared_table.encode(found) == data
+    assert shared_table.decode_definition(shared_table.encode(definition), "t") == definition
+    for wrong in (data.replace(b"[3,4,9", b"[2,4,9"), data.replace(b'"load"', b'"lost"')):
+        with pytest.raises(CorruptData):
+            shared_table.decode_epoch(wrong, definition, 2)
+    with pytest.raises(CorruptData, match="not the one in its name"):
+        shared_table.decode_epoch(data, definition, 3)
+    prose = FORMAT.sections["Shared tables"]
+    for kind in (shared_table.SharedDefinition, shared_table.SharedEpoch):
+        assert all(f"`{field.name}`" in prose for field in msgspec.structs.fields(kind))
+    (names,) = FORMAT.tables("Shared tables")
+    written = {plain(name) for name, _ in names[1:]}
+    assert {
+        "shared/<hash>",
+        shared_table.epoch_name(TableId(7), 0).replace("/7/", "/<table>/").replace("0" * 20, "<n>"),
+        shared_table.newest_name(TableId(7)).replace("/7/", "/<table>/"),
+    } <= written

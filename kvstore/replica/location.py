@@ -1,4 +1,4 @@
-"""Tells a replica from a store by where it is."""
+"""Tells a store from what is read by a URL: a replica, or shared tables."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from pathlib import Path
 
 from kvstore.replica.client import normalised
 from logformat import paths
-from logformat.replica import manifest as replica_manifest
+from logformat.replica import manifest as replica_manifest, shared_table
 
 
 def replica_at(path: str) -> str | None:
-    """URL of the replica at a URL or a directory; None if the path is a directory without one."""
+    """URL of the replica, or of the shared tables, at a URL or a directory; None if a directory has neither."""
     if "://" in path:
         return path
     directory = Path(path).expanduser()
-    is_replica = (directory / replica_manifest.NAME).exists() or (directory / "leader").exists()
+    names = (replica_manifest.NAME, "leader", shared_table.DEFINITIONS_PREFIX)
+    is_replica = any((directory / name).exists() for name in names)
     return normalised(path) if is_replica and not is_store(directory) else None
 
 

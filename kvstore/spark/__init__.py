@@ -3,10 +3,13 @@
 Besides the demo, only this room imports pyspark, which the extra ``spark`` installs.
 """
 
+from kvstore.shared.write import WriteSummary
 from kvstore.spark import frame_reader
 from kvstore.spark.session import configure
+from kvstore.spark.shared import create_table, sink, write as write_shared
 from kvstore.spark.source import KvStoreSource
 
 read = frame_reader.read  # after the imports above, which give this name to the modules of the same name
+write = write_shared
 
-__all__ = ["KvStoreSource", "configure", "read"]
+__all__ = ["KvStoreSource", "WriteSummary", "configure", "create_table", "read", "sink", "write"]

@@ -30,7 +30,7 @@ from kvstore.errors import (
 from kvstore.replica import leadership
 from kvstore.spark import KvStoreSource
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema
-from kvstore.spark.write import staged
+from kvstore.spark.write import job, staged
 from kvstore.spark.write.changes import changes_of
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
 from kvstore.spark.write.staged import Staged, parts_of
@@ -131,7 +131,7 @@ def test_a_commit_that_was_reported_as_failed_can_be_repeated(
             def fail(_: object) -> None:
                 raise RuntimeError("planted")
 
-            patch.setattr("kvstore.spark.write.job.sweep", fail)
+            patch.setattr(job, "sweep", fail)
             with pytest.raises(RuntimeError, match="planted"):
                 writer.commit(messages, batch)
         writer.abort(messages, batch)

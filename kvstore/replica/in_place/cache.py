@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -134,7 +135,8 @@ class ObjectCache:
         for path in self._root.glob("*/*"):
             with suppress(FileNotFoundError):
                 status = path.stat()
-                yield status.st_mtime_ns, path, status.st_size
+                if stat.S_ISREG(status.st_mode):
+                    yield status.st_mtime_ns, path, status.st_size
 
 
 def _refused(name: str, pieces: int) -> UnsupportedOperation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
@@ -98,6 +98,19 @@ class ReplicaTable:
         """A table that ends at the given offsets."""
         buckets = (_Bucket(source.shipped(stream), source.sizes(stream), end) for stream, end in ends.items())
         return cls(url, source.store.store_id, definition, source.manifest.as_of_ms, tuple(buckets))
+
+    @classmethod
+    def of_ranges(
+        cls,
+        url: str,
+        store_id: UUID,
+        definition: TableDefinition,
+        as_of_ms: int,
+        buckets: Sequence[tuple[Shipped, dict[ObjectName, int]]],
+    ) -> ReplicaTable:
+        """A table of which the objects of each bucket are known, with their sizes in bytes."""
+        found = (_Bucket(shipped, sizes, shipped.end) for shipped, sizes in buckets)
+        return cls(url, store_id, definition, as_of_ms, tuple(found))
 
     def ends(self) -> dict[int, int]:
         """The end of the table in each bucket."""

@@ -33,6 +33,7 @@ from kvstore.replica.read.parts import Changes, Rows
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.request.partition import bucket_of
+from kvstore.shared.table import SharedTable, has_shared_tables
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.batch import BucketOf, FilteredReader
@@ -111,8 +112,13 @@ class PinnedReplica:
 
 
 def found_replica(url: str, options: Options) -> tuple[ReplicaPlace, ReplicaTable]:
-    """The table of a replica that options name; see :meth:`ReplicaTable.of` for errors."""
-    table = ReplicaTable.of(url, options.table)
+    """The table of a replica that options name, or the shared table; see :meth:`ReplicaTable.of` for errors."""
+    client = ObjectStore(url)
+    if has_shared_tables(client):
+        shared = SharedTable.find(url, client, options.table)
+        table = shared.at(shared.newest())
+    else:
+        table = ReplicaTable.of(url, options.table, client)
     return ReplicaPlace(url, table.store_id, table.definition, options.kind), table
 
 

@@ -83,10 +83,7 @@ class TaskFile:
         Raises:
             StoreFull, LogFailed: The disk is full or failed.
         """
-        kinds = pc.if_else(changes.is_delete, _DELETE, _UPSERT)
-        batch = changes.rows.append_column(CHANGE_TYPE, kinds)
-        for name, column in order.items():
-            batch = batch.append_column(name, column)
+        batch = staged_batch(changes, order)
         with refusals(self._path):
             if self._writer is None:
                 files = Files()
@@ -122,6 +119,14 @@ class TaskFile:
             remove([str(self._path)])
 
 
+def staged_batch(changes: Changes, order: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Changes of one bucket as they are staged, with the given columns of ``ORDER``."""
+    batch = changes.rows.append_column(CHANGE_TYPE, pc.if_else(changes.is_delete, _DELETE, _UPSERT))
+    for name, column in order.items():
+        batch = batch.append_column(name, column)
+    return batch
+
+
 def parts_of(messages: Iterable[Staged]) -> dict[BucketId, Changes]:
     """Staged changes of each bucket, ordered by their columns ``ORDER``, or else by task.
 
@@ -135,7 +140,7 @@ def parts_of(messages: Iterable[Staged]) -> dict[BucketId, Changes]:
             reader = _opened(message)
             for place, bucket in enumerate(message.buckets):
                 found[bucket].append(reader.get_batch(place))
-    return {BucketId(bucket): _together(batches) for bucket, batches in sorted(found.items())}
+    return {BucketId(bucket): together(batches) for bucket, batches in sorted(found.items())}
 
 
 def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:
@@ -163,7 +168,12 @@ def _mapped(path: Path) -> pa.Buffer:
     return pa.memory_map(str(path)).read_buffer()
 
 
-def _together(batches: Sequence[pa.RecordBatch]) -> Changes:
+def together(batches: Sequence[pa.RecordBatch]) -> Changes:
+    """The changes in staged batches, ordered by their columns ``ORDER``, or else as they come.
+
+    Raises:
+        InvalidRequest: They are too large for one commit.
+    """
     if (size := sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
         raise InvalidRequest(
             f"One commit has at most {ROWS_BYTES_MAX} bytes for a bucket; write the rows in several parts, or to a "

@@ -1,0 +1,136 @@
+"""Applies changes to a bucket of a shared table, on the machine of one task.
+
+* A directory of the machine holds a copy of the bucket, as of some epoch, with its index. It never holds what is not
+  committed: changes are applied in the index's open transaction, encoded, uploaded, and forgotten. If they are
+  committed, the next write fetches them like any others.
+* Losing or damaging the copy costs time only: it is made again from the ranges of the epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import lmdb
+
+from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.write_path import WritePath
+from kvstore.clock import Clock
+from kvstore.errors import CorruptData, Unavailable
+from kvstore.files import Files
+from kvstore.lock import ProcessLock
+from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
+from kvstore.log.segments import LogFiles
+from kvstore.options import StoreOptions
+from kvstore.replica.read.reader import ReplicaReader
+from kvstore.request.preparation import fitted, request_of
+from kvstore.request.request import Request
+from kvstore.shared.table import SharedTable
+from logformat.catalog.replicas import Stream
+from logformat.ids import BucketId, Offset
+from logformat.replica.object_file import encode_object
+from logformat.replica.shared_table import SharedEpoch, SharedRange
+from logformat.rows.changes import Changes
+
+_ATTEMPTS = 1 << 20
+"""Numbers that an attempt chooses from, so that two attempts rarely choose one."""
+_TRIES = 20
+_LOCK = "LOCK"
+LOCK_SECONDS = 60
+_PAUSE_SECONDS = 0.02
+
+
+def apply_changes(
+    table: SharedTable, base: SharedEpoch, bucket: BucketId, changes: Changes, cache: Path, clock: Clock
+) -> SharedRange | None:
+    """Apply changes to a bucket as of an epoch, and upload the range that results; :meth:`SharedTable.commit` adds it.
+
+    Args:
+        changes: Changes of this bucket.
+        cache: Directory of the machine for copies of buckets.
+
+    Returns:
+        None if the epoch is not the newest any more, as the copy of this machine shows.
+
+    Raises:
+        InvalidRequest: The changes do not fit the table. Nothing was uploaded.
+        StoreLocked: Another process of this machine has applied changes to the bucket for a minute; try again.
+        CorruptData, MissingVersion: A range of the epoch is damaged or gone.
+        StoreFull, LogFailed: The disk of the copy is full or failed.
+        Unavailable: The object store can't be reached.
+    """
+    fit, targets = fitted(changes, table.definition, table.definition.schema_id, None, overwrite=False)
+    request, files = request_of(fit, table.definition, targets=targets), Files()
+    place = BucketPlace.of(cache / "shared" / str(base.store_id), base.store_id, table.definition.id, bucket)
+    place.directory.parent.mkdir(0o700, parents=True, exist_ok=True)
+    lock = ProcessLock(place.directory.with_name(f"{bucket}.{_LOCK}"), files)
+    end = clock.monotonic() + LOCK_SECONDS
+    while not lock.try_acquire():
+        if clock.monotonic() >= end:
+            lock.acquire()  # says who has it
+        threading.Event().wait(_PAUSE_SECONDS)
+    try:
+        path = _opened(table, base, place, files, clock)
+        try:
+            if path.state.applied_offset > base.end(bucket):
+                return None
+            encoded = _applied(path, request, LogFiles(place.log, place.identity, files))
+        finally:
+            path.close()  # which forgets the changes
+    finally:
+        lock.release()
+    return _uploaded(table, base, bucket, encoded)
+
+
+def _opened(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
+    """The copy of the bucket as of the epoch, or a later one; a copy that is damaged is made again."""
+    try:
+        return _caught_up(table, base, place, files, clock)
+    except CorruptData:
+        files.remove_tree(place.directory)
+        return _caught_up(table, base, place, files, clock)
+
+
+def _caught_up(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
+    if not place.log.exists():
+        place.log.mkdir(0o700, parents=True)
+        SegmentWriter.begin(place.log, head_at(Offset(0), place.identity), files).finish()
+    path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
+    try:
+        start, end = path.state.applied_offset, base.end(place.identity.bucket_id)
+        if start < end:
+            wanted = table.at(base).changes(place.identity.bucket_id, start, end)
+            for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
+                path.log.append([EncodedBatch.read(found.header, found.data)])
+            path.log.sync()
+            path.catch_up(LogFiles(place.log, place.identity, files))
+            path.commit()
+    except BaseException:
+        path.close()
+        raise
+    return path
+
+
+def _applied(path: WritePath, request: Request, log: LogFiles) -> EncodedBatch:
+    while True:
+        try:
+            encoded = path.apply(request).batch
+            assert encoded is not None, "only what has a writer's sequence is found to be a duplicate"
+            return encoded
+        except lmdb.MapFullError:
+            path.restore(log)
+            path.index.grow()
+
+
+def _uploaded(table: SharedTable, base: SharedEpoch, bucket: BucketId, encoded: EncodedBatch) -> SharedRange:
+    """Upload a range under a number that no other attempt has, and that is larger than those of the epoch."""
+    stream = Stream(table.definition.id, bucket)
+    for _ in range(_TRIES):
+        attempt = base.attempt + 1 + uuid4().int % _ATTEMPTS
+        name = SharedRange(encoded.base_offset, encoded.next_offset, attempt, 0).name(stream)
+        pieces = encode_object(name, base.store_id, [b"".join(encoded.pieces)])
+        if table.client.create(str(name), pieces):
+            return SharedRange(encoded.base_offset, encoded.next_offset, attempt, sum(map(len, pieces)))
+    raise Unavailable("No name is free for a range; try again.", bucket=bucket, offset=encoded.base_offset)

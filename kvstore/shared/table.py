@@ -1,0 +1,226 @@
+"""A shared table: its epochs are objects, and whoever creates the next one has committed.
+
+* An epoch names every range of every bucket. A range that no epoch names does not exist for readers.
+* Ranges are uploaded before the epoch is created, so what an epoch names is there.
+* A committer whose request had no answer finds out by the id of the commit whether it was the one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import msgspec
+
+from kvstore.clock import Clock
+from kvstore.errors import MissingVersion, NoSuchTable, TableExists, Unavailable, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.replica.client import Client
+from kvstore.replica.read.table import ReplicaTable
+from kvstore.replica.source import read_store
+from logformat import paths
+from logformat.catalog import store_file
+from logformat.catalog.edits import CreateTable
+from logformat.catalog.replicas import Shipped, Stream
+from logformat.catalog.store_file import StoreFile
+from logformat.ids import BucketId, TableId
+from logformat.replica import manifest as replica_manifest, shared_table
+from logformat.replica.shared_table import SharedDefinition, SharedEpoch, SharedRange
+
+_TABLE_ID_BITS = 62
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """A shared table at a URL.
+
+    Attributes:
+        described: Its definition as it is stored.
+        definition: The same, as reads and writes use it.
+    """
+
+    url: str
+    client: Client
+    described: SharedDefinition
+    definition: TableDefinition = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = self.described
+        create = CreateTable(
+            table_id=of.table_id,
+            name=of.name,
+            columns=of.columns,
+            primary_key=of.primary_key,
+            buckets=of.buckets,
+            bucket_key=of.bucket_key,
+            options=of.options,
+        )
+        object.__setattr__(self, "definition", TableDefinition.of(create))
+
+    @classmethod
+    def create(cls, url: str, client: Client, table: CreateTable, clock: Clock) -> SharedTable:
+        """Create a table, with an empty epoch 0. The id in ``table`` is replaced.
+
+        Raises:
+            TableExists: There is a table of that name. Nothing was changed.
+            UnsupportedOperation: There is a replica at the URL. Nothing was changed.
+            Unavailable: The object store can't be reached. The table may exist; find it to know.
+        """
+        if any(True for _ in client.list("leader/")) or _get(client, replica_manifest.NAME, 1 << 30) is not None:
+            raise UnsupportedOperation("There is a replica at this URL; choose another for shared tables.", url=url)
+        if _get(client, shared_table.definition_name(table.name), shared_table.DEFINITION_BYTES_MAX) is not None:
+            raise TableExists("There is a shared table of that name; choose another.", table=table.name, url=url)
+        client.create(paths.STORE_FILE, [store_file.encode(StoreFile(store_id=uuid4(), created_ms=clock.now_ms()))])
+        store = read_store(client)
+        described = SharedDefinition(
+            store_id=store.store_id,
+            created_ms=clock.now_ms(),
+            table_id=TableId(uuid4().int >> 128 - _TABLE_ID_BITS),
+            name=table.name,
+            columns=table.columns,
+            primary_key=table.primary_key,
+            buckets=table.buckets,
+            bucket_key=table.bucket_key,
+            options=table.options,
+        )
+        found = cls(url, client, described)
+        # The epoch first: a table that is found has one.
+        found._put(
+            SharedEpoch(
+                store_id=store.store_id,
+                table_id=described.table_id,
+                epoch=0,
+                commit=uuid4(),
+                committed_ms=clock.now_ms(),
+                writers={},
+                ranges=[[] for _ in range(table.buckets)],
+            )
+        )
+        name = shared_table.definition_name(table.name)
+        if not client.create(name, [shared_table.encode(described)]):
+            existing = cls.find(url, client, table.name)
+            if existing.described != described:  # else the answer to an earlier request was lost
+                raise TableExists("There is a shared table of that name; choose another.", table=table.name, url=url)
+        return found
+
+    @classmethod
+    def find(cls, url: str, client: Client, name: str) -> SharedTable:
+        """The table of a name.
+
+        Raises:
+            NoSuchTable: There is none.
+            CorruptData: Its definition is damaged.
+        """
+        data = _get(client, shared_table.definition_name(name), shared_table.DEFINITION_BYTES_MAX)
+        if data is None:
+            raise NoSuchTable("There is no shared table of that name at this URL.", table=name, url=url)
+        return cls(url, client, shared_table.decode_definition(data, name))
+
+    def newest(self) -> SharedEpoch:
+        """The newest epoch: one request for a number that is there, one for what comes after it, one for the epoch.
+
+        Raises:
+            MissingVersion: The epochs are gone.
+            CorruptData: The epoch is damaged.
+            Unavailable: The object store can't be reached.
+        """
+        id = self.described.table_id
+        hint = _get(self.client, shared_table.newest_name(id), shared_table.NEWEST_BYTES_MAX) or b""
+        after = shared_table.epoch_name(id, int(hint)) if hint.isdigit() else ""
+        prefix = shared_table.epochs_prefix(id)
+        found = max((name for name, _ in self.client.list(prefix, after)), default=after)
+        if not found:
+            raise MissingVersion("The epochs of the shared table are gone.", table=self.described.name, url=self.url)
+        epoch = self.epoch(int(found.removeprefix(prefix)))
+        if epoch is None and found == after:  # the number is wrong
+            found = max((name for name, _ in self.client.list(prefix)), default="")
+            epoch = self.epoch(int(found.removeprefix(prefix))) if found else None
+        if epoch is None:
+            raise MissingVersion("The newest epoch of the shared table is gone.", object=found, url=self.url)
+        return epoch
+
+    def epoch(self, number: int) -> SharedEpoch | None:
+        """An epoch, or None if there is none of this number.
+
+        Raises:
+            CorruptData: It is damaged.
+            Unavailable: The object store can't be reached.
+        """
+        name = shared_table.epoch_name(self.described.table_id, number)
+        data = _get(self.client, name, shared_table.EPOCH_BYTES_MAX)
+        return None if data is None else shared_table.decode_epoch(data, self.described, number)
+
+    def commit(
+        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, clock: Clock
+    ) -> SharedEpoch | None:
+        """Commit new ranges by creating the epoch after ``base``; None if another commit has taken its place.
+
+        Args:
+            ranges: For each bucket that was written, its range, which was uploaded and begins where ``base`` ends.
+            writer: Name under which this is written once; None for no name.
+
+        Raises:
+            Unavailable: It is not known whether the commit took place. A name tells: write again under it.
+        """
+        made = self._after(base, ranges, writer, clock.now_ms())
+        if self._put(made):
+            self._note(made.epoch)
+            return made
+        found = self.epoch(made.epoch)
+        # The client may have repeated a request whose answer was lost.
+        return found if found is not None and found.commit == made.commit else None
+
+    def at(self, epoch: SharedEpoch) -> ReplicaTable:
+        """The table as of an epoch, to be read as a table of a replica."""
+        buckets = (BucketId(bucket) for bucket in range(self.definition.buckets))
+        found = [
+            (Shipped(stream=Stream(self.definition.id, bucket), start=0, end=epoch.end(bucket), snapshots=[]), bucket)
+            for bucket in buckets
+        ]
+        return ReplicaTable.of_ranges(
+            *(self.url, epoch.store_id, self.definition, epoch.committed_ms),
+            [(shipped, epoch.sizes(bucket)) for shipped, bucket in found],
+        )
+
+    def _after(
+        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, now_ms: int
+    ) -> SharedEpoch:
+        number = base.epoch + 1
+        named = {**base.writers, **({} if writer is None else {writer: number})}
+        kept = sorted(named, key=named.__getitem__)[-shared_table.WRITERS_MAX :]
+        return msgspec.structs.replace(
+            base,
+            epoch=number,
+            commit=uuid4(),
+            committed_ms=max(now_ms, base.committed_ms),
+            writers={name: named[name] for name in kept},
+            ranges=[
+                [*before, ranges[BucketId(bucket)]] if BucketId(bucket) in ranges else before
+                for bucket, before in enumerate(base.ranges)
+            ],
+        )
+
+    def _put(self, epoch: SharedEpoch) -> bool:
+        return self.client.create(
+            shared_table.epoch_name(self.described.table_id, epoch.epoch), [shared_table.encode(epoch)]
+        )
+
+    def _note(self, epoch: int) -> None:
+        """Note the number of an epoch, which saves readers from listing all; an older number does no harm."""
+        with suppress(Unavailable):
+            self.client.replace(shared_table.newest_name(self.described.table_id), [str(epoch).encode()])
+
+
+def has_shared_tables(client: Client) -> bool:
+    """Whether there are shared tables at the place of a client."""
+    return next(client.list(f"{shared_table.DEFINITIONS_PREFIX}/"), None) is not None
+
+
+def _get(client: Client, name: str, bytes_max: int) -> bytes | None:
+    try:
+        return bytes(client.get(name, bytes_max=bytes_max))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,56 @@
+"""A write of a shared table: its changes are applied as of the newest epoch and committed; after a conflict, again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvstore.clock import Clock
+from kvstore.errors import Unavailable
+from kvstore.shared.table import SharedTable
+from logformat.ids import BucketId
+from logformat.replica.shared_table import SharedEpoch, SharedRange
+
+TRIES = 20
+Apply = Callable[[SharedEpoch], Mapping[BucketId, SharedRange] | None]
+
+
+@dataclass(frozen=True)
+class WriteSummary:
+    """The result of a write.
+
+    Attributes:
+        epoch: The epoch that has it.
+        duplicated: Whether an earlier write under the same name had it already; then nothing was written.
+    """
+
+    epoch: int
+    duplicated: bool = False
+
+
+def write_once(table: SharedTable, writer: str | None, apply: Apply, clock: Clock) -> WriteSummary:
+    """Write: all of it, or nothing.
+
+    If another commit comes first, all buckets are applied again: what was merged with rows that have changed since
+    would be wrong. What an attempt has uploaded and not committed stays in the object store; no epoch names it.
+
+    Args:
+        writer: Name under which this is written once; None for no name.
+        apply: Uploads the ranges of the write as of an epoch; None if it has found that there is a newer one.
+
+    Raises:
+        Unavailable: The object store can't be reached, or others commit all the time. Without a name, it is not known
+            whether this was written; with one, write again.
+        MissingVersion, CorruptData: See :meth:`SharedTable.newest`.
+    """
+    for _ in range(TRIES):
+        base = table.newest()
+        if writer is not None and writer in base.writers:
+            return WriteSummary(base.writers[writer], duplicated=True)
+        ranges = apply(base)
+        if ranges is None:
+            continue
+        made = table.commit(base, ranges, writer, clock)
+        if made is not None:
+            return WriteSummary(made.epoch)
+    raise Unavailable("Others write the shared table all the time; try again.", table=table.definition.name)

@@ -1,0 +1,310 @@
+"""Writes of shared tables from Spark: ``kvstore.spark.create_table`` and ``kvstore.spark.write``.
+
+* One job stages the rows by bucket in the object store. A second has one task for each bucket, which applies and
+  uploads its changes. Then the driver commits all of it by creating one object.
+* Only what the driver heard of is used: a task that ran twice, or was given up, leaves objects that nothing names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kvstore.arguments import column_names, integer_within, printable, url_without_credentials
+from kvstore.clock import SystemClock
+from kvstore.commit.named_writers import NAME_BYTES_MAX
+from kvstore.errors import StoreError, Unavailable, UnsupportedOperation
+from kvstore.replica.client import ObjectStore, normalised
+from kvstore.replica.in_place.cache import DIRECTORY, directory_of_cache
+from kvstore.request.partition import row_indices_by_bucket
+from kvstore.request.preparation import fitted
+from kvstore.request.sizes import of_size
+from kvstore.shared.bucket import apply_changes
+from kvstore.shared.table import SharedTable
+from kvstore.shared.write import WriteSummary, write_once
+from kvstore.spark.failures import shown_alone
+from kvstore.spark.frames import mapped
+from kvstore.spark.types import arrow_schema
+from kvstore.spark.write.changes import changes_of
+from kvstore.spark.write.job import TASK_ROWS
+from kvstore.spark.write.staged import staged_batch, together
+from kvstore.store import table_name
+from kvstore.table.declared_schema import SchemaGiven, schema_of
+from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
+from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
+from logformat.checksum import crc32c
+from logformat.ids import BucketId, TableId
+from logformat.log.arrow_message import Compression
+from logformat.replica.shared_table import SharedDefinition, SharedEpoch, SharedRange
+from logformat.rows import schema as schemas
+from logformat.rows.changes import Changes
+from logformat.rows.intake import empty
+
+STAGED_BYTES = 64 << 20
+"""A task stages its rows in pieces of about this size for all buckets together."""
+_STAGING = "staging"
+_QUERY_BYTES = 64
+"""Room for the id of a query and the number of a batch in a name."""
+_RESULT = StructType([StructField("result", StringType())])
+
+
+def create_table(
+    url: str,
+    name: str,
+    schema: SchemaGiven,
+    primary_key: Sequence[str] | str | None = None,
+    *,
+    buckets: int = 1,
+    bucket_key: Sequence[str] | str | None = None,
+    merge_engine: object = "last_row",
+    changelog_image: ChangelogImage = "full",
+    delete_behavior: DeleteBehavior | None = None,
+    skip_identical_updates: bool = False,
+    compression: Compression = "lz4",
+) -> None:
+    """Create a shared table: Spark writes it from any machine, and it needs no store.
+
+    Args:
+        url: A place for shared tables only: ``s3://bucket/path``, ``gs://…``, ``az://…``, or ``file:///dir`` in a
+            directory that all machines share.
+        buckets: Parts of the table, each written by one task of a write.
+        name, schema, primary_key, bucket_key, merge_engine, changelog_image, delete_behavior, skip_identical_updates,
+            compression: See :meth:`kvstore.Store.create_table`.
+
+    Raises:
+        TableExists: There is a shared table of that name. Nothing was written.
+        InvalidRequest: A name, type or option is not possible. Nothing was written.
+        UnsupportedOperation: There is a replica at the URL. Nothing was written.
+        Unavailable: The object store can't be reached.
+    """
+    key = None if primary_key is None else column_names("primary_key", primary_key)
+    columns = schemas.normalise(schema_of(schema), key or ())
+    options = options_of(
+        columns,
+        key,
+        merge_engine=merge_engine,
+        changelog_image=changelog_image,
+        compression=compression,
+        delete_behavior=delete_behavior,
+        auto_increment=None,
+        skip_identical_updates=skip_identical_updates,
+        retention=None,
+    )
+    table = CreateTable(
+        table_id=TableId(0),
+        name=table_name(name),
+        columns=schemas.to_json(columns),
+        primary_key=key,
+        buckets=integer_within("buckets", buckets, 1, BUCKETS_MAX),
+        bucket_key=bucket_key_of(columns, key, bucket_key),
+        options=options,
+    )
+    url = normalised(url_without_credentials("url", url))
+    SharedTable.create(url, ObjectStore(url, create=True), table, SystemClock())
+
+
+def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> WriteSummary:
+    """Write a DataFrame to a shared table: all of it in one commit, or nothing.
+
+    Args:
+        df: Rows to be upserted. With a column ``_change_type`` it says what each row does, as in other writes; columns
+            ``_commit_timestamp`` and ``_log_offset`` order them.
+        url, table: See :func:`create_table`.
+        txn: Name under which this is written once, however often it is repeated. The table remembers the last 10,000.
+
+    Returns:
+        The epoch of the commit, and whether an earlier write of this name had it already.
+
+    Raises:
+        NoSuchTable: There is no shared table of that name.
+        InvalidRequest: The rows do not fit the table, or those of one bucket are too large for a commit. Nothing was
+            written.
+        Unavailable: The object store can't be reached, or others write all the time. Repeat it with a name to know
+            whether it was written.
+        MissingVersion, CorruptData: What the table needs is gone or damaged.
+    """
+    url = normalised(url_without_credentials("url", url))
+    name = None if txn is None else printable("txn", txn, NAME_BYTES_MAX)
+    shared = SharedTable.find(url, ObjectStore(url), table)
+    job = _Write(url, shared.described, uuid4().hex)
+    job.fitting(shared, empty(arrow_schema(df.schema)))  # columns that do not fit are refused before any task runs
+    base = shared.newest()
+    if name is not None and name in base.writers:
+        return WriteSummary(base.writers[name], duplicated=True)
+    pieces = sorted(
+        (piece for result in _results(mapped(df, job.stage, _RESULT)) for piece in result),
+        key=lambda piece: (piece["partition"], piece["number"]),
+    )
+    of_bucket: dict[int, list[dict[str, Any]]] = {}
+    for piece in pieces:
+        of_bucket.setdefault(int(piece["bucket"]), []).append(piece)
+    session, given = df.sparkSession, list(of_bucket.items())
+
+    def apply(base: SharedEpoch) -> Mapping[BucketId, SharedRange] | None:
+        if not given:
+            return {}
+        numbers = session.range(0, len(given), 1, len(given))  # one partition for each bucket, with its number only
+        found = _results(mapped(numbers, _Applying(job, base, given, os.environ.get(DIRECTORY)).run, _RESULT))
+        ranges = {BucketId(each["bucket"]): each["range"] for each in found}
+        if None in ranges.values():
+            return None
+        return {bucket: SharedRange(*range) for bucket, range in ranges.items()}
+
+    try:
+        return write_once(shared, name, apply, SystemClock())
+    finally:
+        with suppress(Unavailable):
+            for piece in pieces:
+                shared.client.delete(piece["object"])
+
+
+def sink(url: str, table: str, *, writer: str) -> Callable[[DataFrame, int], None]:
+    """A function for ``foreachBatch`` that writes each batch of a stream to a shared table, once.
+
+    Args:
+        url, table: See :func:`create_table`.
+        writer: Name of the stream. A batch is known by it, the query and the number of the batch, so a query with a new
+            checkpoint is another one.
+
+    Returns:
+        The function; it raises what :func:`write` raises, and Spark repeats the batch when the query starts again.
+
+    Raises:
+        InvalidRequest: It is no name.
+    """
+    printable("writer", writer, NAME_BYTES_MAX - _QUERY_BYTES)
+
+    def write_batch(df: DataFrame, batch: int) -> None:
+        query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query is None:
+            raise UnsupportedOperation("This is for `writeStream.foreachBatch`; write a DataFrame with write().")
+        write(df, url, table, txn=f"{writer} {query} {batch}")
+
+    return write_batch
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A write, as its driver and its tasks know it."""
+
+    url: str
+    described: SharedDefinition
+    id: str
+
+    def table(self) -> SharedTable:
+        return SharedTable(self.url, ObjectStore(self.url), self.described)
+
+    def fitting(self, table: SharedTable, batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
+        """Changes of the table that Spark's rows are, and the columns that define their order."""
+        changes, order = changes_of(batch)
+        definition = table.definition
+        return fitted(changes, definition, definition.schema_id, None, overwrite=False)[0], order
+
+    def stage(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage the rows of one task; one row with the pieces, as JSON."""
+        context = TaskContext.get()
+        assert context is not None
+        with shown_alone():
+            stager = _Stager(self, self.table(), context.partitionId())
+            for batch in of_size(batches, TASK_ROWS):
+                stager.add(batch)
+            stager.flush()
+        yield _result(stager.pieces)
+
+
+class _Stager:
+    """Stages the rows of one task by bucket."""
+
+    def __init__(self, write: _Write, table: SharedTable, partition: int) -> None:
+        self._write = write
+        self._table = table
+        self._partition = partition
+        self._attempt = uuid4().hex
+        self._waiting: dict[int, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+        self.pieces: list[dict[str, Any]] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add some of Spark's rows."""
+        changes, order = self._write.fitting(self._table, batch)
+        definition = self._table.definition
+        other = BucketId(self._partition % definition.buckets)
+        for bucket, places in row_indices_by_bucket(definition, changes.rows, other):
+            part = changes if places is None else changes.take(places)
+            its_order = order if places is None else {name: column.take(places) for name, column in order.items()}
+            found = staged_batch(part, its_order)
+            self._waiting.setdefault(bucket, []).append(found)
+            self._bytes += found.nbytes
+        if self._bytes >= STAGED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Upload what waits, one object for each bucket."""
+        for bucket, batches in self._waiting.items():
+            if not sum(batch.num_rows for batch in batches):
+                continue
+            number, sink = len(self.pieces), pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+                for batch in batches:
+                    stream.write_batch(batch)
+            data = memoryview(sink.getvalue())
+            name = f"{_STAGING}/{self._write.id}/{self._partition}-{self._attempt}-{number}"
+            self._table.client.replace(name, [data])
+            about = {"bucket": int(bucket), "partition": self._partition, "number": number}
+            self.pieces.append(about | {"object": name, "bytes": len(data), "crc32c": crc32c(data)})
+        self._waiting, self._bytes = {}, 0
+
+
+@dataclass(frozen=True)
+class _Applying:
+    """The second job of a write: each of its tasks applies the changes of some buckets."""
+
+    write: _Write
+    base: SharedEpoch
+    pieces: list[tuple[int, list[dict[str, Any]]]]
+    cache: str | None
+
+    def _cache(self) -> Path:
+        """The directory that the executor's environment names, else the driver's."""
+        return Path(self.cache) if self.cache and DIRECTORY not in os.environ else directory_of_cache()
+
+    def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Apply the buckets of these numbers; for each, one row with its range, as JSON."""
+        table = self.write.table()
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                bucket, pieces = self.pieces[number]
+                with shown_alone():
+                    changes = together([found for piece in pieces for found in _staged(table, piece)])
+                    found = apply_changes(table, self.base, BucketId(bucket), changes, self._cache(), SystemClock())
+                yield _result({"bucket": bucket, "range": None if found is None else msgspec.to_builtins(found)})
+
+
+def _staged(table: SharedTable, piece: Mapping[str, Any]) -> list[pa.RecordBatch]:
+    try:
+        data = table.client.get(piece["object"], bytes_max=piece["bytes"])
+    except FileNotFoundError as error:
+        raise StoreError("The staged rows of a task are gone; write again.", object=piece["object"]) from error
+    if crc32c(data) != piece["crc32c"]:
+        raise StoreError("The staged rows of a task are damaged; write again.", object=piece["object"])
+    return list(pa.ipc.open_stream(pa.py_buffer(data)))
+
+
+def _result(found: object) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([json.dumps(found)])], names=_RESULT.names)
+
+
+def _results(frame: DataFrame) -> list[Any]:
+    return [json.loads(row.result) for row in frame.collect()]

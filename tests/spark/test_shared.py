@@ -1,0 +1,102 @@
+"""Spark writes a shared table from any machine, each write once and whole, and reads it as a replica."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession, functions as sf
+
+import kvstore.spark
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, TableExists, UnsupportedOperation
+from kvstore.spark import KvStoreSource, WriteSummary
+
+pytestmark = pytest.mark.spark
+
+SUM = kvstore.Aggregate({"v": "sum"})
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def rows_here(url: str, table: str, **options: str) -> list[dict[str, Any]]:
+    """What the source reads, by itself."""
+    source = KvStoreSource({"path": url, "table": table} | options)
+    reader = source.reader(source.schema())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def test_a_shared_table_is_written_and_read(spark: SparkSession, tmp_path: Path) -> None:
+    url = (tmp_path / "place").as_uri()
+    kvstore.spark.create_table(url, "files", {"k": "int64 not null", "s": "string"}, primary_key="k")
+    assert rows_here(url, "files") == []
+    first = spark.range(0, 1000, 1, 1).select(sf.col("id").alias("k"), sf.concat(sf.lit("a"), sf.col("id")).alias("s"))
+    assert kvstore.spark.write(first, url, "files", txn="load 1") == WriteSummary(1)
+    assert kvstore.spark.write(first, url, "files", txn="load 1").duplicated
+    changes = spark.createDataFrame(
+        [(1, None, "delete"), (2, "b", "insert"), (5000, "c", "insert")], "k bigint, s string, _change_type string"
+    ).coalesce(1)
+    assert kvstore.spark.write(changes, url, "files") == WriteSummary(2)
+    found = spark.read.format("kvstore").options(path=url, table="files").load()
+    assert found.count() == 1000
+    expected = [(2, "b"), (3, "a3"), (5000, "c")]
+    assert [tuple(row) for row in found.where("k in (1, 2, 3, 5000)").orderBy("k").collect()] == expected
+    kinds = [row["_change_type"] for row in rows_here(url, "files$changelog", startingOffsets='{"0": 1000}')]
+    assert sorted(kinds) == ["delete", "insert", "update_postimage", "update_preimage"]
+    assert len(rows_here(url, "files", asOf="1000")) == 1000
+    assert not list((tmp_path / "place/staging").rglob("*-*")), "what was staged is removed"
+
+
+@pytest.mark.long
+def test_a_stream_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
+    url = (tmp_path / "place").as_uri()
+    kvstore.spark.create_table(url, "t", {"k": "int64 not null", "v": "int64"}, "k", merge_engine=SUM)
+    write = kvstore.spark.sink(url, "t", writer="w")
+
+    def run(number: int, dies: bool = False) -> None:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / f"in/{number}.csv").write_text(f"1,{10**number}\n")
+        rows = spark.readStream.schema("k bigint, v bigint").csv(str(tmp_path / "in"))
+
+        def batch(df: DataFrame, id: int) -> None:
+            write(df, id)
+            if dies:
+                raise RuntimeError("the driver dies after the commit, before Spark has noted the batch")
+
+        query = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(batch)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    run(0)
+    with pytest.raises(Exception, match="driver dies"):
+        run(1, dies=True)
+    run(2)
+    assert rows_here(url, "t") == [{"k": 1, "v": 111}]
+
+
+def test_calls_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    url = str(tmp_path / "place")
+    kvstore.spark.create_table(url, "t", {"k": "int64 not null", "s": "string"}, primary_key="k")
+    with pytest.raises(TableExists, match="choose another"):
+        kvstore.spark.create_table(url, "t", {"k": "int64 not null"}, primary_key="k")
+    rows = spark.range(3).withColumnRenamed("id", "k")
+    with pytest.raises(NoSuchTable, match="no shared table"):
+        kvstore.spark.write(rows, url, "u")
+    with pytest.raises(SchemaMismatch):
+        kvstore.spark.write(rows.withColumn("x", sf.lit(1)), url, "t")
+    with pytest.raises(UnsupportedOperation, match="foreachBatch"):
+        kvstore.spark.sink(url, "t", writer="w")(rows, 0)
+    with pytest.raises(InvalidRequest, match="credentials"):
+        kvstore.spark.write(rows, "s3://key:secret@bucket/x", "t")
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", {"k": "int64 not null"}, "k")
+        store.add_replica(str(tmp_path / "replica"), "r").ship()
+    with pytest.raises(UnsupportedOperation, match="There is a replica"):
+        kvstore.spark.create_table(str(tmp_path / "replica"), "t", {"k": "int64 not null"}, primary_key="k")
+    with pytest.raises(UnsupportedOperation, match="read them with Spark"):
+        kvstore.open(Path(url).as_uri(), read_only=True)
+    source = KvStoreSource({"path": Path(url).as_uri(), "table": "t$changelog"})
+    with pytest.raises(UnsupportedOperation, match="no shared table yet"):
+        source.streamReader(source.schema())
