@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -130,7 +132,7 @@ def test_it_is_opened_by_its_url_and_reads_as_its_leader(tmp_path: Path, cache: 
             assert found["log"].count() == 4
             assert found["log"].changelog().read_all() == log.changelog().read_all()
             assert found.check()
-        assert sorted(each.name for each in cache.iterdir()) == [str(store.runtime.store_id)]
+        assert sorted(each.name for each in cache.glob("*/*")) == [str(store.runtime.store_id)]
 
 
 def test_every_call_sees_what_was_shipped_a_second_before(opened: Opened) -> None:
@@ -180,7 +182,7 @@ def test_the_cache_is_verified_and_bounded(opened: Opened) -> None:
         opened.ship()
     expected = rows_of(table)
     assert rows_of(opened.store.table("t")) == expected
-    files = sorted(path for path in opened.cache.glob("*/*"))
+    files = sorted(path for path in opened.cache.glob("*/*/*"))
     for path in files[::3]:
         path.write_bytes(path.read_bytes()[:-9] + b"123456789")
     opened.fetched()
@@ -195,13 +197,38 @@ def test_the_cache_is_verified_and_bounded(opened: Opened) -> None:
     table.upsert([{"k": k, "v": 1} for k in range(200)])
     opened.ship()
     assert rows_of(small.table("t")) == rows_of(table)
-    assert 0 < sum(path.stat().st_size for path in opened.cache.glob("*/*")) <= size // 2
+    assert 0 < sum(path.stat().st_size for path in opened.cache.glob("*/*/*")) <= size // 2
     none = opened.open(0)
     opened.fetched()
     for _ in range(2):
         assert rows_of(none.table("t")) == rows_of(table)
         assert opened.fetched()
-    assert {path.stat().st_mode & 0o777 for path in opened.cache.iterdir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in opened.cache.glob("*/*")} == {0o700}
+
+
+def test_no_file_of_another_program_is_removed_from_the_directory_of_the_cache(opened: Opened) -> None:
+    of_objects = Path(next(iter(opened.cache.rglob("*.range"))).parent)
+    others = [
+        *(opened.cache / name for name in ("photos/a.jpg", "a/b.txt", f"{of_objects.name}/catalog-1.range")),
+        *(of_objects.parent / name for name in ("photos/a.jpg", f"{UUID(int=7)}/a.jpg", f"{UUID(int=7)}/b.jpg/c")),
+    ]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(100_000))
+        os.utime(path, (0, 0))
+    unfinished = of_objects / f"{next(iter(of_objects.glob('*.range'))).name}.{'0' * 32}.tmp"
+    unfinished.write_bytes(bytes(100_000))  # of a process that was killed
+    os.utime(unfinished, (0, 0))
+    table = opened.leader.store.table("t")
+    store = opened.open(1 << 17)
+    for number in range(4):
+        table.upsert([{"k": k, "v": number * k} for k in range(100)])
+        opened.ship()
+        rows_of(store.table("t"))
+    assert not unfinished.exists()
+    assert all(path.exists() for path in others)
+    assert 0 < sum(path.stat().st_size for path in of_objects.glob("*")) <= 1 << 16
+    store.close()
 
 
 def test_requests_that_fail_leave_nothing_half_read(opened: Opened) -> None:

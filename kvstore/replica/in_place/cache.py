@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,16 @@ from kvstore.errors import CorruptData, LogFailed, StoreFull, UnsupportedOperati
 from kvstore.files import Files, read_file, refusals
 from kvstore.replica.client import Client
 from logformat import paths
-from logformat.replica.object_file import decode_object, parse_name
+from logformat.replica.object_file import CATALOG_PREFIX, decode_object, parse_name
 
 DIRECTORY = "KVSTORE_CACHE_DIR"
 """Environment variable with the directory of the files."""
+DIRECTORY_NAME = "kvstore-replicas"
+"""Directory of the files in the one above, which may have files of others."""
 _LARGEST = 4
 """An object of more than this fraction of the limit is not kept."""
+
+_UNFINISHED = re.compile(rf"\.[0-9a-f]{{32}}{re.escape(paths.TEMPORARY)}")
 
 
 def directory_of_cache() -> Path:
@@ -41,15 +46,15 @@ class ObjectCache:
     """A client that keeps the ranges and snapshots it fetches; see :class:`kvstore.replica.client.Client`.
 
     Args:
-        directory: Directory of the files, for all replicas; it is created if it does not exist. If it can't be, no
-            object is kept.
+        directory: Its directory :data:`DIRECTORY_NAME` has the files, for all replicas; both are created if they do
+            not exist. If they can't be, no object is kept.
         bytes_max: Largest size of all files; 0 keeps none.
     """
 
     def __init__(self, client: Client, directory: Path, store_id: UUID, bytes_max: int) -> None:
         self._client = client
-        self._root = directory
-        self._directory = directory / str(store_id)
+        self._root = directory / DIRECTORY_NAME
+        self._directory = self._root / str(store_id)
         self._store_id = store_id
         self._bytes_max = bytes_max
         self._files = Files()
@@ -133,10 +138,21 @@ class ObjectCache:
     def _kept(self) -> Iterator[tuple[int, Path, int]]:
         """Time of the last use (ns), path and size of each file, of other processes, too."""
         for path in self._root.glob("*/*"):
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                if stat.S_ISREG(status.st_mode):
-                    yield status.st_mtime_ns, path, status.st_size
+            if _is_ours(path):
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield status.st_mtime_ns, path, status.st_size
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file has an object or a beginning of one: any other may be of another program, and is not removed."""
+    try:
+        UUID(path.parent.name)
+    except ValueError:
+        return False
+    name = _UNFINISHED.sub("", path.name)
+    return parse_name(name.replace("-", "/", 1 if name.startswith(f"{CATALOG_PREFIX}-") else 3)) is not None
 
 
 def _refused(name: str, pieces: int) -> UnsupportedOperation:
