@@ -115,6 +115,7 @@ class Source:
         shipped = {each.stream: each for each in manifest.shipped}
         if not all(
             self._has_new(stream, self.shipped(stream).end, shipped[stream].end)
+            and (stream == CATALOG or self._has_new_starts(self.shipped(stream), shipped[stream]))
             for stream in streams
             if stream in shipped
         ):
@@ -137,6 +138,18 @@ class Source:
                 return True
             self._add(Listing.of(self._client, f"{place}/", after))
         return self._reaches(stream, start, end)
+
+    def _has_new_starts(self, before: Shipped, after: Shipped) -> bool:
+        """Whether the snapshots that a manifest newly names are there, also if they have to be listed."""
+        # The retention ships them at offsets before the end, so they are not among the names after it.
+        new = {after.start, *after.snapshots} - {before.start, *before.snapshots, 0}
+        if new <= self._snapshots(after.stream):
+            return True
+        self._add(Listing.of(self._client, f"{place_of_stream(after.stream)}/"))
+        return new <= self._snapshots(after.stream)
+
+    def _snapshots(self, stream: Stream) -> set[int]:
+        return {name.start for name in self.objects(stream) if name.kind == "snapshot"}
 
     def _reaches(self, stream: Stream, start: int, end: int) -> bool:
         found = path_from(start, end, self.objects(stream)).pieces if start < end else []

@@ -20,6 +20,7 @@ from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.check import missing
 from kvstore.replica.read.restore import Restore
+from kvstore.replica.read.tail import ReplicaTail
 from kvstore.replica.replica import MAINTENANCE_SECONDS
 from kvstore.replica.source import Source
 from kvstore.store import Store
@@ -355,6 +356,26 @@ def test_a_follower_takes_up_a_replica_whose_objects_were_removed_while_it_read(
     with kvstore.open(tmp_path / "c", read_only=True) as back:
         assert {row["k"]: row["v"] for row in rows_of(back.table("t"))} == history.rows
         assert back.check()
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_a_replica_that_is_open_in_place_is_read_on_while_its_start_moves(tmp_path: Path, rounds: int) -> None:
+    history = History(tmp_path / "s", buckets=2)
+    history.step()
+    opened = kvstore.StoreInReplica(
+        "memory://x", client=history.objects, directory=tmp_path / "cache", clock=history.clock
+    )
+    table = opened.table("t")
+    for _ in range(rounds):
+        for ms in (*range(10_000, 20_000, 2_000), 12 * MINUTE_MS):
+            history.step(ms)
+            table.changelog("latest").read_all()
+            assert table.offsets() == ReplicaTail("", "t", history.objects).table.bounds()
+        assert {row["k"]: row["v"] for row in rows_of(table)} == history.rows
+        assert table.changelog("earliest").read_all().num_rows
+    assert min(start for start, _ in table.offsets().values()) > 0, "nothing expired"
+    opened.close()
+    history.store.close()
 
 
 def test_a_copy_that_was_promoted_has_a_whole_replica(history: History, tmp_path: Path) -> None:
