@@ -31,7 +31,8 @@ def run(directory: Path) -> None:
         text = text.replace("/tmp/kvstore-example", str(directory / "store"))
         (specification / "spark-pipeline.yml").write_text(text)
     settings = {
-        "spark.jars": jar_path(),
+        # Pipelines load catalogs before `spark.jars`.
+        "spark.driver.extraClassPath": jar_path(),
         "spark.sql.catalog.kv": "kvstore.spark.StoreCatalog",
         "spark.sql.catalog.kv.path": directory / "store",
         # Pipelines connect to Spark by gRPC on this machine only.
