@@ -188,8 +188,10 @@ class ReplicaBehind(Unavailable):
 class Conflict(StoreError):
     """Rows of a patch, or of a statement of Spark SQL, changed after they were read. Nothing was written.
 
+    Or rows of a table with a WAL image, whose earlier rows are not known, changed while Spark read them.
+
     Attributes:
-        keys: The keys of these rows, each as a dict.
+        keys: The keys of these rows, each as a dict; none for a WAL image.
     """
 
     def __init__(self, message: str, /, *, keys: Sequence[Any] = (), **where: object) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.bucket.handle import BucketHandle
+from kvstore.errors import Conflict
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import inserts_of
@@ -157,12 +158,25 @@ class Splits:
     def rows(
         self, keys: Sequence[KeyRange] = (KeyRange(),), columns: Sequence[str] | None = None, *, as_of: int
     ) -> Iterator[pa.RecordBatch]:
-        """Like :meth:`kvstore.Table.scan`, for ranges of keys."""
+        """Like :meth:`kvstore.Table.scan`, for ranges of keys.
+
+        Raises:
+            Conflict: The changelog is a WAL image, which has no earlier rows, and there are changes since ``as_of``.
+        """
         definition = self._current()
         names = scan_schema(definition, columns).names
 
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
-            return rows_as_of(view, handle.log, self._current().named_as(definition), Offset(as_of), names, keys)
+            current = self._current()
+            if current.options.changelog_image == "wal" and (now := view.state().applied_offset) > as_of:
+                raise Conflict(
+                    "Rows were written since this read began, and a table with a WAL image can only be read as it is "
+                    "now; run it again.",
+                    table=current.name,
+                    as_of=as_of,
+                    log_end=now,
+                )
+            return rows_as_of(view, handle.log, current.named_as(definition), Offset(as_of), names, keys)
 
         return self._held(self._handle, read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import socket
 import time
 from collections.abc import Iterator
@@ -20,9 +21,13 @@ from pyspark.sql.functions import udf
 
 import kvstore
 from kvstore.spark.connector.messages import Broken, Messages
+from kvstore.spark.connector.plans import encode_read
 from kvstore.spark.connector.requests import answer
+from kvstore.spark.connector.writes import begin_statement
 from kvstore.spark.options import Kind
+from kvstore.spark.read.batch import Pinned
 from kvstore.spark.read.place import TablePlace
+from kvstore.spark.source import KvStoreSource
 from kvstore.spark.write.job import BATCHES, WriteJob
 from kvstore.spark.write.statement import Statement as RowsRead
 from logformat import paths
@@ -134,6 +139,11 @@ def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.
         ({"merge_engine": "first_row"}, "UPDATE kv.t SET s = ''", "UPDATE gives rows their values, and the merge"),
         ({"merge_engine": "first_row"}, "MERGE INTO kv.t USING kv.t u ON false WHEN MATCHED THEN DELETE", "MERGE give"),
         ({"delete_behavior": "ignore"}, "DELETE FROM kv.t", "The table takes no deletes.*delete_behavior=ignore"),
+        (
+            {"merge_engine": "first_row"},
+            "DELETE FROM kv.t",
+            "no deletes. [^;]*delete_behavior=ignore merge_engine=first",
+        ),
         ({}, "UPDATE kv.t WITH (txnId = 'u') SET n = n + 1", "InvalidRequest: Option `txnId` .*only for INSERT"),
         ({}, "UPDATE kv.t WITH (Table = 'lines') SET n = 1", "InvalidRequest: .* leave these options out. .*table"),
         ({}, "INSERT INTO kv.t WITH (table = 'lines') VALUES (1, '', 1)", "leave these options out. .*table"),
@@ -249,6 +259,23 @@ def test_other_writers_wait_only_while_a_commit_checks_the_newest_changes(
         job.commit(staged, BATCHES)
     assert rows_of(table)[1] == (("updated", 1) if late_key == 7 else ("late", 0))
     assert checked == [40, 2]  # an update is two changes
+
+
+def test_a_write_beside_a_statement_on_a_wal_image_is_a_conflict_and_its_log_is_kept(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", changelog_image="wal", retention=dt.timedelta(hours=1))
+    table.upsert({"k": 1, "s": "", "n": 1})
+    table.flush()
+    options = {"path": str(store.path), "table": "t"}
+    source = KvStoreSource(options)
+    columns, pinned = source.pin(None)
+    assert isinstance(pinned, Pinned)
+    begin_statement({"options": options, "pinned": encode_read(pinned), "command": "UPDATE"})
+    assert [len(each.named) for each in store.runtime.catalog().consumers.values()] == [1]
+    (task,) = (reader := source.reader(columns)).partitions()
+    table.upsert({"k": 2, "s": "beside", "n": 2})
+    table.flush()
+    with pytest.raises(kvstore.errors.Conflict, match="run it again"):
+        list(reader.read(task))
 
 
 def test_a_column_that_is_added_while_a_statement_runs_is_null_in_what_it_writes(store: kvstore.Store) -> None:

@@ -49,7 +49,7 @@ def begin_statement(request: Message) -> Message:
     with read.place.open() as table:
         check_statement(table, request["command"])
         key = list(table.primary_key or ())
-        read.hold(table)
+        read.hold(table, until_commit=True)
     return {"job": _encode(WriteJob(read.place, statement=_statement(request))), "key": key}
 
 

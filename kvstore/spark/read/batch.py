@@ -42,9 +42,13 @@ class Pinned:
     ranges: tuple[ReadRange, ...]
     lease: str = field(default_factory=lambda: uuid4().hex)
 
-    def hold(self, table: Table) -> None:
-        """Keep the log that this read needs, for the time of a lease; see :meth:`kvstore.Table.lease`."""
-        if self.place.kind is Kind.ROWS and table.options.changelog_image == "wal":
+    def hold(self, table: Table, *, until_commit: bool = False) -> None:
+        """Keep the log that this read needs, for the time of a lease; see :meth:`kvstore.Table.lease`.
+
+        Args:
+            until_commit: Whether a commit is to check the changes since this read.
+        """
+        if self.place.kind is Kind.ROWS and table.options.changelog_image == "wal" and not until_commit:
             return  # a WAL image has no earlier rows
         # Rows as of an offset are the current rows with the changes since then undone.
         table.lease(self.lease, {each.bucket: each.start for each in self.ranges})

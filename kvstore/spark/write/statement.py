@@ -126,9 +126,15 @@ def check_statement(table: Table, command: Command) -> None:
 
 
 def _check_deletes(table: Table) -> None:
-    if table.options.delete_behavior != "allow":
+    options = table.options
+    if options.delete_behavior != "allow":
+        engine = options.merge_engine  # a name, or a name and arguments
+        can_allow = engine == "last_row" or "aggregate" in engine
         raise UnsupportedOperation(
-            "The table takes no deletes, and nothing was written; ALTER TABLE sets `table.delete.behavior`.",
+            "The table takes no deletes, and nothing was written; ALTER TABLE sets `table.delete.behavior`."
+            if can_allow
+            else "Nothing was written: the merge engine of this table takes no deletes.",
             table=table.name,
-            delete_behavior=table.options.delete_behavior,
+            delete_behavior=options.delete_behavior,
+            merge_engine=engine,
         )
