@@ -23,12 +23,13 @@ import kvstore
 from kvstore.spark.connector.messages import Broken, Messages
 from kvstore.spark.connector.plans import encode_read
 from kvstore.spark.connector.requests import answer
-from kvstore.spark.connector.writes import begin_statement
+from kvstore.spark.connector.writes import begin, begin_statement, commit
 from kvstore.spark.options import Kind
 from kvstore.spark.read.batch import Pinned
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.source import KvStoreSource
-from kvstore.spark.write.job import BATCHES, WriteJob
+from kvstore.spark.types import spark_schema
+from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.statement import Statement as RowsRead
 from logformat import paths
 from tests.read.test_follow import wait_until
@@ -216,7 +217,7 @@ def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(stor
     for key in (3, 5, 8):  # writes of other keys do not count
         table.upsert({"k": key, "s": "beside", "n": 0})
     if other == "nothing":
-        job.commit(staged, BATCHES)
+        job.commit(staged)
         expected = {0: "updated", 1: "updated", 3: "beside", 4: "before", 5: "beside", 7: "inserted", 8: "beside"}
         assert {k: s for k, (s, _) in rows_of(table).items()} == expected
         return
@@ -226,7 +227,7 @@ def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(stor
         table.delete([2])
     before = rows_of(table), table.offsets()
     with pytest.raises(kvstore.errors.Conflict, match="changed since it has read them") as refused:
-        job.commit(staged, BATCHES)
+        job.commit(staged)
     assert refused.value.keys == [{"k": 7 if other == "upsert" else 2}]
     assert (rows_of(table), table.offsets()) == before
 
@@ -256,7 +257,7 @@ def test_other_writers_wait_only_while_a_commit_checks_the_newest_changes(
     monkeypatch.setattr(kvstore.Table, "apply_parts", late)
     monkeypatch.setattr(kvstore.Table, "keys_changed", counted)
     with nullcontext() if late_key == 7 else pytest.raises(kvstore.errors.Conflict, match="run it again"):
-        job.commit(staged, BATCHES)
+        job.commit(staged)
     assert rows_of(table)[1] == (("updated", 1) if late_key == 7 else ("late", 0))
     assert checked == [40, 2]  # an update is two changes
 
@@ -278,15 +279,26 @@ def test_a_write_beside_a_statement_on_a_wal_image_is_a_conflict_and_its_log_is_
         list(reader.read(task))
 
 
+def test_an_insert_with_a_name_is_applied_once(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    options = {"path": str(store.path), "table": "t", "txnId": "load"}
+    for attempt in range(2):
+        begun = begin({"options": options, "replaces": False}, spark_schema(SCHEMA))
+        job = msgspec.json.decode(begun["job"], type=WriteJob)
+        rows = pa.RecordBatch.from_pylist([{"k": 1, "s": "", "n": attempt}], SCHEMA)
+        staged = job.stage(iter([rows]), 0, attempt, None)
+        commit(begun | {"staged": [msgspec.json.encode(staged).decode()]})
+    assert rows_of(table) == {1: ("", 0)}
+    assert list(table.writers) == ["spark txn load"]
+
+
 def test_a_column_that_is_added_while_a_statement_runs_is_null_in_what_it_writes(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert([{"k": 1, "s": "before", "n": 1}, {"k": 2, "s": "before", "n": 2}])
     job = job_of(store, table)
     store.add_columns("t", [pa.field("z", pa.int32())])
     rows = sent("update_postimage", [{"k": 1, "s": "updated", "n": 1}])
-    job.commit(
-        [job.stage(iter([each]), 0, at, None) for at, each in enumerate([rows, sent("delete", [{"k": 2}])])], BATCHES
-    )
+    job.commit([job.stage(iter([each]), 0, at, None) for at, each in enumerate([rows, sent("delete", [{"k": 2}])])])
     assert table.scan().read_all().to_pylist() == [{"k": 1, "s": "updated", "n": 1, "z": None}]
 
 

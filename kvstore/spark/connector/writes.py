@@ -16,7 +16,7 @@ from kvstore.spark.connector.plans import decode_read
 from kvstore.spark.options import Options
 from kvstore.spark.read.batch import Pinned
 from kvstore.spark.source import KvStoreSource
-from kvstore.spark.write.job import BATCHES, WriteJob
+from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.sink import KvStoreWriter
 from kvstore.spark.write.staged import Staged
 from kvstore.spark.write.statement import Statement, check_statement
@@ -26,7 +26,7 @@ def begin(request: Message, columns: StructType) -> Message:
     """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``."""
     writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
     assert isinstance(writer, KvStoreWriter)
-    return {"job": _encode(writer.job), "transaction": Options.of(request["options"]).transaction}
+    return {"job": _encode(writer.job)}
 
 
 def begin_statement(request: Message) -> Message:
@@ -67,14 +67,10 @@ def stage(request: Message, messages: Messages) -> Message:
 
 def commit(request: Message) -> Message:
     """Apply what the tasks have staged; a MERGE that only inserts says what it has read, too."""
-    transaction = request.get("transaction")
-    staged, job = _staged(request), _job(request)
+    job = _job(request)
     if "pinned" in request:
         job = replace(job, statement=_statement(request))
-    if transaction is None:
-        job.commit(staged, BATCHES)
-    else:
-        job.commit(staged, transaction, 0)
+    job.commit(_staged(request))
     return {}
 
 

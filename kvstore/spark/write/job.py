@@ -22,7 +22,7 @@ from logformat.rows.changes import Changes
 
 TASK_ROWS = 1 << 16
 """Number of rows that a task partitions by bucket at a time."""
-BATCHES = "spark batches"
+_BATCHES = "spark batches"
 """Name of the writer of batch writes without a name."""
 
 
@@ -33,6 +33,7 @@ class WriteJob:
     Attributes:
         replaces: Whether all rows with other keys are deleted.
         takeover: See :meth:`kvstore.Table.apply_epoch`.
+        transaction: Name of the writer of a write that is applied once; None for one without a name, and for a stream.
         statement: For a statement of SQL that changes rows which it has read, what it knows of them.
         id: Random id of the write, in the names of its files.
     """
@@ -40,6 +41,7 @@ class WriteJob:
     place: TablePlace
     replaces: bool = False
     takeover: bool = False
+    transaction: str | None = None
     statement: Statement | None = None
     id: str = field(default_factory=lambda: uuid4().hex)
 
@@ -79,14 +81,21 @@ class WriteJob:
                         file.add(bucket, changes.take(places), its_order)
             return file.staged(query)
 
-    def commit(self, staged: Sequence[Staged], writer: str, epoch: int | None = None, run: str | None = None) -> None:
+    def commit(
+        self, staged: Sequence[Staged], writer: str | None = None, epoch: int | None = None, run: str | None = None
+    ) -> None:
         """Apply what the tasks have staged, and remove their files; see :meth:`kvstore.Table.apply_parts`.
+
+        Args:
+            writer, epoch, run: Of a stream's batch; None for a batch write, which is known by its ``transaction``.
 
         Raises:
             Conflict: A row that the statement changes has changed since it was read. Nothing was written.
             InvalidRequest: The statement writes a key twice. Nothing was written.
             StoreError: Staged rows are missing or damaged. Nothing was written.
         """
+        if writer is None:
+            writer, epoch = (_BATCHES, None) if self.transaction is None else (self.transaction, 0)
         parts = parts_of(staged)
         store = open_store(self.place.path)  # this store asks its replicas whether it is still the leader
         try:

@@ -21,7 +21,7 @@ from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.types import arrow_schema
-from kvstore.spark.write.job import BATCHES, WriteJob
+from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.staged import CHANGE_TYPE, Staged
 from kvstore.table.table import Table
 from logformat.rows.intake import empty
@@ -41,7 +41,7 @@ class _Sink:
         self, place: TablePlace, table: Table, schema: StructType, options: Options, *, replaces: bool
     ) -> None:
         self._options = options
-        self.job = WriteJob(place, replaces, options.takeover)
+        self.job = WriteJob(place, replaces, options.takeover, options.transaction)
         # Columns that do not fit are refused before any task runs.
         self.job.fitting(table, empty(arrow_schema(schema)))
         if replaces:
@@ -63,11 +63,7 @@ class KvStoreWriter(_Sink, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Apply the rows that the tasks have staged."""
-        transaction = self._options.transaction
-        if transaction is None:
-            self.job.commit(_staged(messages), BATCHES)
-        else:
-            self.job.commit(_staged(messages), transaction, 0)
+        self.job.commit(_staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove the files that the tasks have staged."""
