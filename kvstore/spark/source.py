@@ -30,11 +30,12 @@ from kvstore.session import check_follows_not
 from kvstore.shared.table import has_shared_tables
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
-from kvstore.spark.read.aggregates import count_of
+from kvstore.spark.read.aggregates import JSON_TYPES, count_of
 from kvstore.spark.read.batch import KvStoreReader, Pinned, pinned
 from kvstore.spark.read.place import TablePlace, found
 from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, ReplicaPlace, found_replica
 from kvstore.spark.read.replica_stream import KvStoreReplicaStreamReader
+from kvstore.spark.read.splits import ROWS_TASK_BYTES_MIN
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
@@ -63,6 +64,8 @@ class KvStoreSource(DataSource):
         """Number of rows that were pinned, or a little more; None if it is not known."""
         self.stored_bytes: int | None = None
         """About how much of the index or the log is read; None if it is not known."""
+        self.bucketed: tuple[int, str] | None = None
+        """Number of buckets and their key, if it is one column and there is a task or more for each bucket."""
         self._replica = replica_at(self._options.path)
         self._replica_place: ReplicaPlace | None = None
         self._pinned_replica: PinnedReplica | None = None
@@ -128,6 +131,7 @@ class KvStoreSource(DataSource):
         if place.kind is Kind.ROWS:
             self.rows_max = count_of(table, place.kind, found.ranges)
             self.stored_bytes = sum(share.row_bytes([KeyRange()]) for share, _ in shares)
+            self.bucketed = _bucketed(table, self.stored_bytes)
         elif self._options.start != "full":
             self.rows_max = sum(each.end - each.start for each in found.ranges)  # an offset has one row or none
             self.stored_bytes = sum(share.change_bytes(Offset(each.start), Offset(each.end)) for share, each in shares)
@@ -192,6 +196,14 @@ class KvStoreSource(DataSource):
                 url=self._replica,
             )
         check_follows_not(Path(self._options.path))
+
+
+def _bucketed(table: Table, stored_bytes: int) -> tuple[int, str] | None:
+    key, buckets = table.bucket_key, table.buckets
+    if buckets == 1 or key is None or len(key) > 1 or stored_bytes < buckets * ROWS_TASK_BYTES_MIN:
+        return None
+    # Of these, equal values of Spark are equal stored values, and so in the same bucket.
+    return (buckets, key[0]) if table.schema.field(key[0]).type in JSON_TYPES else None
 
 
 def _columns(table: Table, options: Options) -> pa.Schema:

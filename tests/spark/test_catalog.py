@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, UnsupportedOperationException
 from pyspark.sql import SparkSession
@@ -82,6 +83,28 @@ def test_only_a_planned_scan_keeps_the_log(spark: SparkSession, store_of_catalog
     assert leases() == 0
     assert run(spark, "SELECT * FROM kv.t") == [(1,)]
     assert leases() == 1
+
+
+def test_a_join_on_the_key_of_equal_buckets_shuffles_nothing(
+    spark: SparkSession, store_of_catalog: kvstore.Store
+) -> None:
+    columns = {"k": "int64 not null", "s": "string"}
+    rows = pa.table({"k": range(24_000), "s": ["x" * 500] * 24_000})  # worth a task for each bucket
+    for name, buckets in (("a", 2), ("b", 2), ("c", 3)):
+        store_of_catalog.create_table(name, columns, "k", buckets=buckets).upsert(rows)
+    store_of_catalog.flush()
+    join = "SELECT count(*), sum(a.k) FROM kv.a, kv.{other} WHERE a.k = {other}.k AND a.s < 'y' AND {other}.s < 'y'"
+    settings = {"spark.sql.autoBroadcastJoinThreshold": "-1", "spark.sql.sources.v2.bucketing.enabled": "true"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        for other, shuffles in (("b", False), ("c", True)):
+            plan = "\n".join(str(row[0]) for row in run(spark, f"EXPLAIN {join.format(other=other)}"))
+            assert ("Exchange hashpartitioning(k#" in plan) is shuffles, plan
+            assert run(spark, join.format(other=other)) == [(24_000, sum(range(24_000)))]
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ def _load(request: Message) -> Message:
         found["rows"] = source.rows_max
     if source.stored_bytes is not None:
         found["bytes"] = source.stored_bytes
+    if source.bucketed is not None:
+        found["bucketed"] = {"buckets": source.bucketed[0], "column": source.bucketed[1]}
     return found
 
 
@@ -128,7 +130,12 @@ def _plan(request: Message) -> Message:
     reader.cores = request["cores"]
     if filters := filters_of(request["filters"]):
         reader.use_filters(filters)
-    found: Message = {"tasks": [encode_task(task) for task in reader.partitions()]}
+    if isinstance(reader, KvStoreReader):
+        reader.by_bucket = request.get("byBucket", False)
+    tasks = reader.partitions()
+    found: Message = {"tasks": [encode_task(task) for task in tasks]}
+    if request.get("byBucket"):
+        found["buckets"] = [task.pieces[0].bucket for task in tasks if isinstance(task, ReadTask)]
     if reader.stored is not None:
         found["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
     return found

@@ -22,6 +22,8 @@ Aggregate = tuple[Literal["count", "min", "max"], str | None]
 Value = int | str | None
 """The value of an aggregate as JSON has it: a date as days since 1970."""
 _OFFSET = "_log_offset"
+JSON_TYPES = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.date32())
+"""Types of Spark whose order is that of the index, and whose values JSON has."""
 
 
 def aggregates_of(
@@ -85,4 +87,4 @@ def _of_rows(table: Table, shares: Shares, wanted: Sequence[Aggregate]) -> list[
 def _has_order(schema: pa.Schema, name: str) -> bool:
     """Whether the index has the keys in Spark's order, and JSON has their values as Spark does."""
     kind = schema.field(name).type
-    return spark_type(kind) in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.date32())
+    return spark_type(kind) in JSON_TYPES

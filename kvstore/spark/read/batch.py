@@ -155,6 +155,8 @@ class KvStoreReader(FilteredReader):
     def __init__(self, pinned: Pinned, schema: StructType, options: Options) -> None:
         super().__init__(pinned.place.kind, schema, options)
         self._pinned = pinned
+        self.by_bucket = False
+        """Whether each task reads one bucket only."""
 
     @contextmanager
     def _buckets(self) -> Iterator[tuple[pa.Schema, BucketOf]]:
@@ -167,7 +169,7 @@ class KvStoreReader(FilteredReader):
         ranges = [each for each in self._pinned.ranges if self._bucket in (None, each.bucket)]
         with place.open() as table:
             self._pinned.hold(table)
-            return tasks_of(place, table, ranges, self._filter, self.cores)
+            return tasks_of(place, table, ranges, self._filter, self.cores, by_bucket=self.by_bucket)
 
     def aggregates(self, wanted: Sequence[Aggregate]) -> list[Value] | None:
         """See :func:`kvstore.spark.read.aggregates.aggregates_of`."""

@@ -89,12 +89,18 @@ def tasks_of(
     ranges: Sequence[ReadRange],
     filter: pc.Expression | None = None,
     cores: int | None = None,
+    *,
+    by_bucket: bool = False,
 ) -> list[InputPartition]:
     """Tasks that read the ranges, one for each core or fewer, without parts in which no row passes the filter.
 
     Args:
         cores: Number of cores of the cluster; those of this machine if None.
+        by_bucket: Whether each task reads one bucket only.
     """
+    if by_bucket and len(ranges) > 1:
+        cores = max(1, (cores or os.cpu_count() or 1) // len(ranges))
+        return [task for each in ranges for task in tasks_of(place, table, [each], filter, cores)]
     parts = list(chain.from_iterable(_parts(table, place.kind, each, filter) for each in ranges))
     return [ReadTask(place, pieces) for pieces in divided(parts, cores)]
 

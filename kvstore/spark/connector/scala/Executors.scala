@@ -20,11 +20,11 @@ object Executors {
     */
   def check(python: Python, path: String, tasks: Array[InputPartition]): Unit = {
     val context = SparkSession.active.sparkContext
-    tasks.headOption.collect { case StorePartition(task) if !context.isLocal =>
+    tasks.headOption.collect { case first: StorePartition if !context.isLocal =>
       val hosts = context.statusTracker.getExecutorInfos.map(_.host).distinct
       val unknown = synchronized(hosts.filterNot(host => checked((host, path))))
       if (unknown.nonEmpty) {
-        val request = compact(render(("do" -> "see") ~ ("task" -> task)))
+        val request = compact(render(("do" -> "see") ~ ("task" -> first.task)))
         val found = context.makeRDD(unknown.toSeq.map(host => (host, Seq(host)))).map(new Look(python, request)).collect()
         found.foreach { case (_, refusal) => refusal.foreach(line => throw new Refused(line, "plan", "read")) }
         synchronized((unknown ++ found.map(_._1)).foreach(host => checked += ((host, path))))

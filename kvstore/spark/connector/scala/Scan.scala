@@ -6,6 +6,7 @@ import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation
 import org.apache.spark.sql.connector.read._
+import org.apache.spark.sql.connector.read.partitioning.{Partitioning, UnknownPartitioning}
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream
 import org.apache.spark.sql.sources.Filter
 import org.apache.spark.sql.types.StructType
@@ -59,13 +60,13 @@ class StoreScanBuilder(table: StoreTable)
 }
 
 class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int])
-    extends Scan with Batch with SupportsReportStatistics {
+    extends Scan with Batch with SupportsReportStatistics with SupportsReportPartitioning {
   private lazy val python = Python.of(SparkSession.active)
   private lazy val planned =
     table.ask(
       python,
       ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> filters.flatMap(Filters.json).toList) ~
-        ("cores" -> Executors.cores))
+        ("cores" -> Executors.cores) ~ ("byBucket" -> table.bucketed.nonEmpty))
 
   override def readSchema: StructType = columns
 
@@ -78,6 +79,9 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
   override def columnarSupportMode: Scan.ColumnarSupportMode = Scan.ColumnarSupportMode.SUPPORTED
 
   override def toMicroBatchStream(checkpoint: String): MicroBatchStream = table.stream(columns, python)
+
+  /** Spark need not shuffle the rows for a join or an aggregate by the bucket key. */
+  override def outputPartitioning: Partitioning = table.bucketed.fold[Partitioning](new UnknownPartitioning(0))(_.partitioning)
 
   override def planInputPartitions(): Array[InputPartition] = table.partitions(python, planned)
 
@@ -97,7 +101,7 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
 }
 
 /** A task, in words of Python's own. */
-case class StorePartition(task: String) extends InputPartition
+class StorePartition(val task: String) extends InputPartition
 
 /** Reads tasks; `request` is all that they have in common. */
 class StoreReaderFactory(python: Python, request: String) extends PartitionReaderFactory {

@@ -43,7 +43,7 @@ object Json {
 /** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows and bytes there are. */
 class Loaded(
     val columns: StructType, val pinned: JValue, val rows: Option[Long], val bytes: Long,
-    val properties: Map[String, String])
+    val properties: Map[String, String], val bucketed: Option[Bucketed])
 
 object Loaded {
   def of(options: util.Map[String, String], given: Option[StructType], withProperties: Boolean = false): Loaded = {
@@ -61,7 +61,8 @@ object Loaded {
           case JObject(fields) => fields.collect { case (name, JString(value)) => name -> value }.toMap
           case _ => Map.empty[String, String]
         }
-        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows, bytes, properties)
+        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows, bytes, properties,
+          Bucketed.of(answer \ "bucketed"))
       case other => throw new IllegalStateException(s"No columns: $other")
     }
   }
@@ -119,7 +120,11 @@ class StoreTable(
 
   /** The tasks of a plan, which every executor can read. */
   def partitions(python: Python, planned: JValue): Array[InputPartition] = {
-    val tasks = (planned \ "tasks").children.collect { case JString(task) => StorePartition(task) }.toArray[InputPartition]
+    val buckets = (planned \ "buckets").children.collect { case JInt(bucket) => bucket.toInt }
+    val found = (planned \ "tasks").children.collect { case JString(task) => task }
+    val tasks: Array[InputPartition] =
+      if (buckets.isEmpty) found.map(new StorePartition(_)).toArray
+      else found.zip(buckets).map { case (task, bucket) => new BucketPartition(task, bucket) }.toArray
     Executors.check(python, new CaseInsensitiveStringMap(options).get("path"), tasks)
     tasks
   }
@@ -127,6 +132,9 @@ class StoreTable(
   def optionsAsJson: JObject = Json.of(options)
 
   def stream(columns: StructType, python: Python): MicroBatchStream = new StoreStream(this, columns, python)
+
+  /** Buckets that are worth tasks of their own. */
+  def bucketed: Option[Bucketed] = loaded.bucketed
 
   /** About how many rows there are. */
   def rows: Option[Long] = loaded.rows

@@ -7,16 +7,17 @@ import java.util
 import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.sql.catalyst.analysis.{NoSuchTableException, TableAlreadyExistsException}
+import org.apache.spark.sql.catalyst.analysis.{NoSuchFunctionException, NoSuchTableException, TableAlreadyExistsException}
 import org.apache.spark.sql.connector.catalog._
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey
+import org.apache.spark.sql.connector.catalog.functions.UnboundFunction
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.json4s._
 import org.json4s.JsonDSL._
 
 /** A store as a catalog: `spark.sql.catalog.kv` is this class, `spark.sql.catalog.kv.path` the store's directory. */
-class StoreCatalog extends TableCatalog {
+class StoreCatalog extends TableCatalog with FunctionCatalog {
   private var catalog = ""
   private var path = ""
 
@@ -37,6 +38,13 @@ class StoreCatalog extends TableCatalog {
       Identifier.of(Array.empty, name)
     }.toArray
   }
+
+  override def listFunctions(namespace: Array[String]): Array[Identifier] =
+    if (namespace.nonEmpty) Array.empty else Array(Identifier.of(namespace, BucketFunction.name))
+
+  override def loadFunction(function: Identifier): UnboundFunction =
+    if (function.namespace.isEmpty && function.name == BucketFunction.name) BucketFunction
+    else throw new NoSuchFunctionException(function)
 
   /** A table as it is now, so that each query sees what is committed when it is planned. */
   override def loadTable(table: Identifier): Table = load(table, Map.empty)
