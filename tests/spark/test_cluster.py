@@ -146,7 +146,7 @@ def test_executors_that_lack_the_store_are_named_before_a_task_runs(store: kvsto
 
 
 @contextmanager
-def written_meanwhile(source: kvstore.Table) -> Iterator[None]:
+def written_meanwhile(source: kvstore.Table, pause: float = 0.05) -> Iterator[None]:
     """Writes all the time; each row that was ever written has a number of its own, so one that came twice shows."""
     source.upsert([{"k": k, "s": "before", "v": float(k)} for k in range(5000)])
     ends = threading.Event()
@@ -159,7 +159,7 @@ def written_meanwhile(source: kvstore.Table) -> Iterator[None]:
             source.upsert([{"k": k, "s": "after", "v": float(number + place)} for place, k in enumerate(keys)])
             number += len(keys)
             source.delete(chooser.sample(range(8000), 5))
-            time.sleep(0.05)
+            time.sleep(pause)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -208,7 +208,7 @@ def test_executors_and_helpers_are_killed_twenty_times_in_a_stream(store: kvstor
     target = store.create_table("u", SCHEMA, "k", buckets=3)
     chance = random.Random(3)
     killed: Counter[str] = Counter()
-    with written_meanwhile(source):
+    with written_meanwhile(source, pause=0.5):
         while killed.total() < 2 * KILLS:
             with driver("replicate", LOCAL_CLUSTER, store.path, tmp_path / "checkpoint", "small") as process:
                 lines_until(process, "started")
