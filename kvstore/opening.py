@@ -32,7 +32,7 @@ from kvstore.shared.table import has_shared_tables
 from kvstore.store import Store, open_store as open_directory
 from kvstore.table.table import Table
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
-from logformat.ids import OFFSET_MAX
+from logformat.ids import OFFSET_MAX, TableId
 
 CACHE_BYTES = 1 << 30
 """Default of ``cache_bytes_max``."""
@@ -137,6 +137,7 @@ class StoreInReplica(Store):
         room = directory if os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
         self._indexes = Indexes(room, cache_bytes_max // 2)
         self._catalog = FollowedCatalog(self._client, self._clock)
+        self._tables: dict[TableId, FollowedTable] = {}
 
     def __del__(self) -> None:
         """Close the indexes of a replica that nothing refers to any more."""
@@ -160,9 +161,19 @@ class StoreInReplica(Store):
         self.check_open()
         with self._mutex:
             self.check_open()
+            return TableInReplica(self._followed(name), self, self._clock)
+
+    def _followed(self, name: str) -> FollowedTable:
+        """What all handles of a table share, so that its indexes are built once."""
+        state = self._catalog.state()
+        for id in self._tables.keys() - state.tables.keys():
+            del self._tables[id]
+        definition = state.table(name)
+        if definition is None or definition.id not in self._tables:
             tail = ReplicaTail(self.url, name, self._client)
             about = self._client, self._indexes, self._mutex, self._clock, self.check_open
-            return TableInReplica(FollowedTable(tail, *about), self, self._clock)
+            return self._tables.setdefault(tail.table.definition.id, FollowedTable(tail, *about))
+        return self._tables[definition.id]
 
     def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
         """Verify every object of the replica, and that the objects have everything in its manifest.

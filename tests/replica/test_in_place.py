@@ -6,9 +6,11 @@ import asyncio
 import datetime as dt
 import gc
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +21,8 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
+from kvstore.checkpoint import recovery
+from kvstore.clock import SystemClock
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -31,8 +35,9 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
+from kvstore.files import Files
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
-from tests.replica.followers import Leader
+from tests.replica.followers import Leader, store_id
 from tests.replica.objects import SCHEMA, Faulty
 from tests.replica.test_reading import Counting
 from tests.support.clocks import SetClock
@@ -67,6 +72,31 @@ class Opened:
         found = [name for name in self.client.asked if "/" in name]
         self.client.asked = []
         return found
+
+
+@contextmanager
+def forked(path: Path) -> Iterator[tuple[Opened, Callable[[], None]]]:
+    """A store that ships, and what promotes a copy that lacks its last commits, and commits as much."""
+    opened = Opened(path)
+    leader = opened.leader
+    leader.apply_epoch(leader.store.table("t"))
+    opened.ship()
+    shutil.copytree(path / "s", path / "new")
+    leader.store.table("t").upsert([{"k": k, "v": 7} for k in range(9)])
+    opened.ship()
+
+    def promoted() -> None:
+        leader.store.close()
+        recovery.recover(path / "new", store_id(leader.objects), Files(), SystemClock(), write=True)
+        opened.leader = Leader(path / "new", 6, leader.objects)
+        for epoch in (1, 2):
+            opened.leader.epochs = epoch
+            opened.leader.apply_epoch(opened.leader.store.table("t"))
+        opened.ship()
+
+    yield opened, promoted
+    opened.store.close()
+    opened.leader.store.close()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -198,10 +228,9 @@ def test_the_cache_is_verified_and_bounded(opened: Opened) -> None:
     opened.ship()
     assert rows_of(small.table("t")) == rows_of(table)
     assert 0 < sum(path.stat().st_size for path in opened.cache.glob("*/*/*")) <= size // 2
-    none = opened.open(0)
     opened.fetched()
     for _ in range(2):
-        assert rows_of(none.table("t")) == rows_of(table)
+        assert rows_of(opened.open(0).table("t")) == rows_of(table)
         assert opened.fetched()
     assert {path.stat().st_mode & 0o777 for path in opened.cache.glob("*/*")} == {0o700}
 
@@ -267,6 +296,34 @@ def test_a_replica_that_was_not_closed_keeps_no_files_open(opened: Opened) -> No
         read()
     gc.collect()
     wait_until(lambda: count() <= before)
+
+
+def test_handles_of_a_table_share_an_index_to_which_changes_are_added(opened: Opened) -> None:
+    ours = opened.leader.store.table("t")
+    store = opened.open(0)  # only the last index stays, and no object
+    fetched: list[str] = []
+    for number in range(8):
+        ours.upsert({"k": 1, "v": number})
+        ours.upsert({"k": 2, "v": number})
+        opened.ship()
+        if number == 4:
+            opened.leader.store.alter_table("t", compression="zstd")
+            opened.leader.store.rename_table("t", "other")
+            opened.ship()
+        name = "t" if number < 4 else "other"
+        for table in (store.table(name), store.table(name)):
+            assert table.get(1) == {"k": 1, "v": number}
+        fetched += [each for each in opened.fetched() if each.startswith("tables/")]
+    assert len(fetched) == len(set(fetched)) == 8
+    store.close()
+
+
+def test_rows_of_a_former_leader_are_gone_if_the_new_one_lacks_them(tmp_path: Path) -> None:
+    with forked(tmp_path) as (opened, promoted):
+        table = opened.store.table("t")
+        assert {row["v"] for row in rows_of(table)} == {0, 7}
+        promoted()
+        assert {row["v"] for row in rows_of(table)} == {2}
 
 
 def test_changes_are_followed(opened: Opened) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.log.segments import FoundBatch
@@ -22,10 +23,21 @@ from kvstore.replica.read.parts import RangePart
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.read.tail import ReplicaTail
-from logformat.ids import BucketId, Offset
+from logformat.ids import BucketId, Epoch, Offset, SchemaId
 
 REFRESH_SECONDS = 1.0
 """Time between two looks at the replica: a leader ships about once a second."""
+
+
+class _Version(NamedTuple):
+    """What an index depends on besides the changes: another one makes it wrong.
+
+    Attributes:
+        leader_epoch: A later leader may lack changes of the one before, and have others at their offsets.
+    """
+
+    schema_id: SchemaId
+    leader_epoch: Epoch
 
 
 @dataclass
@@ -33,13 +45,12 @@ class _Built:
     """The index of a bucket.
 
     Attributes:
-        definition: The table when it was built.
         uses: Number of views that are open.
         is_dropped: Whether it is to be closed with the last view.
     """
 
     rows: TemporaryRows
-    definition: TableDefinition
+    version: _Version
     end: Offset
     uses: int = 0
     is_dropped: bool = False
@@ -195,12 +206,13 @@ class FollowedTable:
 
     def _built(self, table: ReplicaTable, bucket: BucketId) -> _Built:
         key, end = (table.definition.id, bucket), Offset(table.ends()[bucket])
+        version = _Version(table.definition.schema_id, self._tail.leader_epoch)
         built = self._indexes.built.pop(key, None)
         if built is not None:
             self._indexes.built[key] = built  # the last one used
-            if built.definition == table.definition and built.end == end:
+            if built.version == version and built.end == end:
                 return built
-            if built.definition != table.definition or built.end > end:
+            if built.version != version or built.end > end:
                 self._indexes.drop(key)
                 built = None
         reader = self._reader(table)
@@ -208,7 +220,7 @@ class FollowedTable:
             if built is None:
                 wanted = table.rows(bucket, end)
                 rows = TemporaryRows(table.definition, bucket, self._indexes.directory)
-                built = self._indexes.built[key] = _Built(rows, table.definition, end)
+                built = self._indexes.built[key] = _Built(rows, version, end)
                 reader.load(rows, wanted)
             else:
                 ranges: tuple[RangePart, ...] = table.changes(bucket, built.end, end).ranges
