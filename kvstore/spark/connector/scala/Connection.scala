@@ -2,7 +2,7 @@ package kvstore.spark
 
 import java.io.IOException
 import java.nio.ByteBuffer
-import java.nio.channels.{ClosedByInterruptException, SocketChannel}
+import java.nio.channels.{ClosedByInterruptException, ClosedChannelException, SocketChannel}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util
 
@@ -68,9 +68,10 @@ class Connection(val channel: SocketChannel) extends AutoCloseable {
   private def read(length: Int): ByteBuffer = {
     val buffer = ByteBuffer.allocate(length)
     while (buffer.hasRemaining) {
-      if (channel.read(buffer) < 0) {
-        throw new HelperEnded
-      }
+      val count =
+        try channel.read(buffer)
+        catch { case error: IOException if !error.isInstanceOf[ClosedChannelException] => throw new HelperEnded }
+      if (count < 0) throw new HelperEnded
     }
     buffer.flip()
   }
