@@ -83,6 +83,7 @@ class Source:
     ) -> None:
         self._client = client
         self._progress = progress
+        self._only_catalog = only_catalog
         self.store = read_store(client)
         self._sizes: dict[Stream, dict[ObjectName, int]] = {}
         self.manifest, listing = self._as_of_now(f"{CATALOG_PREFIX}/" if only_catalog else "")
@@ -120,7 +121,8 @@ class Source:
             if stream in shipped
         ):
             return False
-        self.manifest, self._shipped = manifest, shipped
+        # The manifest lacks the streams of a dropped table, which the catalog in it may still have.
+        self.manifest, self._shipped = manifest, self._shipped | shipped
         return True
 
     def forget(self, stream: Stream, before: int) -> None:
@@ -176,9 +178,15 @@ class Source:
         return self._sizes[name.stream][name]
 
     def shipped(self, stream: Stream) -> Shipped:
-        """What the manifest has of a stream; for a table that was dropped since, what the listed objects cover."""
+        """What the manifest has of a stream; for a table that was dropped since, what the listed objects cover.
+
+        If only the catalog's objects were listed at first, a stream that was in no manifest has nothing: it is of a new
+        table, and its objects may have a part of a commit only.
+        """
         if stream in self._shipped:
             return self._shipped[stream]
+        if self._only_catalog:
+            return Shipped(stream=stream, start=0, end=0, snapshots=[])
         named = self.objects(stream)
         starts = sorted(each.start for each in named if each.kind == "snapshot")
         start = 0 if any(each.start == 0 for each in named) or not starts else starts[0]

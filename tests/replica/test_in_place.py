@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -37,6 +38,8 @@ from kvstore.errors import (
 )
 from kvstore.files import Files
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
+from kvstore.replica.read.table import ReplicaTable
+from logformat.replica import manifest as replica_manifest
 from tests.replica.followers import Leader, store_id
 from tests.replica.objects import SCHEMA, Faulty
 from tests.replica.test_reading import Counting
@@ -324,6 +327,30 @@ def test_rows_of_a_former_leader_are_gone_if_the_new_one_lacks_them(tmp_path: Pa
         assert {row["v"] for row in rows_of(table)} == {0, 7}
         promoted()
         assert {row["v"] for row in rows_of(table)} == {2}
+
+
+def test_a_table_ends_at_the_manifest_before_and_after_it_is_in_it(opened: Opened) -> None:
+    opened.leader.store.create_table("u", SCHEMA, "k", buckets=2).upsert([{"k": k, "v": 1} for k in range(9)])
+    opened.ship()
+    whole, found = dict(opened.client.held), opened.store.table("u")
+    ends = found.offsets()
+    manifest = replica_manifest.decode(whole["TOLD"], store_id(opened.leader.objects))
+    others = [each for each in manifest.shipped if each.stream.table_id != 2]
+    unnamed = replica_manifest.encode(msgspec.structs.replace(manifest, shipped=others))
+    # It was created after the ends were noted, and a part of the next round was shipped.
+    opened.client.held = {name: data for name, data in whole.items() if not name.startswith("tables/2/1")}
+    opened.client.held["TOLD"] = unnamed
+    early = opened.open()
+    assert rows_of(early.table("u")) == []
+    assert ReplicaTable.of("", "u", opened.client).ends() == {0: 0, 1: 0}
+    # It was dropped after the catalog was shipped, which has it still.
+    opened.client.held = whole | {"TOLD": unnamed}
+    opened.clock.now += int(1000 * REFRESH_SECONDS)
+    assert found.offsets() == ends
+    opened.client.held = whole
+    opened.clock.now += int(1000 * REFRESH_SECONDS)
+    assert len(rows_of(early.table("u"))) == len(rows_of(found)) == 9
+    early.close()
 
 
 def test_changes_are_followed(opened: Opened) -> None:
