@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -327,6 +328,69 @@ def test_rows_of_a_former_leader_are_gone_if_the_new_one_lacks_them(tmp_path: Pa
         assert {row["v"] for row in rows_of(table)} == {0, 7}
         promoted()
         assert {row["v"] for row in rows_of(table)} == {2}
+
+
+class ShipsAtEachLook(Counting):
+    """Whenever the manifest is read, one more commit over all buckets has just been shipped."""
+
+    def __init__(self, ship: Callable[[], None], held: dict[str, bytes]) -> None:
+        super().__init__(held)
+        self._ship = ship
+
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
+        if name == replica_manifest.NAME:
+            self._ship()
+        return super().get(name, bytes_max=bytes_max)
+
+
+class FastClock(SystemClock):
+    """Between two looks at it the time comes to look at the replica."""
+
+    looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.looks * REFRESH_SECONDS
+
+
+def test_a_call_sees_one_moment_whatever_is_shipped_meanwhile(opened: Opened) -> None:
+    schema = pa.schema([pa.field(name, pa.int64(), name == "v") for name in ("p", "k", "v")])
+    ours = opened.leader.store.create_table("pairs", schema, ("p", "k"), buckets=3)
+    epochs = 0
+
+    def ship() -> None:
+        nonlocal epochs
+        rows = [("upsert", {"p": 1, "k": k, "v": epochs}) for k in range(9)]
+        ours.apply_epoch(kvstore.Changes.of(rows, schema), "w", epochs, "r")
+        epochs += 1
+        opened.leader.ship()
+
+    ship()
+    client = ShipsAtEachLook(ship, opened.client.held)
+    store = kvstore.StoreInReplica("memory://x", client=client, directory=opened.cache, clock=FastClock())
+    table, keys = store.table("pairs"), [(1, k) for k in range(9)]
+    for _ in range(3):
+        for rows in (table.prefix_lookup([1]), table.lookup(keys), table.scan().read_all()):
+            assert len(rows) == 9
+            assert len(set(rows["v"].to_pylist())) == 1
+        assert table.count() == 9
+        assert set(Counter(table.changelog().read_all()["v"].to_pylist()).values()) <= {9, 18}
+    store.close()
+
+
+def test_changes_are_not_followed_into_the_history_of_a_leader_that_lacks_some(tmp_path: Path) -> None:
+    with forked(tmp_path) as (opened, promoted):
+        table = opened.store.table("t")
+        followed = [table.changelog(start, follow=True) for start in ("earliest", "full", "latest")]
+        late = opened.leader.store.table("t").offsets()
+        read = [[next(changes) for _ in range(3)] for changes in followed[:2]]
+        assert all(sum(map(len, each)) for each in read)
+        promoted()
+        assert opened.leader.store.table("t").offsets() != late
+        for changes in followed:
+            with pytest.raises(OffsetOutOfRange, match="lacks changes that were read"):
+                next(changes)
+        assert table.changelog().read_all() == opened.leader.store.table("t").changelog().read_all()
 
 
 def test_a_table_ends_at_the_manifest_before_and_after_it_is_in_it(opened: Opened) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 from uuid import UUID
+
+import pyarrow as pa
 
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.handle import BucketHandle
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch
+from kvstore.read.changelog import End, Start
 from kvstore.read.follow import ChangeReader
 from kvstore.replica.in_place.followed import FollowedTable
 from logformat.ids import BucketId, Offset, TableId
@@ -19,7 +24,15 @@ from logformat.log.index_state import IndexState
 
 
 class ReplicaChangeReader(ChangeReader):
-    """Reads changes, for which no index is built."""
+    """Reads changes, for which no index is built.
+
+    A later leader that lacks changes that were read is OffsetOutOfRange.
+    """
+
+    def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
+        """See :meth:`kvstore.read.follow.ChangeReader.read`."""
+        handle = cast("ReplicaBucket", self.handle).for_one_reader().as_handle()
+        return ChangeReader.read(replace(self, handle=handle), start, end, follow=follow)
 
     def _state(self) -> IndexState:
         return self.handle.committed()
@@ -45,13 +58,38 @@ class ReplicaLog:
         return min(Offset(self._followed.first_at_or_after(self._bucket, timestamp)), end)
 
 
+class _ReadLog(ReplicaLog):
+    """The log as one reader of changes reads it, from one offset to the next."""
+
+    def __init__(self, followed: FollowedTable, bucket: BucketId) -> None:
+        super().__init__(followed, bucket)
+        self._epoch = followed.leader_epoch
+
+    def batches(self, start: Offset, end: Offset) -> Iterator[FoundBatch]:
+        """See :meth:`ReplicaLog.batches`.
+
+        Raises:
+            OffsetOutOfRange: There is a later leader, which does not have all changes before ``start``.
+        """
+        with self._followed.one_moment():
+            self._followed.check_leader(self._bucket, start, self._epoch)
+            self._epoch = self._followed.leader_epoch
+            return super().batches(start, end)
+
+
 class ReplicaBucket:
     """The bucket: what :class:`kvstore.bucket.handle.BucketHandle` is of a store, for reads only."""
 
     def __init__(self, followed: FollowedTable, store_id: UUID, table: TableId, bucket: BucketId) -> None:
         self.place = BucketPlace.of(Path(), store_id, table, bucket)
-        self.log = ReplicaLog(followed, bucket)
+        self.log: ReplicaLog = ReplicaLog(followed, bucket)
         self._followed = followed
+
+    def for_one_reader(self) -> ReplicaBucket:
+        """The same bucket, for one reader of changes."""
+        found = copy(self)
+        found.log = _ReadLog(self._followed, self.place.identity.bucket_id)
+        return found
 
     def as_handle(self) -> BucketHandle:
         """This bucket, as the reads of a table are declared: they use only what this class has."""

@@ -154,6 +154,20 @@ class FollowedTable:
         """Name of the table when it was last looked at, for messages."""
         return self._tail.table.definition.name
 
+    @property
+    def leader_epoch(self) -> Epoch:
+        """Epoch of the leader that shipped what was last looked at."""
+        return self._tail.leader_epoch
+
+    def check_leader(self, bucket: BucketId, offset: Offset, leader_epoch: Epoch) -> None:
+        """Verify that later leaders have the changes of a bucket before an offset.
+
+        Raises:
+            OffsetOutOfRange: One lacks some.
+        """
+        before = {number: Offset(0) for number in self._tail.table.ends()} | {bucket: offset}
+        self._tail.check_leader(before, leader_epoch)
+
     def definition(self) -> TableDefinition:
         """Definition of the table; raises what :meth:`table` raises."""
         return self.table().definition

@@ -6,7 +6,7 @@ import datetime as dt
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,6 +88,11 @@ class TableInReplica(Table):
         """See :meth:`kvstore.Table.lookup`."""
         with self._followed.one_moment():
             return super().lookup(keys)
+
+    def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
+        """See :meth:`kvstore.Table.prefix_lookup`."""
+        with self._followed.one_moment():
+            return super().prefix_lookup(prefix)
 
     def scan(
         self,
