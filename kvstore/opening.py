@@ -18,7 +18,7 @@ from kvstore.calls import in_background, uninterrupted
 from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
-from kvstore.options import Durability
+from kvstore.options import Durability, options_of_call
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
 from kvstore.replica.in_place.cache import ObjectCache, directory_of_cache
@@ -62,10 +62,11 @@ def open_store(
         UnsupportedOperation: A replica is opened without ``read_only``.
         Unavailable, MissingVersion, CorruptData: The replica can't be reached, has a hole, or is damaged.
     """
-    url = _replica_of(path, read_only=read_only)
+    url = _replica_of(path)
     if url is None:
         return open_directory(path, read_only, durability, **settings)
     url_without_credentials("path", url)
+    options_of_call(durability, {})  # one that is valid has no effect
     if not read_only:
         raise UnsupportedOperation(
             "A replica is opened with read_only=True. To write, open the store that ships to it, or promote a copy.",
@@ -89,10 +90,10 @@ def open_store(
         raise
 
 
-def _replica_of(path: object, *, read_only: bool) -> str | None:
+def _replica_of(path: object) -> str | None:
     """URL of a replica that is opened in place; None for a directory that is opened as a store."""
     given = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    return replica_at(given) if isinstance(given, str) and (read_only or "://" in given) else None
+    return replica_at(given) if isinstance(given, str) else None
 
 
 @only(("list_tables", "table", "check", "close"))

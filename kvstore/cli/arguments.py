@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +22,7 @@ from kvstore.request.key_texts import key_of_texts
 from logformat import paths
 from logformat.catalog import store_file
 
+_URL = re.compile("[a-z][a-z0-9]+:/")  # a path has one slash where a URL has several
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
 
 
@@ -63,7 +65,14 @@ def opened(path: Path, *, write: bool = False) -> kvstore.Store:
 
     Raises:
         NotAStore: The directory is not a store.
+        UnsupportedOperation: It is a URL.
     """
+    if _URL.match(str(path)) and not path.exists():
+        raise UnsupportedOperation(
+            "Commands read directories, also of a replica; a replica at a URL is read in Python, with "
+            "kvstore.open(url, read_only=True).",
+            path=path,
+        )
     reading = kvstore.open(path, read_only=True)
     if not write:
         return reading

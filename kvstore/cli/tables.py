@@ -141,7 +141,8 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
     with opened(path) as store:
         table = store.table(name)
         summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
-        bucket_key, consumers = table.bucket_key, _consumers(table)
+        bucket_key = table.bucket_key
+        consumers = [] if isinstance(store, kvstore.StoreInReplica) else _consumers(table)
     if as_json:
         details = {"bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)}
         print_json({**summary, **details, "consumers": consumers})

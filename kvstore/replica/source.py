@@ -399,7 +399,9 @@ def read_store(client: Client) -> StoreFile:
     try:
         return store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
     except FileNotFoundError as error:
-        raise NotAStore("There is no replica here; see whether the URL is right.") from error
+        raise NotAStore(
+            "There is no replica here, or nothing was shipped yet; see whether the URL is right."
+        ) from error
 
 
 def read_manifest(client: Client) -> bytes:
