@@ -67,12 +67,14 @@ def open_store(
         return open_directory(path, read_only, durability, **settings)
     url_without_credentials("path", url)
     options_of_call(durability, {})  # one that is valid has no effect
+    directory = directory_of(url)
+    if not read_only and directory is not None and replica_at(os.fspath(directory)) is None:
+        return open_directory(path, read_only, durability, **settings)  # which refuses the URL of a directory
     if not read_only:
         raise UnsupportedOperation(
             "A replica is opened with read_only=True. To write, open the store that ships to it, or promote a copy.",
             url=url,
         )
-    directory = directory_of(url)
     if directory is not None and is_store(directory):
         raise InvalidRequest("There is a store at this URL, no replica; give its directory as a path.", path=directory)
     cache_bytes_max = integer_within("cache_bytes_max", settings.pop("cache_bytes_max", CACHE_BYTES), 0, OFFSET_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kvstore.replica.client import normalised
@@ -13,7 +14,7 @@ def replica_at(path: str) -> str | None:
     """URL of the replica, or of the shared tables, at a URL or a directory; None if a directory has neither."""
     if "://" in path:
         return path
-    directory = Path(path).expanduser()
+    directory = Path(os.path.expanduser(path))  # as it is if there is no such user
     names = (replica_manifest.NAME, "leader", shared_table.DEFINITIONS_PREFIX)
     is_replica = any((directory / name).exists() for name in names)
     return normalised(path) if is_replica and not is_store(directory) else None
