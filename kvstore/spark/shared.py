@@ -80,8 +80,8 @@ def create_table(
         url: A place for shared tables only: ``s3://bucket/path``, ``gs://…``, ``az://…``, or ``file:///dir`` in a
             directory that all machines share.
         buckets: Parts of the table, each written by one task of a write.
-        name, schema, primary_key, bucket_key, merge_engine, changelog_image, delete_behavior, skip_identical_updates,
-            compression: See :meth:`kvstore.Store.create_table`.
+        name, schema, primary_key, bucket_key, merge_engine: See :meth:`kvstore.Store.create_table`.
+        changelog_image, delete_behavior, skip_identical_updates, compression: See :meth:`kvstore.Store.create_table`.
 
     Raises:
         TableExists: There is a shared table of that name. Nothing was written.
