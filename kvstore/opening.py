@@ -190,8 +190,13 @@ class StoreInReplica(Store):
         self.check_open()
         source = Source(self._place, only_catalog=True)
         tables = FollowedCatalog(self._place, self._clock).state().tables
+
+        def now() -> ReplicaStatus:
+            shipped = Source(self._place, only_catalog=True).manifest.shipped
+            return ReplicaStatus(url=self.url, shipped=shipped)
+
         status = ReplicaStatus(url=self.url, shipped=source.manifest.shipped)
-        found = findings(self._place, source.store.store_id, status)
+        found = findings(self._place, source.store.store_id, status, now)
         progress(1, 1)
         reports = []
         for each in source.manifest.shipped:

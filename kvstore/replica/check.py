@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
+
+from msgspec import structs
 
 from kvstore.errors import CorruptData, ReplicaBehind
 from kvstore.replica.client import Client, check_size
@@ -52,24 +54,58 @@ class Listing:
         return cls({name: size for name, size in found if name is not None})
 
 
-def findings(client: Client, store_id: UUID, status: ReplicaStatus) -> list[Finding]:
+def findings(
+    client: Client, store_id: UUID, status: ReplicaStatus, now: Callable[[], ReplicaStatus] | None = None
+) -> list[Finding]:
     """Verify a replica.
+
+    Args:
+        status: What was shipped before this call.
+        now: Returns what was shipped until now, if the leader goes on at the same time.
 
     Raises:
         Unavailable: The replica can't be reached.
         UnsupportedVersion: A newer version wrote an object.
     """
-    listing = Listing.of(client)
+    sizes, bad = _verified(client, store_id)
     found = [
         Finding(kind="BAD", stream=name.stream, start=name.start, end=name.end, object=str(name))
-        for name in sorted(listing.sizes)
-        if not _is_right(client, store_id, name, listing.sizes[name])
+        for name in sorted(bad)
     ]
     if status.shipped:
         for name, is_right in ((paths.STORE_FILE, _is_of_store), (replica_manifest.NAME, _is_manifest_right)):
             if not is_right(client, store_id, status):
                 found.append(Finding(kind="BAD", stream=CATALOG, start=0, end=0, object=name))
-    return [*found, *missing(status, listing.sizes)]
+    return [*found, *missing(status if now is None else _in_both(status, now()), sizes)]
+
+
+def _verified(client: Client, store_id: UUID) -> tuple[dict[ObjectName, int], set[ObjectName]]:
+    """Sizes of all objects, and those that are bad; an object that is gone was merged with others, or expired."""
+    sizes, bad = Listing.of(client).sizes, set[ObjectName]()
+    new = set(sizes)
+    while True:
+        bad |= {name for name in new if not _is_right(client, store_id, name, sizes[name])}
+        listed = Listing.of(client).sizes if bad else sizes
+        if bad <= listed.keys():
+            return sizes, bad
+        new = listed.keys() - sizes.keys()
+        sizes, bad = listed, bad & listed.keys()
+
+
+def _in_both(before: ReplicaStatus, after: ReplicaStatus) -> ReplicaStatus:
+    """What a replica had all the time between two moments."""
+    later = {each.stream: each for each in after.shipped}
+    shipped = [
+        structs.replace(
+            each,
+            start=max(each.start, now.start),
+            end=min(each.end, now.end),
+            snapshots=[offset for offset in each.snapshots if offset in now.snapshots],
+        )
+        for each in before.shipped
+        if (now := later.get(each.stream)) is not None
+    ]
+    return structs.replace(before, shipped=shipped)
 
 
 def missing(status: ReplicaStatus, objects: Iterable[ObjectName]) -> Iterator[Finding]:

@@ -33,4 +33,6 @@ def test_a_replica_is_opened_to_be_read_only(replica: Path) -> None:
 def test_commands_read_the_directory_of_a_replica_and_no_url(replica: Path) -> None:
     found = fine("describe", replica, "t", "--json").lines[0]
     assert (found["rows"], found["consumers"]) == (1, [])
+    assert fine("check", replica, "--json").lines[0]["buckets"] == [{"table": "t", "bucket": 0, "findings": []}]
+    assert "rows" not in fine("check", replica).out, "it counts none"
     assert "replica at a URL is read in Python" in run("describe", replica.as_uri(), "t").err

@@ -378,6 +378,21 @@ def test_a_replica_that_is_open_in_place_is_read_on_while_its_start_moves(tmp_pa
     history.store.close()
 
 
+def test_a_check_in_place_finds_nothing_wrong_while_objects_are_merged_and_removed(
+    history: History, tmp_path: Path
+) -> None:
+    history.clock.now += MINUTE_MS
+    for _ in range(40):
+        history.write()
+        history.replica.ship()
+    for minutes in (3, 30):
+        objects = Pruned(history, 1, minutes)
+        opened = kvstore.StoreInReplica("memory://x", client=objects, directory=tmp_path / "cache")
+        assert opened.check().findings == []
+        assert objects.was
+        opened.close()
+
+
 def test_a_copy_that_was_promoted_has_a_whole_replica(history: History, tmp_path: Path) -> None:
     """The former leader removed objects; the copy's catalog knows that they are gone."""
     history.step()
