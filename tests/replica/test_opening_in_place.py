@@ -8,7 +8,9 @@ import pytest
 
 import kvstore
 from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.replica.in_place.cache import ObjectCache
 from tests.cli.commands import fine, run
+from tests.replica.followers import Leader, store_id
 from tests.replica.objects import SCHEMA
 
 
@@ -36,3 +38,19 @@ def test_commands_read_the_directory_of_a_replica_and_no_url(replica: Path) -> N
     assert fine("check", replica, "--json").lines[0]["buckets"] == [{"table": "t", "bucket": 0, "findings": []}]
     assert "rows" not in fine("check", replica).out, "it counts none"
     assert "replica at a URL is read in Python" in run("describe", replica.as_uri(), "t").err
+
+
+def test_openers_of_one_cache_keep_it_below_the_limit_together(tmp_path: Path) -> None:
+    leader = Leader(tmp_path / "s", 1)
+    table = leader.store.table("t")
+    for number in range(12):
+        table.upsert([{"k": k, "v": number * k} for k in range(300)])
+        leader.ship()
+    names = [str(name) for name in leader.objects.names if name.stream.table_id == 1]
+    largest = max(len(leader.objects.held[name]) for name in names)
+    limit, each = 6 * largest, store_id(leader.objects)
+    caches = [ObjectCache(leader.objects, tmp_path / "cache", each, limit) for _ in range(4)]
+    for number, name in enumerate(names):
+        caches[number % 4].get(name, bytes_max=1 << 20)
+        assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*/*")) <= limit + 4 * limit // 16
+    leader.store.close()

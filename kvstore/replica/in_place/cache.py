@@ -28,6 +28,8 @@ DIRECTORY_NAME = "kvstore-replicas"
 """Directory of the files in the one above, which may have files of others."""
 _LARGEST = 4
 """An object of more than this fraction of the limit is not kept."""
+_COUNTED = 16
+"""The files are counted again after this fraction of the limit was added."""
 
 _UNFINISHED = re.compile(rf"\.[0-9a-f]{{32}}{re.escape(paths.TEMPORARY)}")
 
@@ -63,7 +65,7 @@ class ObjectCache:
                 self._directory.mkdir(0o700, parents=True, exist_ok=True)
             except OSError:
                 self._bytes_max = 0  # nothing can be kept there
-        self._bytes = sum(size for _, _, size in self._kept())
+        self._bytes, self._added = sum(size for _, _, size in self._kept()), 0
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`kvstore.replica.client.Client`."""
@@ -122,6 +124,9 @@ class ObjectCache:
                 unfinished.unlink(missing_ok=True)
                 raise
             self._bytes += len(data)
+            self._added += len(data)
+            if self._added * _COUNTED >= self._bytes_max:  # other processes add files, too
+                self._bytes, self._added = sum(size for _, _, size in self._kept()), 0
             if self._bytes > self._bytes_max:
                 self._shrink()
 
