@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import msgspec
@@ -23,10 +24,12 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
+from kvstore import this_process
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.errors import (
     CorruptData,
+    ForkedStore,
     InvalidRequest,
     MissingVersion,
     NoSuchTable,
@@ -50,13 +53,20 @@ from tests.support.tables import rows_of
 TEXT = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
 
 
+class StillClock(SetClock):
+    """Time passes only when it is set, however busy the machine is."""
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+
 class Opened:
     """A store with a replica in memory, which is opened in place."""
 
     def __init__(self, path: Path, seed: int = 1) -> None:
         self.leader = Leader(path / "s", seed)
         self.leader.ship()
-        self.clock = SetClock()
+        self.clock = StillClock()
         self.client = Counting(self.leader.objects.held)
         self.cache = path / "cache"
         self.store = self.open()
@@ -492,6 +502,10 @@ def test_what_does_not_read_is_refused(opened: Opened) -> None:
     for read in (lambda: table.scan(as_of=late), lambda: table.changelog(late), lambda: table.changelog(end=late)):
         with pytest.raises(ReplicaBehind, match="ends before this time"):
             read()
+    with patch.object(this_process, "pid", -1):  # as in a child of a fork
+        for inherited in (lambda: table.get(1), store.list_tables, lambda: store.table("t"), store.check):
+            with pytest.raises(ForkedStore, match="open it again in this process"):
+                inherited()
     store.close()
     store.close()
     for closed in (lambda: table.get(1), store.list_tables, lambda: store.table("t"), store.check, table.offsets):
@@ -506,7 +520,7 @@ def test_calls_that_open_no_replica(tmp_path: Path, cache: Path) -> None:
         ((tmp_path / "s").as_uri(), {}, InvalidRequest, "give its directory"),
         ((tmp_path / "none").as_uri(), {}, Unavailable, "no such directory"),
         ((tmp_path / "empty").as_uri(), {}, NotAStore, "no replica here"),
-        ((tmp_path / "empty").as_uri(), {"read_only": False}, UnsupportedOperation, "read_only=True"),
+        ((tmp_path / "empty").as_uri(), {"read_only": False}, InvalidRequest, "not its URL"),
         ((tmp_path / "empty").as_uri(), {"map_bytes": 1}, InvalidRequest, "one setting"),
         ((tmp_path / "empty").as_uri(), {"cache_bytes_max": -1}, InvalidRequest, "cache_bytes_max"),
         ("s3://key:secret@bucket/x", {}, InvalidRequest, "credentials"),
