@@ -353,6 +353,10 @@ class Source:
             del self._read_last[next(iter(self._read_last))]
         return self._read_last[name]
 
+    def release(self) -> None:
+        """Free the objects that are kept in memory; they are read again if they are needed."""
+        self._read_last.clear()
+
     def _hole(self, stream: Stream, begin: int, end: int) -> MissingVersion:
         where = "the catalog" if stream == CATALOG else f"bucket {stream.bucket} of table {stream.table_id}"
         return MissingVersion(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import kvstore
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.replica.in_place.cache import ObjectCache
+from kvstore.replica.read.tail import ReplicaTail
+from logformat.replica.object_file import FoundObject
 from tests.cli.commands import fine, run
 from tests.replica.followers import Leader, store_id
 from tests.replica.objects import SCHEMA
@@ -53,4 +56,28 @@ def test_openers_of_one_cache_keep_it_below_the_limit_together(tmp_path: Path) -
     for number, name in enumerate(names):
         caches[number % 4].get(name, bytes_max=1 << 20)
         assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*/*")) <= limit + 4 * limit // 16
+    leader.store.close()
+
+
+def test_what_stays_open_is_bounded(tmp_path: Path) -> None:
+    leader = Leader(tmp_path / "s", 1)
+    for number in range(8):
+        leader.store.create_table(f"u{number}", SCHEMA, "k").upsert({"k": 1, "v": number})
+    leader.ship()
+    store = kvstore.StoreInReplica("memory://x", 0, client=leader.objects, directory=tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    tables = [store.table(f"u{number}") for number in range(8)]
+    assert [table[1]["v"] for table in tables] == list(range(8))
+    per_index = 4
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + per_index, "only the last index is open"
+    store.close()
+    leader.apply_epoch(leader.store.table("t"))
+    leader.ship()
+    tail = ReplicaTail("", "t", leader.objects)
+    leader.apply_epoch(leader.store.table("t"))
+    leader.ship()
+    for _ in range(2):
+        tail.poll()
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, FoundObject)], "no object stays in memory"
     leader.store.close()

@@ -44,6 +44,7 @@ class FollowedCatalog:
         for edit in edits:
             state = state.after(edit)
         self._source, self._state, self._end = source, state, source.shipped(CATALOG).end
+        source.release()
 
     def _take(self) -> None:
         end, state = self._source.shipped(CATALOG).end, self._state
@@ -51,3 +52,4 @@ class FollowedCatalog:
             state = state.after(edit)
         self._state, self._end = state, end
         self._source.forget(CATALOG, end)
+        self._source.release()

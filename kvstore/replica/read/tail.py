@@ -66,6 +66,7 @@ class ReplicaTail:
         elif source.manifest != self._taken:
             self._advance()
             self._taken = source.manifest
+            source.release()
         return self.table
 
     def check_leader(self, offsets: dict[int, Offset], leader_epoch: Epoch) -> None:
@@ -142,6 +143,7 @@ class ReplicaTail:
         self._set_cut(cut)
         self._read_to = dict(cut.ends)
         self._batches: dict[Stream, list[Committed]] = {stream: [] for stream in self._cut.ends}
+        loaded.source.release()
 
     def _set_cut(self, cut: Cut) -> None:
         self._cut = cut
