@@ -14,10 +14,11 @@ def replica_at(path: str) -> str | None:
     """URL of the replica, or of the shared tables, at a URL or a directory; None if a directory has neither."""
     if "://" in path:
         return path
-    directory = Path(os.path.expanduser(path))  # as it is if there is no such user
+    # A path that can not be looked at is none: opening it says why.
+    directory = os.path.expanduser(path)
     names = (replica_manifest.NAME, "leader", shared_table.DEFINITIONS_PREFIX)
-    is_replica = any((directory / name).exists() for name in names)
-    return normalised(path) if is_replica and not is_store(directory) else None
+    is_replica = any(os.path.exists(os.path.join(directory, name)) for name in names)
+    return normalised(path) if is_replica and not is_store(Path(directory)) else None
 
 
 def is_store(directory: Path) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -401,7 +402,7 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
         write(table, "a")
-        real, real_swap, swapped = Committer.prepare, BucketHandle.swap_index, threading.Event()
+        real, real_swap, swapped = Committer.submit, BucketHandle.swap_index, threading.Event()
         threads: list[threading.Thread] = []
 
         def swap(handle: BucketHandle, engine: BucketEngine) -> object:
@@ -409,15 +410,15 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
             swapped.set()
             return done
 
-        def prepare(committer: Committer, part: Prepared) -> None:
-            if not threads:  # between the choice of the committer and its use
+        def submit(committer: Committer, item: Any) -> None:
+            if isinstance(item, Prepared) and not threads:  # between the choice of the committer and its use
                 threads.append(threading.Thread(target=table.compact))
                 threads[0].start()
                 swapped.wait(1)  # it waits for the commit to end
-            real(committer, part)
+            real(committer, item)
 
         monkeypatch.setattr(BucketHandle, "swap_index", swap)
-        monkeypatch.setattr(Committer, "prepare", prepare)
+        monkeypatch.setattr(Committer, "submit", submit)
         rows = [("upsert", {"k": k, "v": "b"}) for k in range(COUNT)]
         table.apply_epoch(kvstore.Changes.of(rows, SCHEMA), "w", 0, "r")
         threads[0].join()

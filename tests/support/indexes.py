@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -21,8 +20,7 @@ def contents(store: Path) -> dict[bytes, bytes]:
         environment.begin() as view,
     ):
         found = {bytes(key): bytes(value) for key, value in view.cursor()}
-    state = replace(
-        index_state.decode(found[b"\0"]),
+    state = index_state.decode(found[b"\0"])._replace(
         synced_base=Offset(0),
         synced_position=Position(0),
         synced_offset=Offset(0),
