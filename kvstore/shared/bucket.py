@@ -72,25 +72,27 @@ def apply_changes(
             lock.acquire()  # says who has it
         threading.Event().wait(_PAUSE_SECONDS)
     try:
-        path = _opened(table, base, place, files, clock)
         try:
-            if path.state.applied_offset > base.end(bucket):
-                return None
-            encoded = _applied(path, request, LogFiles(place.log, place.identity, files))
-        finally:
-            path.close()  # which forgets the changes
+            encoded = _encoded(table, base, place, request, files, clock)
+        except (CorruptData, lmdb.Error):  # the copy is damaged, or a range of the epoch: that is raised again
+            files.remove_tree(place.directory)
+            encoded = _encoded(table, base, place, request, files, clock)
     finally:
         lock.release()
-    return _uploaded(table, base, bucket, encoded)
+    return None if encoded is None else _uploaded(table, base, bucket, encoded)
 
 
-def _opened(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
-    """The copy of the bucket as of the epoch, or a later one; a copy that is damaged is made again."""
+def _encoded(
+    table: SharedTable, base: SharedEpoch, place: BucketPlace, request: Request, files: Files, clock: Clock
+) -> EncodedBatch | None:
+    """The batch that a request makes after the epoch; None if the copy is of a later one."""
+    path = _caught_up(table, base, place, files, clock)
     try:
-        return _caught_up(table, base, place, files, clock)
-    except CorruptData:
-        files.remove_tree(place.directory)
-        return _caught_up(table, base, place, files, clock)
+        if path.state.applied_offset > base.end(place.identity.bucket_id):
+            return None
+        return _applied(path, request, LogFiles(place.log, place.identity, files))
+    finally:
+        path.close()  # which forgets the changes
 
 
 def _caught_up(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
@@ -103,6 +105,9 @@ def _caught_up(table: SharedTable, base: SharedEpoch, place: BucketPlace, files:
         if start < end:
             wanted = table.at(base).changes(place.identity.bucket_id, start, end)
             for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
+                if path.log.is_full:
+                    path.log.sync()
+                    path.roll()
                 path.log.append([EncodedBatch.read(found.header, found.data)])
             path.log.sync()
             path.catch_up(LogFiles(place.log, place.identity, files))

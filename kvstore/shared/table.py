@@ -204,9 +204,16 @@ class SharedTable:
         )
 
     def _put(self, epoch: SharedEpoch) -> bool:
-        return self.client.create(
-            shared_table.epoch_name(self.described.table_id, epoch.epoch), [shared_table.encode(epoch)]
-        )
+        data = shared_table.encode(epoch)
+        if len(data) > shared_table.EPOCH_BYTES_MAX:  # nobody could read it, and it would be the newest for ever
+            raise UnsupportedOperation(
+                "The shared table has as many ranges as an epoch can name, some two million; write its rows to a new "
+                "one. Nothing was written.",
+                table=self.described.name,
+                bytes=len(data),
+                bytes_max=shared_table.EPOCH_BYTES_MAX,
+            )
+        return self.client.create(shared_table.epoch_name(self.described.table_id, epoch.epoch), [data])
 
     def _note(self, epoch: int) -> None:
         """Note the number of an epoch, which saves readers from listing all; an older number does no harm."""

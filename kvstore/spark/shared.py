@@ -26,8 +26,9 @@ from kvstore.arguments import column_names, integer_within, printable, url_witho
 from kvstore.clock import SystemClock
 from kvstore.commit.named_writers import NAME_BYTES_MAX
 from kvstore.errors import StoreError, Unavailable, UnsupportedOperation
-from kvstore.replica.client import ObjectStore, normalised
+from kvstore.replica.client import ObjectStore, directory_of, normalised
 from kvstore.replica.in_place.cache import DIRECTORY, directory_of_cache
+from kvstore.replica.location import is_store
 from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
@@ -86,7 +87,7 @@ def create_table(
     Raises:
         TableExists: There is a shared table of that name. Nothing was written.
         InvalidRequest: A name, type or option is not possible. Nothing was written.
-        UnsupportedOperation: There is a replica at the URL. Nothing was written.
+        UnsupportedOperation: There is a replica or a store at the URL. Nothing was written.
         Unavailable: The object store can't be reached.
     """
     key = None if primary_key is None else column_names("primary_key", primary_key)
@@ -112,6 +113,9 @@ def create_table(
         options=options,
     )
     url = normalised(url_without_credentials("url", url))
+    directory = directory_of(url)
+    if directory is not None and is_store(directory):
+        raise UnsupportedOperation("There is a store in this directory; choose another for shared tables.", url=url)
     SharedTable.create(url, ObjectStore(url, create=True), table, SystemClock())
 
 

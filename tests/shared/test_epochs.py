@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptData, MissingVersion, NoSuchTable, TableExists, Unavailable, UnsupportedOperation
+from kvstore.options import StoreOptions
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.request.partition import spread
 from kvstore.shared.bucket import apply_changes
@@ -21,6 +24,7 @@ from kvstore.shared.write import WriteSummary, write_once
 from kvstore.table.definition import options_of
 from logformat.catalog.edits import CreateTable
 from logformat.ids import BucketId, TableId
+from logformat.replica import shared_table
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 from logformat.rows import schema as schemas
 from logformat.rows.changes import Changes
@@ -123,6 +127,53 @@ def test_two_machines_write_one_table(hosts: tuple[Host, Host], tmp_path: Path) 
     assert kinds.count("insert") == 8
     assert kinds.count("update_preimage") == kinds.count("update_postimage") == 3
     assert kinds.count("delete") == 1
+
+
+def test_the_copy_of_a_bucket_has_as_many_segments_as_it_needs(
+    hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that is larger than any can be would be damage."""
+    monkeypatch.setattr("kvstore.shared.bucket.StoreOptions", partial(StoreOptions, segment_bytes_max=1000))
+    monkeypatch.setattr("kvstore.log.segments.SEGMENT_BYTES_MAX", 4000)
+    one, two = hosts
+    for number in range(15):
+        one.write(upserts(range(20), number))
+    two.write(upserts([0], 99))
+    assert read(one.table, tmp_path)[0] == {k: 14 if k else 99 for k in range(20)}
+
+
+def test_a_damaged_row_of_a_copy_costs_time_only(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    one, two = hosts
+    value = 0x1122334455667788
+    two.write(upserts(range(2000), value))
+    one.write(upserts([0], 0))
+    data = next(one.cache.rglob("data.mdb"))
+    whole = data.read_bytes()
+    rows = [found.start() for found in re.finditer(value.to_bytes(8, "little"), whole)]
+    for seed in range(12):
+        damaged, random = bytearray(whole), Random(seed)
+        for at in random.sample(rows, 40):
+            damaged[at] ^= 1
+        data.write_bytes(damaged)
+        one.write(upserts(range(2000), seed))
+        assert set(read(one.table, tmp_path)[0].values()) == {seed}
+
+
+def test_an_epoch_that_nobody_could_read_is_not_written(
+    hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_table, "EPOCH_BYTES_MAX", 600)
+    one, _ = hosts
+    written: list[int] = []
+
+    def write_on() -> None:
+        for number in range(100):
+            one.write(upserts([1], number))
+            written.append(number)
+
+    with pytest.raises(UnsupportedOperation, match="as many ranges as an epoch can name"):
+        write_on()
+    assert read(one.table, tmp_path)[0] == {1: written[-1]}
 
 
 def test_a_write_under_a_name_happens_once(hosts: tuple[Host, Host], tmp_path: Path) -> None:

@@ -203,9 +203,10 @@ def statement(random: Random, limit: int | None = None) -> Statement:
     others = [(random.choice(simple), random.choice([None, *ASSIGNMENTS])) for _ in range(random.randrange(2))]
     on = ("true", lambda *_: True) if random.random() < 0.8 else SIMPLE[2]
     source = rows_of(random, 8)
-    if random.random() < 0.1:
-        source.append((source[0][0], "again", 0))
-    return merge(source, on, clauses[random.randrange(3) :], random.random() < 0.8, others)
+    if random.random() < 0.2:  # Spark plans it as an INSERT, and does not count the rows of a key
+        again = [(source[0][0], "again", 0)] if random.random() < 0.5 else []
+        return merge(source + again, ("true", lambda *_: True), [], True, [])
+    return merge(source, on, clauses[random.randrange(2) :], random.random() < 0.8, others)
 
 
 SHORT = (
