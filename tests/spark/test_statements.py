@@ -90,6 +90,7 @@ def test_random_statements_do_what_the_model_does(run: Run, store: kvstore.Store
 def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_commit(run: Run, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     table.upsert([{"k": 1, "s": "one", "n": 1}, {"k": 2, "s": "two", "n": 2}, {"k": 3, "s": "three", "n": 3}])
+    table.flush()
     ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
     run("UPDATE kv.t SET k = 5 - k WHERE k <> 1")
     changes = [row for batch in table.changelog(ends) for row in batch.to_pylist()]
@@ -174,6 +175,7 @@ def test_a_statement_conflicts_with_a_write_of_its_rows_while_it_runs(
 ) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 5, "s": "there", "n": 1})
+    table.flush()
     begun, may_end = tmp_path / "begun", tmp_path / "may end"
 
     def slow(value: int) -> int:
