@@ -69,7 +69,7 @@ def apply_changes(
     end = clock.monotonic() + LOCK_SECONDS
     while not lock.try_acquire():
         if clock.monotonic() >= end:
-            lock.acquire()  # says who has it
+            lock.acquire()  # its error names the process that has it
         threading.Event().wait(_PAUSE_SECONDS)
     try:
         try:

@@ -1,4 +1,4 @@
-"""A shared table: its epochs are objects, and whoever creates the next one has committed.
+"""A shared table: its epochs are objects, and a write is committed by creating the next one.
 
 * An epoch names every range of every bucket. A range that no epoch names does not exist for readers.
 * Ranges are uploaded before the epoch is created, so what an epoch names is there.

@@ -1,6 +1,6 @@
 """Objects of a shared table: its definition, and one manifest for each epoch (docs/format.md, Shared tables).
 
-* An epoch is created once: whoever creates its object has committed. Nothing is changed afterwards.
+* An epoch is created once: creating its object is the commit. Nothing is changed afterwards.
 * A range has the name of a replica's range, with the number of an attempt in place of the leader's epoch.
 """
 

@@ -1,4 +1,4 @@
-"""Epochs of a shared table: each write is in the table once and whole, whatever dies, and whoever comes first."""
+"""Epochs of a shared table: each write is in the table once and whole, whatever dies, and in any order of writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads and writes a store for others: consumers, leases of reads that are running, and streams that write."""
+"""Consumers of a store, leases of reads that are running, and streams that write."""
 
 from __future__ import annotations
 
