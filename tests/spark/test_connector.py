@@ -157,6 +157,18 @@ def test_the_first_and_last_key_of_each_type_are_those_that_spark_finds(
     assert [row.high for row in frame.collect()] == [7]
 
 
+def test_offsets_are_the_smallest_and_largest_of_all_buckets(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", {"k": "int64 not null"}, "k", buckets=2)
+    table.upsert([{"k": k} for k in range(30)])
+    table.flush()
+    places = {"startingOffsets": '{"0": 4, "1": 1}', "endingOffsets": '{"0": 9, "1": 7}'}
+    options = {"path": str(store.path), "table": "t$changelog", **places}
+    wanted = ["min(_log_offset) as low", "max(_log_offset) as high", "count(*) as rows"]
+    found = spark.read.format("kvstore").options(**options).load().selectExpr(*wanted)
+    assert "LocalTableScan" in planned(found)
+    assert [tuple(row) for row in found.collect()] == [(1, 8, 11)]
+
+
 def test_empty_batches_are_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", SCHEMA.remove(4).remove(3), primary_key="k")
