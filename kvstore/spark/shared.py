@@ -131,13 +131,17 @@ def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> Wri
     Returns:
         The epoch of the commit, and whether an earlier write of this name had it already.
 
+    What a task finds wrong (values that do not fit, rows of a bucket that are too large for a commit, objects that are
+    gone or damaged, a store that it can't reach) ends the job: PySpark raises its own exception, whose message names
+    the error of kvstore. Nothing was written then.
+
     Raises:
         NoSuchTable: There is no shared table of that name.
-        InvalidRequest: The rows do not fit the table, or those of one bucket are too large for a commit. Nothing was
-            written.
-        Unavailable: The object store can't be reached, or others write all the time. Repeat it with a name to know
-            whether it was written.
-        MissingVersion, CorruptData: What the table needs is gone or damaged.
+        InvalidRequest: The columns do not fit the table. Nothing was written.
+        UnsupportedOperation: The table has too many ranges for another epoch. Nothing was written.
+        Unavailable: The driver can't reach the object store, or others write all the time. Repeat it with a name to
+            know whether it was written.
+        MissingVersion, CorruptData: An epoch or the definition of the table is gone or damaged. Nothing was written.
     """
     url = normalised(url_without_credentials("url", url))
     name = None if txn is None else printable("txn", txn, NAME_BYTES_MAX)
