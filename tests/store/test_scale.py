@@ -69,9 +69,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def rising(cost: Callable[[int], int], few: int, many: int) -> float:
-    """How much more the last of many costs than the last of few; the others are done, too."""
+    """How much more the last of many cost than those around few; the least of three, as other work happens, too."""
     costs = {number: cost(number) for number in range(1, many + 1)}
-    return costs[many] / min(costs[few - 1], costs[few], costs[few + 1])
+    return min(costs[number] for number in (many - 2, many - 1, many)) / min(
+        costs[number] for number in (few - 1, few, few + 1)
+    )
 
 
 def test_creating_and_using_a_table_costs_the_same_in_a_store_of_many(store: kvstore.Store) -> None:
