@@ -352,6 +352,7 @@ NOT_LIMITS = {
     "KVIX",
     "KVWS",
     "KVRO",
+    "APPLIED",
     "TOLD",
     "RETENTION",
     "BAD",

@@ -550,7 +550,7 @@ def test_objects_of_a_shared_table() -> None:
     with pytest.raises(CorruptData, match="not the one in its name"):
         shared_table.decode_epoch(data, definition, 3)
     prose = FORMAT.sections["Shared tables"]
-    for kind in (shared_table.SharedDefinition, shared_table.SharedEpoch):
+    for kind in (shared_table.SharedDefinition, shared_table.SharedEpoch, shared_table.CopyRecord):
         assert all(f"`{field.name}`" in prose for field in msgspec.structs.fields(kind))
     (names,) = FORMAT.tables("Shared tables")
     written = {plain(name) for name, _ in names[1:]}

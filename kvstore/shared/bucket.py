@@ -1,8 +1,8 @@
 """Applies changes to a bucket of a shared table, on the machine of one task.
 
-* A directory of the machine holds a copy of the bucket, as of some epoch, with its index. It never holds what is not
-  committed: changes are applied in the index's open transaction, encoded, uploaded, and forgotten. If they are
-  committed, the next write fetches them like any others.
+* A directory of the machine holds a copy of the bucket, as of some epoch. It never holds what is not committed: changes
+  are applied in the open transaction of its index, encoded, uploaded, and forgotten. If they are committed, the next
+  write fetches them like any others.
 * Losing or damaging the copy costs time only: it is made again from the ranges of the epoch.
 """
 
@@ -15,21 +15,19 @@ from uuid import uuid4
 import lmdb
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData, Unavailable
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
-from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
+from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
-from kvstore.options import StoreOptions
-from kvstore.replica.read.reader import ReplicaReader
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
+from kvstore.shared.copy import open_copy
 from kvstore.shared.table import SharedTable
 from logformat.catalog.replicas import Stream
-from logformat.ids import BucketId, Offset
+from logformat.ids import BucketId
 from logformat.replica.object_file import encode_object
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 from logformat.rows.changes import Changes
@@ -86,36 +84,13 @@ def _encoded(
     table: SharedTable, base: SharedEpoch, place: BucketPlace, request: Request, files: Files, clock: Clock
 ) -> EncodedBatch | None:
     """The batch that a request makes after the epoch; None if the copy is of a later one."""
-    path = _caught_up(table, base, place, files, clock)
+    path = open_copy(table, base, place, files, clock)
+    if path is None:
+        return None
     try:
-        if path.state.applied_offset > base.end(place.identity.bucket_id):
-            return None
         return _applied(path, request, LogFiles(place.log, place.identity, files))
     finally:
         path.close()  # which forgets the changes
-
-
-def _caught_up(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
-    if not place.log.exists():
-        place.log.mkdir(0o700, parents=True)
-        SegmentWriter.begin(place.log, head_at(Offset(0), place.identity), files).finish()
-    path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
-    try:
-        start, end = path.state.applied_offset, base.end(place.identity.bucket_id)
-        if start < end:
-            wanted = table.at(base).changes(place.identity.bucket_id, start, end)
-            for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
-                if path.log.is_full:
-                    path.log.sync()
-                    path.roll()
-                path.log.append([EncodedBatch.read(found.header, found.data)])
-            path.log.sync()
-            path.catch_up(LogFiles(place.log, place.identity, files))
-            path.commit()
-    except BaseException:
-        path.close()
-        raise
-    return path
 
 
 def _applied(path: WritePath, request: Request, log: LogFiles) -> EncodedBatch:

@@ -24,6 +24,8 @@ FORMAT = 1
 DEFINITION_BYTES_MAX = 16 << 20
 EPOCH_BYTES_MAX = 64 << 20
 NEWEST_BYTES_MAX = 20
+COPY_RECORD = "APPLIED"
+COPY_RECORD_BYTES_MAX = 1 << 10
 WRITERS_MAX = 10_000
 """Names of writers that an epoch remembers; the ones that committed last."""
 
@@ -89,6 +91,17 @@ class SharedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return {each.name(stream): each.bytes for each in self.ranges[bucket]}
 
 
+class CopyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The record beside a copy of a bucket on a machine.
+
+    Attributes:
+        range: The copy is a beginning of the history that ends with this range.
+    """
+
+    format: int = FORMAT
+    range: SharedRange
+
+
 def definition_name(table: str) -> str:
     """Name of the object with the definition of a table: names of tables may have any characters."""
     return f"{DEFINITIONS_PREFIX}/{sha256(table.encode()).hexdigest()}"
@@ -109,8 +122,8 @@ def newest_name(table: TableId) -> str:
     return f"{TABLES_PREFIX}/{table}/newest"
 
 
-def encode(found: SharedDefinition | SharedEpoch) -> bytes:
-    """Encode the object."""
+def encode(found: SharedDefinition | SharedEpoch | CopyRecord) -> bytes:
+    """Encode the object, or the record."""
     return json_line.encode(found)
 
 
@@ -125,6 +138,16 @@ def decode_definition(data: bytes, name: str) -> SharedDefinition:
     if found.name != name:
         raise CorruptData("The definition of a shared table is that of another.", table=name, found=found.name)
     return found
+
+
+def decode_copy_record(data: bytes) -> CopyRecord:
+    """Decode the record of a copy.
+
+    Raises:
+        CorruptData: It is damaged.
+        UnsupportedVersion: A newer version wrote it.
+    """
+    return json_line.decode(data, CopyRecord, FORMAT, COPY_RECORD)
 
 
 def decode_epoch(data: bytes, of: SharedDefinition, epoch: int) -> SharedEpoch:

@@ -1,0 +1,106 @@
+"""Copies of buckets on a machine: damage to one, or a history that it does not have, costs time only."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from tests.replica.objects import Objects
+from tests.shared.hosts import Host, created, read, upserts
+
+Hosts = tuple[Host, Host]
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return Objects()
+
+
+@pytest.fixture
+def hosts(objects: Objects, tmp_path: Path) -> Hosts:
+    table = created(objects, engine=kvstore.Aggregate({"v": "sum"}))
+    return Host(table, tmp_path / "one"), Host(table, tmp_path / "two")
+
+
+def records(host: Host) -> list[Path]:
+    return list(host.cache.rglob("APPLIED"))
+
+
+@pytest.mark.parametrize("written_since", [1, 2, 3])
+def test_a_copy_of_a_history_that_was_put_back_is_made_again(
+    objects: Objects, hosts: Hosts, tmp_path: Path, written_since: int
+) -> None:
+    one, two = hosts
+    one.write(upserts([1], 1))
+    backup = dict(objects.held)
+    for value in (10, 20):
+        one.write(upserts([1], value))
+    objects.held.clear()
+    objects.held.update(backup)  # as after a power cut, or the restoration of a bucket
+    for value in range(written_since - 1):
+        two.write(upserts([1], 100 << value))
+    one.write(upserts([1], 1000))
+    assert read(one.table, tmp_path)[0] == {
+        1: 1001 + (100 if written_since > 1 else 0) + (200 if written_since > 2 else 0)
+    }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record, _: record.unlink(),
+        lambda record, _: record.write_bytes(record.read_bytes()[:-9] + b"12345678\n"),
+        lambda record, old: shutil.copy(old / record.name, record),  # older than the copy
+        lambda record, _: record.write_bytes(b""),
+    ],
+    ids=["gone", "damaged", "older", "empty"],
+)
+def test_a_copy_whose_record_is_wrong_is_made_again(
+    hosts: Hosts, tmp_path: Path, damage: Callable[[Path, Path], object]
+) -> None:
+    one, two = hosts
+    one.write(upserts([1], 1))
+    two.write(upserts([1], 2))
+    one.write(upserts([1], 4))
+    (record,) = records(one)
+    shutil.copy(record, tmp_path)
+    two.write(upserts([1], 8))
+    one.write(upserts([1], 16))
+    damage(record, tmp_path)
+    one.write(upserts([1], 32))
+    assert read(one.table, tmp_path)[0] == {1: 63}
+    assert records(one)
+
+
+def test_a_copy_that_is_right_is_kept(objects: Objects, hosts: Hosts, tmp_path: Path) -> None:
+    """Each write fetches only what the copy lacks."""
+    one, _ = hosts
+    for value in range(5):
+        one.write(upserts([1], 1 << value))
+    fetched: list[str] = []
+    real = objects.get
+
+    def counted(name: str, *, bytes_max: int) -> memoryview:
+        fetched.append(name)
+        return real(name, bytes_max=bytes_max)
+
+    objects.get = counted  # type: ignore[method-assign]
+    one.write(upserts([1], 32))
+    assert len([name for name in fetched if name.endswith(".range")]) == 1
+    assert read(one.table, tmp_path)[0] == {1: 63}
+
+
+def test_a_copy_after_the_epoch_of_a_slow_task_is_left_as_it_is(hosts: Hosts) -> None:
+    one, two = hosts
+    one.write(upserts([1], 1))
+    before = one.table.newest()
+    two.write(upserts([1], 2))
+    one.write(upserts([1], 4))
+    (record,) = records(one)
+    saved = record.read_bytes()
+    assert one.ranges(before, upserts([1], 0)) is None
+    assert record.read_bytes() == saved
