@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -40,14 +41,36 @@ LOCK_SECONDS = 60
 _PAUSE_SECONDS = 0.02
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """A clock that shows one time, that of a commit, on all machines."""
+
+    at_ms: int
+    clock: Clock
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def monotonic(self) -> float:
+        return self.clock.monotonic()
+
+
 def apply_changes(
-    table: SharedTable, base: SharedEpoch, bucket: BucketId, changes: Changes, cache: Path, clock: Clock
+    table: SharedTable,
+    base: SharedEpoch,
+    bucket: BucketId,
+    changes: Changes,
+    cache: Path,
+    clock: Clock,
+    *,
+    at_ms: int,
 ) -> SharedRange | None:
     """Apply changes to a bucket as of an epoch, and upload the range that results; :meth:`SharedTable.commit` adds it.
 
     Args:
         changes: Changes of this bucket.
         cache: Directory of the machine for copies of buckets.
+        at_ms: Time of the commit (ms), later than that of the epoch.
 
     Returns:
         None if the epoch is not the newest any more, as the copy of this machine shows.
@@ -63,6 +86,7 @@ def apply_changes(
     request, files = request_of(fit, table.definition, targets=targets), Files()
     place = BucketPlace.of(cache / "shared" / str(base.store_id), base.store_id, table.definition.id, bucket)
     place.directory.parent.mkdir(0o700, parents=True, exist_ok=True)
+    clock = _Moment(at_ms, clock)
     lock = ProcessLock(place.directory.with_name(f"{bucket}.{_LOCK}"), files)
     end = clock.monotonic() + LOCK_SECONDS
     while not lock.try_acquire():

@@ -154,18 +154,19 @@ class SharedTable:
         return None if data is None else shared_table.decode_epoch(data, self.described, number)
 
     def commit(
-        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, clock: Clock
+        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, at_ms: int
     ) -> SharedEpoch | None:
         """Commit new ranges by creating the epoch after ``base``; None if another commit has taken its place.
 
         Args:
             ranges: For each bucket that was written, its range, which was uploaded and begins where ``base`` ends.
             writer: Name under which this is written once; None for no name.
+            at_ms: Time of the commit (ms), which its ranges bear; later than that of ``base``.
 
         Raises:
             Unavailable: It is not known whether the commit took place. A name tells: write again under it.
         """
-        made = self._after(base, ranges, writer, clock.now_ms())
+        made = self._after(base, ranges, writer, at_ms)
         if self._put(made):
             self._note(made.epoch)
             return made
@@ -186,7 +187,7 @@ class SharedTable:
         )
 
     def _after(
-        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, now_ms: int
+        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, at_ms: int
     ) -> SharedEpoch:
         number = base.epoch + 1
         named = {**base.writers, **({} if writer is None else {writer: number})}
@@ -195,7 +196,7 @@ class SharedTable:
             base,
             epoch=number,
             commit=uuid4(),
-            committed_ms=max(now_ms, base.committed_ms),
+            committed_ms=at_ms,
             writers={name: named[name] for name in kept},
             ranges=[
                 [*before, ranges[BucketId(bucket)]] if BucketId(bucket) in ranges else before

@@ -12,7 +12,7 @@ from logformat.ids import BucketId
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 
 TRIES = 20
-Apply = Callable[[SharedEpoch], Mapping[BucketId, SharedRange] | None]
+Apply = Callable[[SharedEpoch, int], Mapping[BucketId, SharedRange] | None]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,14 @@ def write_once(table: SharedTable, writer: str | None, apply: Apply, clock: Cloc
     If another commit comes first, all buckets are applied again: what was merged with rows that have changed since
     would be wrong. What an attempt has uploaded and not committed stays in the object store; no epoch names it.
 
+    All buckets of a write bear one time, that of its epoch. Times rise with the epochs, also if the clocks of drivers
+    differ: a read as of a time has each write whole, or not at all.
+
     Args:
         writer: Name under which this is written once; None for no name.
-        apply: Uploads the ranges of the write as of an epoch; None if it has found that there is a newer one.
+        apply: Uploads the ranges of the write as of an epoch, with a time (ms); None if it has found that there is a
+            newer epoch.
+        clock: The driver's.
 
     Raises:
         Unavailable: The object store can't be reached, or others commit all the time. Without a name, it is not known
@@ -47,10 +52,11 @@ def write_once(table: SharedTable, writer: str | None, apply: Apply, clock: Cloc
         base = table.newest()
         if writer is not None and writer in base.writers:
             return WriteSummary(base.writers[writer], duplicated=True)
-        ranges = apply(base)
+        at_ms = max(clock.now_ms(), base.committed_ms + 1)
+        ranges = apply(base, at_ms)
         if ranges is None:
             continue
-        made = table.commit(base, ranges, writer, clock)
+        made = table.commit(base, ranges, writer, at_ms)
         if made is not None:
             return WriteSummary(made.epoch)
     raise Unavailable("Others write the shared table all the time; try again.", table=table.definition.name)

@@ -160,11 +160,11 @@ def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> Wri
         of_bucket.setdefault(int(piece["bucket"]), []).append(piece)
     session, given = df.sparkSession, list(of_bucket.items())
 
-    def apply(base: SharedEpoch) -> Mapping[BucketId, SharedRange] | None:
+    def apply(base: SharedEpoch, at_ms: int) -> Mapping[BucketId, SharedRange] | None:
         if not given:
             return {}
         numbers = session.range(0, len(given), 1, len(given))  # one partition for each bucket, with its number only
-        found = _results(mapped(numbers, _Applying(job, base, given, os.environ.get(DIRECTORY)).run, _RESULT))
+        found = _results(mapped(numbers, _Applying(job, base, at_ms, given, os.environ.get(DIRECTORY)).run, _RESULT))
         ranges = {BucketId(each["bucket"]): each["range"] for each in found}
         if None in ranges.values():
             return None
@@ -281,6 +281,7 @@ class _Applying:
 
     write: _Write
     base: SharedEpoch
+    at_ms: int
     pieces: list[tuple[int, list[dict[str, Any]]]]
     cache: str | None
 
@@ -296,7 +297,8 @@ class _Applying:
                 bucket, pieces = self.pieces[number]
                 with shown_alone():
                     changes = together([found for piece in pieces for found in _staged(table, piece)])
-                    found = apply_changes(table, self.base, BucketId(bucket), changes, self._cache(), SystemClock())
+                    place = BucketId(bucket), changes, self._cache()
+                    found = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms)
                 yield _result({"bucket": bucket, "range": None if found is None else msgspec.to_builtins(found)})
 
 

@@ -57,17 +57,17 @@ class Host:
     def __init__(self, table: SharedTable, cache: Path, clock: Clock | None = None) -> None:
         self.table, self.cache, self.clock = table, cache, clock or SetClock()
 
-    def ranges(self, base: SharedEpoch, changes: Changes) -> Ranges | None:
+    def ranges(self, base: SharedEpoch, changes: Changes, at_ms: int = 2_000_000) -> Ranges | None:
         found = {}
         for bucket, part in spread(self.table.definition, changes, BucketId(0)):
-            range = apply_changes(self.table, base, bucket, part, self.cache, self.clock)
+            range = apply_changes(self.table, base, bucket, part, self.cache, self.clock, at_ms=at_ms)
             if range is None:
                 return None
             found[bucket] = range
         return found
 
     def write(self, changes: Changes, writer: str | None = None) -> WriteSummary:
-        return write_once(self.table, writer, lambda base: self.ranges(base, changes), self.clock)
+        return write_once(self.table, writer, lambda base, at_ms: self.ranges(base, changes, at_ms), self.clock)
 
 
 def upserts(keys: Sequence[int], value: int) -> Changes:

@@ -22,7 +22,6 @@ from logformat.replica.shared_table import SharedEpoch, SharedRange
 from logformat.rows.changes import Changes
 from tests.replica.objects import Faulty, Objects, replica_of
 from tests.shared.hosts import SCHEMA, Host, Ranges, created, read, upserts
-from tests.support.clocks import SetClock
 
 
 @pytest.fixture
@@ -127,10 +126,10 @@ def test_of_two_committers_on_one_epoch_one_begins_again(hosts: tuple[Host, Host
     one.write(upserts([1], 1))
     tries = 0
 
-    def apply(base: SharedEpoch) -> Ranges | None:
+    def apply(base: SharedEpoch, at_ms: int) -> Ranges | None:
         nonlocal tries
         tries += 1
-        found = two.ranges(base, upserts([1], 10))
+        found = two.ranges(base, upserts([1], 10), at_ms)
         if tries == 1:
             one.write(upserts([1], 100))
         return found
@@ -176,10 +175,10 @@ def test_a_commit_whose_request_was_repeated_is_known_by_its_id(objects: Objects
     objects.create = twice  # type: ignore[method-assign]
     base = host.table.newest()
     ranges = {BucketId(0): SharedRange(0, 1, 1, 1)}
-    made = host.table.commit(base, ranges, None, host.clock)
+    made = host.table.commit(base, ranges, None, 2_000_000)
     assert made is not None
     assert host.table.newest() == made
-    assert host.table.commit(base, ranges, None, host.clock) is None
+    assert host.table.commit(base, ranges, None, 2_000_000) is None
 
 
 def test_copies_that_are_damaged_older_or_newer(hosts: tuple[Host, Host], tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ def test_the_newest_epoch_is_found_by_few_requests(objects: Objects, tmp_path: P
     table = created(objects)
     base = table.newest()
     for number in range(300):
-        made = table.commit(base, {}, f"w{number % 7}", SetClock())
+        made = table.commit(base, {}, f"w{number % 7}", 2_000_000 + number)
         assert made is not None
         base = made
     listed: list[str] = []
