@@ -526,8 +526,7 @@ def test_fields_of_followers(section: str, kind: type[msgspec.Struct]) -> None:
 
 
 def test_objects_of_a_shared_table() -> None:
-    (lines,) = FORMAT.blocks("Shared tables", "json")
-    line = lines.replace("\n", "")
+    line, adds = (block.replace("\n", "") for block in FORMAT.blocks("Shared tables", "json"))
     given = json.loads(line)
     definition = shared_table.SharedDefinition(
         store_id=UUID(given["store_id"]),
@@ -543,6 +542,14 @@ def test_objects_of_a_shared_table() -> None:
     data = line.encode() + b"\n"
     found = shared_table.decode_epoch(data, definition, 2)
     assert shared_table.encode(found) == data
+    data_adds = adds.encode() + b"\n"
+    found_adds = shared_table.decode_epoch(data_adds, definition, 3)
+    assert shared_table.encode(found_adds) == data_adds
+    epoch = shared_table.epoch_of(found_adds, found)
+    assert epoch.stored() == found_adds
+    assert epoch.writers == {"load": 1, "more": 3}
+    assert [epoch.end(bucket) for bucket in range(2)] == [4, 6]
+    assert epoch.snapshots == found.snapshots
     assert shared_table.decode_definition(shared_table.encode(definition), "t") == definition
     for wrong in (data.replace(b"[3,4,9", b"[2,4,9"), data.replace(b'"load"', b'"lost"')):
         with pytest.raises(CorruptData):
@@ -550,7 +557,7 @@ def test_objects_of_a_shared_table() -> None:
     with pytest.raises(CorruptData, match="not the one in its name"):
         shared_table.decode_epoch(data, definition, 3)
     prose = FORMAT.sections["Shared tables"]
-    for kind in (shared_table.SharedDefinition, shared_table.SharedEpoch, shared_table.CopyRecord):
+    for kind in (shared_table.SharedDefinition, shared_table.EpochObject, shared_table.CopyRecord):
         assert all(f"`{field.name}`" in prose for field in msgspec.structs.fields(kind))
     (names,) = FORMAT.tables("Shared tables")
     written = {plain(name) for name, _ in names[1:]}

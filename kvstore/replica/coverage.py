@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from logformat.catalog.replicas import Shipped
 from logformat.replica.object_file import ObjectName
@@ -96,9 +97,13 @@ def _pieces(objects: list[ObjectName]) -> list[Piece]:
     begins: dict[int, int] = {}
     for each in objects:
         begins[each.epoch] = min(each.start, begins.get(each.epoch, each.start))
+    epochs = sorted(begins)
+    # For each epoch the first start of a later one; a shared table has an epoch for each range.
+    ends = [*accumulate((begins[epoch] for epoch in reversed(epochs[1:])), min)][::-1]
+    first_later = dict(zip(epochs, ends, strict=False))
     found = []
     for each in sorted(each for each in objects if each.kind == "range"):
-        until = min([each.end, *(start for epoch, start in begins.items() if epoch > each.epoch)])
+        until = min(each.end, first_later.get(each.epoch, each.end))
         if until > each.start:
             found.append(Piece(each, until))
     return found

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
-
-import msgspec
 
 from kvstore.clock import Clock
 from kvstore.errors import MissingVersion, NoSuchTable, TableExists, Unavailable, UnsupportedOperation
@@ -27,7 +25,7 @@ from logformat.catalog.replicas import Shipped, Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import BucketId, TableId
 from logformat.replica import manifest as replica_manifest, shared_table
-from logformat.replica.shared_table import SharedDefinition, SharedEpoch, SharedRange
+from logformat.replica.shared_table import EpochObject, SharedDefinition, SharedEpoch, SharedRange
 
 _TABLE_ID_BITS = 62
 _TRIES = 20
@@ -97,6 +95,9 @@ class SharedTable:
                 committed_ms=clock.now_ms(),
                 writers={},
                 ranges=[[] for _ in range(table.buckets)],
+                snapshots=[[] for _ in range(table.buckets)],
+                full=0,
+                in_full=[0] * table.buckets,
             )
         )
         name = shared_table.definition_name(table.name)
@@ -120,7 +121,7 @@ class SharedTable:
         return cls(url, client, shared_table.decode_definition(data, name))
 
     def newest(self) -> SharedEpoch:
-        """The newest epoch: one request for a number that is there, one for what comes after it, one for the epoch.
+        """The newest epoch: one request for a number that is there, one for what comes after it, two for the epoch.
 
         Raises:
             MissingVersion: The epochs are gone.
@@ -146,9 +147,20 @@ class SharedTable:
         """An epoch, or None if there is none of this number.
 
         Raises:
-            CorruptData: It is damaged.
+            MissingVersion: The full epoch to which it adds is gone.
+            CorruptData: One of the two is damaged.
             Unavailable: The object store can't be reached.
         """
+        found = self._object(number)
+        if found is None or found.full is None:
+            return None if found is None else shared_table.epoch_of(found, found)
+        full = self._object(found.full)
+        if full is None:
+            name = shared_table.epoch_name(found.table_id, found.full)
+            raise MissingVersion("The full epoch to which an epoch adds is gone.", object=name, epoch=number)
+        return shared_table.epoch_of(found, full)
+
+    def _object(self, number: int) -> EpochObject | None:
         name = shared_table.epoch_name(self.described.table_id, number)
         data = _get(self.client, name, shared_table.EPOCH_BYTES_MAX)
         return None if data is None else shared_table.decode_epoch(data, self.described, number)
@@ -170,42 +182,38 @@ class SharedTable:
         if self._put(made):
             self._note(made.epoch)
             return made
-        found = self.epoch(made.epoch)
+        found = self._object(made.epoch)
         # The client may have repeated a request whose answer was lost.
-        return found if found is not None and found.commit == made.commit else None
+        return made if found is not None and found.commit == made.commit else None
 
     def at(self, epoch: SharedEpoch) -> ReplicaTable:
         """The table as of an epoch, to be read as a table of a replica."""
-        buckets = (BucketId(bucket) for bucket in range(self.definition.buckets))
-        found = [
-            (Shipped(stream=Stream(self.definition.id, bucket), start=0, end=epoch.end(bucket), snapshots=[]), bucket)
-            for bucket in buckets
-        ]
-        return ReplicaTable.of_ranges(
-            *(self.url, epoch.store_id, self.definition, epoch.committed_ms),
-            [(shipped, epoch.sizes(bucket)) for shipped, bucket in found],
-        )
+        found = []
+        for bucket in map(BucketId, range(self.definition.buckets)):
+            stream, snapshots = Stream(self.definition.id, bucket), [each.offset for each in epoch.snapshots[bucket]]
+            shipped = Shipped(stream=stream, start=0, end=epoch.end(bucket), snapshots=snapshots)
+            found.append((shipped, epoch.sizes(bucket)))
+        return ReplicaTable.of_ranges(self.url, epoch.store_id, self.definition, epoch.committed_ms, found)
 
     def _after(
         self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, at_ms: int
     ) -> SharedEpoch:
         number = base.epoch + 1
-        named = {**base.writers, **({} if writer is None else {writer: number})}
-        kept = sorted(named, key=named.__getitem__)[-shared_table.WRITERS_MAX :]
-        return msgspec.structs.replace(
+        made = replace(
             base,
             epoch=number,
             commit=uuid4(),
             committed_ms=at_ms,
-            writers={name: named[name] for name in kept},
+            writers=shared_table.last_writers({**base.writers, **({} if writer is None else {writer: number})}),
             ranges=[
                 [*before, ranges[BucketId(bucket)]] if BucketId(bucket) in ranges else before
                 for bucket, before in enumerate(base.ranges)
             ],
         )
+        return made.in_fewer_bytes()
 
     def _put(self, epoch: SharedEpoch) -> bool:
-        data = shared_table.encode(epoch)
+        data = shared_table.encode(epoch.stored())
         if len(data) > shared_table.EPOCH_BYTES_MAX:  # nobody could read it, and it would be the newest for ever
             raise UnsupportedOperation(
                 "The shared table has as many ranges as an epoch can name, some two million; write its rows to a new "

@@ -1,11 +1,13 @@
 """Objects of a shared table: its definition, and one manifest for each epoch (docs/format.md, Shared tables).
 
 * An epoch is created once: creating its object is the commit. Nothing is changed afterwards.
+* The object of an epoch is full, or has what the epoch has more than a full one before it: two objects are enough.
 * A range has the name of a replica's range, with the number of an attempt in place of the leader's epoch.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -21,6 +23,8 @@ from logformat.replica.object_file import TABLES_PREFIX, ObjectName
 
 DEFINITIONS_PREFIX = "shared"
 FORMAT = 1
+EPOCH_FORMAT = 2
+"""Of epochs; those of format 1 are full and have no snapshots."""
 DEFINITION_BYTES_MAX = 16 << 20
 EPOCH_BYTES_MAX = 64 << 20
 NEWEST_BYTES_MAX = 20
@@ -58,16 +62,56 @@ class SharedRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         return ObjectName(stream, "range", self.start, self.end, Epoch(self.attempt))
 
 
-class SharedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The manifest of an epoch.
+class SharedSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A snapshot object of a bucket: the offset before which it has everything, its attempt, and its size in bytes.
+
+    Its attempt is smaller than those of all ranges of the bucket: where an object of a later attempt begins, ranges of
+    earlier ones end (:mod:`kvstore.replica.coverage`).
+    """
+
+    offset: int
+    attempt: int
+    bytes: int
+
+    def name(self, stream: Stream) -> ObjectName:
+        """Name of the object."""
+        return ObjectName(stream, "snapshot", self.offset, self.offset, Epoch(self.attempt))
+
+
+class EpochObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The manifest of an epoch, as it is stored: full, or what it has more than a full one before it.
+
+    Attributes:
+        full: Number of that full epoch; None if this one is full.
+        writers, ranges: All, or those more than the full one has.
+        snapshots: For each bucket, in order; of a full one, and only in format 2.
+    """
+
+    format: int = EPOCH_FORMAT
+    store_id: UUID
+    table_id: TableId
+    epoch: int
+    commit: UUID
+    committed_ms: int
+    full: int | None = None
+    writers: dict[str, int]
+    ranges: list[list[SharedRange]]
+    snapshots: list[list[SharedSnapshot]] = []
+
+
+@dataclass(frozen=True)
+class SharedEpoch:
+    """An epoch.
 
     Attributes:
         commit: Random id of the commit, by which a committer that got no answer knows its own.
         writers: For each name under which something was written once, the epoch that has it.
         ranges: For each bucket its ranges, in order and without holes from offset 0 on.
+        snapshots: For each bucket its snapshots, in order.
+        full: Number of the full epoch to which its object adds; its own number if it is full.
+        in_full: For each bucket, how many of its ranges that one has.
     """
 
-    format: int = FORMAT
     store_id: UUID
     table_id: TableId
     epoch: int
@@ -75,6 +119,9 @@ class SharedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     committed_ms: int
     writers: dict[str, int]
     ranges: list[list[SharedRange]]
+    snapshots: list[list[SharedSnapshot]]
+    full: int
+    in_full: list[int]
 
     @property
     def attempt(self) -> int:
@@ -86,9 +133,44 @@ class SharedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.ranges[bucket][-1].end if self.ranges[bucket] else 0
 
     def sizes(self, bucket: BucketId) -> dict[ObjectName, int]:
-        """Names and sizes in bytes of a bucket's ranges."""
+        """Names and sizes in bytes of a bucket's ranges and snapshots."""
         stream = Stream(self.table_id, bucket)
-        return {each.name(stream): each.bytes for each in self.ranges[bucket]}
+        sizes = {each.name(stream): each.bytes for each in self.ranges[bucket]}
+        return sizes | {each.name(stream): each.bytes for each in self.snapshots[bucket]}
+
+    def as_full(self) -> SharedEpoch:
+        """The same epoch, to be stored in full."""
+        return replace(self, full=self.epoch, in_full=[len(ranges) for ranges in self.ranges])
+
+    def in_fewer_bytes(self) -> SharedEpoch:
+        """The same epoch, to be stored in full or not, so that all epochs together take little.
+
+        With N things in a full epoch and one more in each epoch after it, full ones are about the root of N apart.
+        """
+        more = len(self._writers_since()) + sum(map(len, self._ranges_since()))
+        everything = len(self.writers) + sum(map(len, self.ranges))
+        return self if more * (self.epoch - self.full) <= everything else self.as_full()
+
+    def stored(self) -> EpochObject:
+        """Its object."""
+        is_full = self.full == self.epoch
+        return EpochObject(
+            store_id=self.store_id,
+            table_id=self.table_id,
+            epoch=self.epoch,
+            commit=self.commit,
+            committed_ms=self.committed_ms,
+            full=None if is_full else self.full,
+            writers=self.writers if is_full else self._writers_since(),
+            ranges=self.ranges if is_full else self._ranges_since(),
+            snapshots=self.snapshots if is_full else [],
+        )
+
+    def _writers_since(self) -> dict[str, int]:
+        return {name: epoch for name, epoch in self.writers.items() if epoch > self.full}
+
+    def _ranges_since(self) -> list[list[SharedRange]]:
+        return [ranges[count:] for ranges, count in zip(self.ranges, self.in_full, strict=True)]
 
 
 class CopyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +204,7 @@ def newest_name(table: TableId) -> str:
     return f"{TABLES_PREFIX}/{table}/newest"
 
 
-def encode(found: SharedDefinition | SharedEpoch | CopyRecord) -> bytes:
+def encode(found: SharedDefinition | EpochObject | CopyRecord) -> bytes:
     """Encode the object, or the record."""
     return json_line.encode(found)
 
@@ -150,21 +232,65 @@ def decode_copy_record(data: bytes) -> CopyRecord:
     return json_line.decode(data, CopyRecord, FORMAT, COPY_RECORD)
 
 
-def decode_epoch(data: bytes, of: SharedDefinition, epoch: int) -> SharedEpoch:
-    """Decode an epoch.
+def decode_epoch(data: bytes, of: SharedDefinition, epoch: int) -> EpochObject:
+    """Decode the object of an epoch.
 
     Raises:
         CorruptData: The object is damaged, or is that of another epoch or table.
         UnsupportedVersion: A newer version wrote it.
     """
     name = epoch_name(of.table_id, epoch)
-    found = json_line.decode(data, SharedEpoch, FORMAT, name)
+    found = json_line.decode(data, EpochObject, EPOCH_FORMAT, name)
     if (found.store_id, found.table_id, found.epoch) != (of.store_id, of.table_id, epoch):
         raise CorruptData("An epoch is not the one in its name.", object=name, epoch=found.epoch)
-    for bucket in found.ranges:
+    if found.full is not None and not (0 <= found.full < epoch and not found.snapshots):
+        raise CorruptData("An epoch adds to one that can't be.", object=name, full=found.full)
+    if len(found.ranges) != of.buckets or len(found.snapshots) not in (0, of.buckets):
+        raise CorruptData("An epoch has other buckets than its table.", object=name, buckets=len(found.ranges))
+    return found
+
+
+def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
+    """The epoch of an object.
+
+    Args:
+        full: The object of the full epoch to which it adds; the same object if it is full itself.
+
+    Raises:
+        CorruptData: They do not fit together, or ranges do not follow each other.
+    """
+    name = epoch_name(found.table_id, found.epoch)
+    if full.full is not None:
+        raise CorruptData("An epoch adds to one that is not full.", object=name, full=full.epoch)
+    ranges, writers = full.ranges, full.writers
+    if found is not full:
+        ranges = [before + more for before, more in zip(full.ranges, found.ranges, strict=True)]
+        writers = last_writers({**full.writers, **found.writers})
+    for bucket in ranges:
         ends = [0, *(each.end for each in bucket)]
         if any(each.start != end or each.end <= each.start for each, end in zip(bucket, ends, strict=False)):
             raise CorruptData("The ranges of an epoch do not follow each other.", object=name)
-    if len(found.ranges) != of.buckets:
-        raise CorruptData("An epoch has other buckets than its table.", object=name, buckets=len(found.ranges))
-    return found
+    snapshots = full.snapshots or [[] for _ in ranges]
+    for bucket, taken in zip(ranges, snapshots, strict=True):
+        ends = [each.end for each in bucket] if taken else []
+        if any(snapshot.offset not in ends for snapshot in taken):
+            raise CorruptData("A snapshot of an epoch is of no end of a range.", object=name)
+    return SharedEpoch(
+        store_id=found.store_id,
+        table_id=found.table_id,
+        epoch=found.epoch,
+        commit=found.commit,
+        committed_ms=found.committed_ms,
+        writers=writers,
+        ranges=ranges,
+        snapshots=snapshots,
+        full=full.epoch,
+        in_full=[len(bucket) for bucket in full.ranges],
+    )
+
+
+def last_writers(writers: dict[str, int]) -> dict[str, int]:
+    """The names that committed last, as many as an epoch remembers."""
+    if len(writers) <= WRITERS_MAX:
+        return writers
+    return {name: writers[name] for name in sorted(writers, key=writers.__getitem__)[-WRITERS_MAX:]}

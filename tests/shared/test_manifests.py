@@ -1,0 +1,84 @@
+"""Manifests of epochs: full now and then, else what is new since the last full one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvstore.errors import CorruptData, MissingVersion
+from kvstore.shared.table import SharedTable
+from logformat.ids import BucketId
+from logformat.replica import shared_table
+from logformat.replica.shared_table import SharedEpoch, SharedRange
+from tests.replica.objects import Objects
+from tests.shared.hosts import Host, created, upserts
+
+
+def committed(table: SharedTable, count: int, random: Random) -> list[SharedEpoch]:
+    """Epochs with ranges that no object has, some of them under names."""
+    made = [table.newest()]
+    for number in range(count):
+        base, ranges = made[-1], {}
+        for bucket in range(table.definition.buckets):
+            if random.random() < 0.7:
+                end = base.end(bucket)
+                ranges[BucketId(bucket)] = SharedRange(end, end + random.randint(1, 9), base.attempt + 1, 100)
+        writer = random.choice([None, f"w{number}", f"w{number % 3}"])
+        epoch = table.commit(base, ranges, writer, base.committed_ms + 1)
+        assert epoch is not None
+        made.append(epoch)
+    return made
+
+
+@pytest.mark.parametrize("writers_max", [5, 10_000])
+def test_every_epoch_is_read_as_it_was_committed(monkeypatch: pytest.MonkeyPatch, writers_max: int) -> None:
+    monkeypatch.setattr(shared_table, "WRITERS_MAX", writers_max)
+    table = created(Objects(), buckets=3)
+    epochs = committed(table, 120, Random(writers_max))
+    assert table.newest() == epochs[-1]
+    assert [table.epoch(epoch.epoch) for epoch in epochs] == epochs
+    assert 1 < len({epoch.full for epoch in epochs}) < 60
+    assert len(epochs[-1].writers) <= writers_max
+
+
+def test_manifests_of_many_epochs_take_little_and_one_is_read_with_two_requests() -> None:
+    objects = Objects()
+    table = created(objects)
+    committed(table, 1000, Random(1))
+    sizes = [len(data) for name, data in objects.held.items() if "/epoch/" in name]
+    assert sum(sizes) < 0.15 * 1000 * max(sizes)
+    fetched: list[str] = []
+    real = objects.get
+
+    def counted(name: str, *, bytes_max: int) -> memoryview:
+        fetched.append(name)
+        return real(name, bytes_max=bytes_max)
+
+    objects.get = counted  # type: ignore[method-assign]
+    assert table.newest().epoch == 1000
+    assert len(fetched) <= 3
+
+
+def test_a_full_manifest_that_is_gone_or_damaged_is_reported(tmp_path: Path) -> None:
+    objects = Objects()
+    table = created(objects)
+    host = Host(table, tmp_path)
+    while table.newest().full == table.newest().epoch or table.newest().epoch < 4:
+        host.write(upserts([1], 1))
+    newest = table.newest()
+    full = shared_table.epoch_name(newest.table_id, newest.full)
+    whole = objects.held[full]
+    objects.held[full] = whole[:-20]
+    with pytest.raises(CorruptData, match="checksum"):
+        table.newest()
+    other = shared_table.epoch_name(newest.table_id, newest.epoch)
+    objects.held[full] = objects.held[other]
+    with pytest.raises(CorruptData, match="not the one in its name"):
+        table.newest()
+    del objects.held[full]
+    with pytest.raises(MissingVersion, match=f"object={full} epoch={newest.epoch}"):
+        host.write(upserts([1], 2))
+    objects.held[full] = whole
+    assert host.write(upserts([1], 2)).epoch == newest.epoch + 1
