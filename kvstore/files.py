@@ -135,6 +135,14 @@ class Files:
             return False
         return True
 
+    def size(self, path: Path) -> int | None:
+        """Size of a file in bytes; None if there is none."""
+        at = self._at(path)
+        try:
+            return os.stat(at.name, dir_fd=at.descriptor, follow_symlinks=False).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
         os.close(descriptor)

@@ -23,7 +23,7 @@ from kvstore.index.index import AtRest, Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
 from kvstore.lock import is_locked
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import KnownEnd, LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.request import Prepared
@@ -67,6 +67,7 @@ class BucketHandle:
         self._at_rest: AtRest | None = None
         self._engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
+        self._known_end = KnownEnd(context.place.log, context.files)
         self._recover_next = self._look_next = 0.0
 
     @property
@@ -210,7 +211,7 @@ class BucketHandle:
         """
         if self._engine is not None:
             return self.state().applied_offset
-        return self.log.end_after(self.committed().applied_offset)
+        return self._known_end.after(self.committed().applied_offset, self.log)
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:

@@ -283,13 +283,6 @@ class LogFiles:
             if expected > start:
                 yield found
 
-    def end_after(self, offset: Offset) -> Offset:
-        """Where the whole batches that follow an offset end, in the files as they are now; another may be writing."""
-        with suppress(CorruptBatch):  # at the end of the log, or at half a batch
-            for found in self.batches(max(offset, self.start()), OFFSET_MAX):
-                offset = found.header.next_offset
-        return offset
-
     def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
         """Base offset of the first batch not older than a time (ms); ``end`` if all are."""
         start = self.start()
@@ -443,3 +436,40 @@ class LogFiles:
         except CorruptBatch:
             return False  # the entry is only a hint; reading from the segment's start shows whether the log is damaged
         return True
+
+
+class KnownEnd:
+    """Where the whole batches in a log's files end, and where its last file ended when that was last read.
+
+    * A file is remembered only if it ended where its last batch did: while its size stays, it has no other batch.
+
+    Args:
+        directory: Of the log.
+    """
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self._directory = directory
+        self._files = files
+        self._known: tuple[Offset, Path, Position] | None = None
+
+    def after(self, offset: Offset, log: LogFiles) -> Offset:
+        """Where the whole batches that follow an offset end, in the files as they are now.
+
+        Args:
+            offset: The end of a batch, or of an empty log.
+        """
+        known = self._known
+        if known is not None and known[0] == offset and self._still_ends(*known):
+            return offset
+        end, start = offset, log.start()
+        path, position = paths.segment_file(self._directory, start), Position(HEAD_BYTES)
+        with suppress(CorruptBatch):  # at the end of the log, or at half a batch
+            for found in log.batches(max(Offset(offset - 1), start), OFFSET_MAX):
+                end, path, position = found.header.next_offset, found.path, found.end
+        self._known = (offset, path, position) if end == offset else None
+        return max(end, offset)
+
+    def _still_ends(self, offset: Offset, path: Path, position: Position) -> bool:
+        # Another file that has the batch at the offset is named after it.
+        following = paths.segment_file(self._directory, offset)
+        return self._files.size(path) == position and (path == following or not self._files.exists(following))

@@ -139,13 +139,13 @@ class Replica:
             InvalidRequest: The replica was removed.
         """
         status = self._status()
+        shipped_ends = {(each.stream.table_id, int(each.stream.bucket)): each.end for each in status.shipped}
         behind = {}
-        for definition in self._runtime.catalog().tables.values():
+        for id, definition in self._runtime.catalog().tables.items():
             ends = [handle.log_end() for handle in self._runtime.open_table(definition).handles]
-            shipped_ends = {
-                int(each.stream.bucket): each.end for each in status.shipped if each.stream.table_id == definition.id
-            }
-            behind[definition.name] = sum(max(0, end - shipped_ends.get(bucket, 0)) for bucket, end in enumerate(ends))
+            behind[definition.name] = sum(
+                max(0, end - shipped_ends.get((id, bucket), 0)) for bucket, end in enumerate(ends)
+            )
         shipped, edits = edits_pushed(self._runtime.journal, status)
         return ReplicaReport(
             self.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from kvstore.console.parts import (
 )
 from kvstore.console.query import Query
 from kvstore.console.rates import SAMPLES, growths, rate_facts, rate_html
-from kvstore.errors import UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.store import Store
 from logformat import paths
@@ -58,16 +59,16 @@ def summary(store: Store, definition: TableDefinition, samples: int = 0) -> dict
 
 
 def _status(store: Store, definition: TableDefinition, samples: int) -> dict[str, Any]:
-    table = store.table(definition.name)
-    ranges, (log_bytes, index_bytes) = table.offsets(), bytes_of(store.path, definition)
-    times = [time for end, time in table.committed().values() if end]
-    try:
-        rows: int | None = table.count()
-    except UnsupportedOperation:
-        rows = None
+    handles = store.runtime.open_table(definition).handles
+    states = [each.committed() for each in handles]  # once: each asks the file of its index
+    log_bytes, index_bytes = bytes_of(store.path, definition)
+    times = [each.last_timestamp for each in states if each.applied_offset]
+    counted = definition.options.changelog_image != "wal"
     return {
-        "rows": rows,
-        "changes": sum(end - start for start, end in ranges.values()),
+        "rows": sum(each.row_count for each in states) if counted else None,
+        "changes": sum(
+            max(0, state.applied_offset - each.log.start()) for state, each in zip(states, handles, strict=True)
+        ),
         "log_bytes": log_bytes,
         "index_bytes": index_bytes,
         "last_change": time_text(max(times)) if times else None,
@@ -85,14 +86,13 @@ def bytes_of(store: Path, definition: TableDefinition) -> tuple[int, int]:
 
 def _sizes(directory: Path) -> Iterator[int]:
     try:
-        files = list(directory.iterdir())
+        with os.scandir(directory) as found:
+            files = list(found)
     except FileNotFoundError:
         return
     for file in files:
-        try:
-            yield file.stat().st_blocks * 512  # files of LMDB have holes
-        except FileNotFoundError:
-            continue  # removed meanwhile
+        with suppress(FileNotFoundError):  # removed meanwhile
+            yield file.stat(follow_symlinks=False).st_blocks * 512  # files of LMDB have holes
 
 
 def key_text(key: tuple[str, ...] | None) -> str:

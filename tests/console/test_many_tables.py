@@ -1,0 +1,46 @@
+"""What a page costs in a store of many tables: few files are opened for each, once they are known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore.index.open_readers import OpenReaders
+from tests.console.browser import asking
+
+TABLES = 12
+
+
+@pytest.fixture
+def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files and directories that are opened; at most 4 indexes stay open."""
+    monkeypatch.setattr(OpenReaders.__init__, "__defaults__", (4,))
+    found: list[str] = []
+    real: Callable[..., int] = os.open
+
+    def noted(name: Any, *given: Any, **options: Any) -> int:
+        found.append(os.fspath(name))
+        return real(name, *given, **options)
+
+    monkeypatch.setattr(os, "open", noted)
+    return found
+
+
+def test_a_page_opens_at_most_two_files_for_each_table(tmp_path: Path, opens: list[str]) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.add_replica(str(tmp_path / "r"), "r")
+        for number in range(TABLES):
+            store.create_table(f"t{number}", {"k": "int64"}, primary_key="k").upsert({"k": number})
+        store.replica("r").ship()
+    with asking(tmp_path / "s") as client:
+        for path, each in (("/metrics", 2), ("/replicas", 1), ("/replicas/replica?name=r", 2)):
+            assert client.get(path).status_code == 200  # opens what it needs
+            opens.clear()
+            assert client.get(path).status_code == 200
+            of_tables = [name for name in opens if "tables/" in name]
+            assert len(of_tables) <= each * TABLES, path
