@@ -1,10 +1,12 @@
-"""Clocks, passed as arguments; only this module reads the system's time."""
+"""Clocks, passed as arguments, and the text of a time; only this module reads the system's time."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
 from typing import Protocol
+
+import numpy as np
 
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The clock that continues while the machine sleeps; ``CLOCK_MONOTONIC`` does so on other systems than Linux."""
@@ -46,3 +48,8 @@ class SystemClock:
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump."""
         return time.time_ns() // 1_000_000
+
+
+def time_text(milliseconds: int) -> str:
+    """A time, in milliseconds since the Unix epoch, in ISO 8601."""
+    return str(np.datetime64(milliseconds, "ms")) + "Z"

@@ -6,18 +6,19 @@ import datetime as dt
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, opened
-from kvstore.cli.meta.journal import time_of
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.cli.progress import Bar
+from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
 from kvstore.replica.follow.follower import ROLLBACK_LIMIT
+from kvstore.replica.replica import report_facts
 from logformat.catalog.replicas import CATALOG, Finding
 from logformat.replica.follower_status import FollowerStatus
 
@@ -67,7 +68,7 @@ def ls(
             _print_followers(store.replica(of).followers(), store.health().txid, as_json=as_json)
             return
         found = store.replicas
-    listed = [{"name": name, **_facts(report)} for name, report in found.items()]
+    listed = [report_facts(name, report) for name, report in found.items()]
     if as_json:
         print_json(listed)
     else:
@@ -182,7 +183,7 @@ def _follower(
 
 
 def _print_pulled(pulled: kvstore.Pulled, report: kvstore.FollowReport, *, as_json: bool) -> None:
-    facts = {**asdict(pulled), "txid": report.txid, "as_of": time_of(report.as_of_ms)}
+    facts = {**asdict(pulled), "txid": report.txid, "as_of": time_text(report.as_of_ms)}
     if as_json:
         print_json(facts)
     else:
@@ -256,9 +257,9 @@ def _place(given: str) -> dt.datetime | dict[str, dict[int, int]]:
 
 
 def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) -> None:
-    facts = _facts(report)
+    facts = report_facts(name, report)
     if as_json:
-        print_json({"name": name, **facts})
+        print_json(facts)
     else:
         print_facts({**{name: facts[name] for name in ("url", "behind", "as_of")}, "findings": len(report.findings)})
         _print_findings(name, report.findings)
@@ -272,7 +273,7 @@ def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -
             "name": each.name,
             "edits_behind": txid - each.txid,
             "leader_epoch": each.leader_epoch,
-            "said": time_of(each.as_of_ms),
+            "said": time_text(each.as_of_ms),
             "free_bytes": each.free_bytes,
             "obstacle": each.obstacle,
         }
@@ -290,13 +291,3 @@ def _print_findings(name: str, findings: list[Finding]) -> None:
         stream = "catalog" if each.stream == CATALOG else f"table {each.stream.table_id} bucket {each.stream.bucket}"
         what = each.object if each.object is not None else f"offsets {each.start} to {each.end}"
         print_line(f"{name}: {each.kind} {stream} {what}")
-
-
-def _facts(report: kvstore.ReplicaReport) -> dict[str, Any]:
-    facts = asdict(report) | {"behind": sum(report.behind.values())}
-    facts["findings"] = msgspec.to_builtins(report.findings)
-    del facts["edits"]
-    for name in ("as_of", "checked"):
-        moment = facts.pop(f"{name}_ms")
-        facts[name] = None if moment is None else time_of(moment)
-    return {**facts, "edits_behind": report.edits - report.edits_shipped}

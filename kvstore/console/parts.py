@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from kvstore.console.html import Content, Html, printed, tag
 from kvstore.console.values import Cell, json_text
@@ -152,11 +151,6 @@ def hidden(**values: str | int | Sequence[str] | None) -> list[Html]:
         if value is not None
         for each in ([value] if isinstance(value, (str, int)) else value)
     ]
-
-
-def time_text(milliseconds: int) -> str:
-    """A time in ISO 8601."""
-    return str(np.datetime64(milliseconds, "ms")) + "Z"
 
 
 def duration_text(milliseconds: float) -> str:

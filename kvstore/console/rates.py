@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.clock import time_text
 from kvstore.console.drawing import curve
 from kvstore.console.html import Html
-from kvstore.console.parts import time_text
 from kvstore.errors import CorruptData
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition

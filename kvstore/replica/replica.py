@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
 
 from kvstore.calls import uninterrupted
+from kvstore.clock import time_text
 from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
 from kvstore.lock import ProcessLock
 from kvstore.replica.check import findings
@@ -59,6 +63,17 @@ class ReplicaReport:
 
     def __bool__(self) -> bool:
         return not self.findings
+
+
+def report_facts(name: str, report: ReplicaReport) -> dict[str, Any]:
+    """The status of a replica in JSON: lags as numbers, and times in ISO 8601."""
+    facts = asdict(report) | {"behind": sum(report.behind.values())}
+    facts["findings"] = msgspec.to_builtins(report.findings)
+    del facts["edits"]
+    for each in ("as_of", "checked"):
+        moment = facts.pop(f"{each}_ms")
+        facts[each] = None if moment is None else time_text(moment)
+    return {"name": name, **facts, "edits_behind": report.edits - report.edits_shipped}
 
 
 class Replica:

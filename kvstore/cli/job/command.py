@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened
-from kvstore.cli.meta.journal import time_of
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
+from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest
 from kvstore.ingest.job import Job
 from logformat.catalog.jobs import EndedTask, JobOptions
@@ -168,7 +168,7 @@ def _print_job(job: Job, *, as_json: bool) -> None:
 
 
 def _time(milliseconds: int | None) -> str | None:
-    return None if milliseconds is None else time_of(milliseconds)
+    return None if milliseconds is None else time_text(milliseconds)
 
 
 def _given(max_files: int | None, max_bytes: int | None, max_filter_ratio: float | None) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table
+from kvstore.clock import time_text
 from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.meta.browse import browse
@@ -84,17 +84,12 @@ def facts_of(txid: Txid, data: bytes) -> dict[str, Any]:
         return {"txid": txid, "error": str(error), "bytes": len(data)}
     return {
         "txid": edit.txid,
-        "time": time_of(edit.time_ms),
+        "time": time_text(edit.time_ms),
         "epoch": edit.epoch,
         "op": edit.payload.op,
         "edit": type(edit.payload).__name__,
         "payload": without_credentials(msgspec.to_builtins(edit.payload)),
     }
-
-
-def time_of(milliseconds: int) -> str:
-    """Printed form of a time."""
-    return str(np.datetime64(milliseconds, "ms")) + "Z"
 
 
 def _about(payload: dict[str, Any]) -> str:

@@ -11,9 +11,8 @@ import msgspec
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
-from kvstore.cli.meta.journal import time_of
 from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
-from kvstore.clock import SystemClock
+from kvstore.clock import SystemClock, time_text
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.files import Files, refusal
 from kvstore.index.space import HeldIndex
@@ -35,7 +34,7 @@ def status(path: Directory, as_json: AsJson = False) -> None:
     """
     with opened(path) as store:
         found, replicas = store.health(), store.replicas
-    images = [{**asdict(each), "created": time_of(each.created_ms)} for each in found.images]
+    images = [{**asdict(each), "created": time_text(each.created_ms)} for each in found.images]
     for each in images:
         del each["created_ms"]
     facts = {
@@ -63,7 +62,7 @@ def status(path: Directory, as_json: AsJson = False) -> None:
 
 
 def _held_row(held: HeldIndex) -> list[object]:
-    times = [None if ms is None else time_of(ms) for ms in (held.since_ms, held.process_since_ms)]
+    times = [None if ms is None else time_text(ms) for ms in (held.since_ms, held.process_since_ms)]
     return [f"{held.table}/{held.bucket}", held.bytes, held.held_bytes, held.pid, held.commits, *times]
 
 
@@ -149,5 +148,5 @@ def _save(made: Image, path: Path) -> None:
 def _facts(head: Head) -> dict[str, Any]:
     facts = msgspec.to_builtins(head)
     del facts["kind"]
-    facts["created"] = time_of(facts.pop("created_ms"))
+    facts["created"] = time_text(facts.pop("created_ms"))
     return facts

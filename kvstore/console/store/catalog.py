@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, printed, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager, time_text
+from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.console.values import LETTERS_MAX
 from kvstore.errors import CorruptData, CorruptImage, InvalidRequest, StoreError

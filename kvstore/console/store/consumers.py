@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, field, grid, is_error, pager, time_text
+from kvstore.console.parts import attempt, field, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.console.rates import Lags, lag_html
 from kvstore.meta.consumers import NO_CONSUMERS, NamedConsumer

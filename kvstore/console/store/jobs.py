@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, fact_list, grid, is_error, pager, size_text, time_text
+from kvstore.console.parts import attempt, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.errors import InvalidRequest
 from kvstore.store import Store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -12,12 +11,12 @@ from kvstore.console.commands import command
 from kvstore.console.drawing import Part, line
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text, time_text
+from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.errors import InvalidRequest
 from kvstore.replica.client import NO_RETRIES, ObjectStore
 from kvstore.replica.coverage import holes
-from kvstore.replica.replica import ReplicaReport
+from kvstore.replica.replica import report_facts
 from kvstore.replica.ship.shipper import status_of
 from kvstore.store import Store
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus, Shipped, Stream
@@ -90,17 +89,6 @@ def replica_page(store: Store, query: Query) -> Page:
     line = command("replica ls", store.path)
     api = "/api" + url(path, name=name, stream=place, page=query.text("page"))
     return Page(f"Replica {name}", facts, body, line, api, tab="replicas")
-
-
-def report_facts(name: str, report: ReplicaReport) -> dict[str, Any]:
-    """A replica as ``kvstore replica ls --json`` prints it."""
-    facts = asdict(report) | {"behind": sum(report.behind.values())}
-    facts["findings"] = msgspec.to_builtins(report.findings)
-    del facts["edits"]
-    for each in ("as_of", "checked"):
-        moment = facts.pop(f"{each}_ms")
-        facts[each] = None if moment is None else time_text(moment)
-    return {"name": name, **facts, "edits_behind": report.edits - report.edits_shipped}
 
 
 def _stream(store: Store, status: ReplicaStatus, shipped: Shipped, table: str | None) -> dict[str, Any]:

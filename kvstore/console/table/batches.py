@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import grid, pager, time_text
+from kvstore.console.parts import grid, pager
 from kvstore.console.query import Query
 from kvstore.console.table.difference import version_facts, version_html
 from kvstore.console.table.stretch import Batch, Stretch

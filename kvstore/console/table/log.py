@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import error_box, error_facts, field, grid, is_error, pager, size_text, time_text
+from kvstore.console.parts import error_box, error_facts, field, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.errors import StoreError
 from kvstore.log.segments import LogFiles

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Html, tag
 from kvstore.console.page import Page
@@ -23,7 +24,6 @@ from kvstore.console.parts import (
     option_text,
     pager,
     size_text,
-    time_text,
 )
 from kvstore.console.query import Query
 from kvstore.console.rates import SAMPLES, growths, rate_facts, rate_html

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
+from kvstore.clock import time_text
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager, time_text
+from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.meta.jobs import NO_JOBS, writer_of
