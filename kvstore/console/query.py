@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
+from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest
 from logformat.ids import OFFSET_MAX
 
 TEXT_LETTERS_MAX = 10_000
+TIME_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999; Python has no later time."""
 
 
 class Query:
@@ -48,6 +51,20 @@ class Query:
         if not (value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most):
             raise InvalidRequest(f"`{name}` is a number from {least} to {most}.", given=repr(value))
         return int(value)
+
+    def with_time(self, name: str, of: str) -> Query:
+        """The same query with another parameter, a number of milliseconds since the Unix epoch, as the time ``name``.
+
+        Raises:
+            InvalidRequest: Both are there, or it is no such number.
+        """
+        milliseconds = self.number(of, most=TIME_MS_MAX)
+        if milliseconds is None:
+            return self
+        if self.text(name) is not None:
+            raise InvalidRequest(f"Give `{name}` or `{of}`, not both.", given=milliseconds)
+        rest = [(given, value) for given, value in self._pairs if given not in (name, of)]
+        return Query([*rest, (name, time_text(milliseconds))])
 
     def place(self, name: str) -> int | dt.datetime | None:
         """The value of a name as an offset or a time; None if it is not there.

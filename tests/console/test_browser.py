@@ -169,7 +169,7 @@ def test_keys_lead_to_the_search_field_the_rows_and_the_help(shown: tuple[Browse
     assert browser.run("location.pathname") == "/"
 
 
-def test_the_slider_shows_the_rows_of_an_earlier_offset(shown: tuple[Browser, str]) -> None:
+def test_the_sliders_show_the_rows_of_an_earlier_offset_and_time(shown: tuple[Browser, str]) -> None:
     browser, root = shown
     browser.open(f"{root}/tables/1/rows")
     now = browser.run("document.querySelector('.note').textContent")
@@ -180,6 +180,13 @@ def test_the_slider_shows_the_rows_of_an_earlier_offset(shown: tuple[Browser, st
     assert "As of offset 3" in browser.run("document.querySelector('.note').textContent")
     assert browser.run("document.querySelectorAll('main tbody tr').length") == 3
     assert "As of now" in now
+    browser.run("slider = document.querySelector('#as-of-time'); slider.value = slider.min; 1")
+    browser.run("slider.dispatchEvent(new Event('input')); 1")
+    text = browser.run("slider.form.querySelector('output').textContent")
+    assert text == browser.run("new Date(Number(slider.min)).toISOString()")
+    browser.follow("slider.dispatchEvent(new Event('change')); 1")
+    assert browser.run("document.querySelectorAll('main tbody tr').length") == 0
+    assert text in browser.run("Array.from(document.querySelectorAll('input')).map((each) => each.value)")
 
 
 def test_an_update_is_a_diff_and_an_undo_shows_its_preview(shown: tuple[Browser, str]) -> None:

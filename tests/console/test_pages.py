@@ -15,8 +15,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import kvstore
+from kvstore.options import StoreOptions
+from kvstore.store import Store
 from tests.cli.commands import fine
 from tests.console.browser import LONG, api, asking, page
+from tests.support.clocks import SetClock
 
 
 def test_the_overview_lists_tables_and_says_that_all_is_well(client: TestClient) -> None:
@@ -95,6 +98,37 @@ def test_rows_are_shown_as_they_were(client: TestClient) -> None:
     assert "without the 5 changes since then" in page(client, "/tables/1/rows?as_of=2").text
     assert "later than" not in page(client, "/tables/1/rows?as_of=99", 400).text
     assert "time zone" in page(client, "/tables/1/rows?as_of=2026-01-31T12:00:00", 400).text
+
+
+def test_a_slider_over_time_shows_the_rows_before_the_commits_of_a_time(tmp_path: Path) -> None:
+    clock = SetClock(1_000_000_000_000)
+    with Store(tmp_path / "s", StoreOptions(), clock=clock) as store:
+        table = store.create_table("t", {"k": "int64"}, primary_key="k")
+        for key in range(5):
+            table.upsert({"k": key})
+            table.flush()
+            clock.now += 60_000
+    with asking(tmp_path / "s") as client:
+        found = page(client, "/tables/1/rows?where=k < 4")
+        slider = next(each for _, each in found.elements if each.get("name") == "as_of_ms")
+        least, most, step = (int(slider[name] or 0) for name in ("min", "max", "step"))
+        assert least == 1_000_000_000_000
+        assert least + 4 * 60_000 < most <= least + 4 * 60_000 + step
+        assert slider["value"] == slider["max"]
+
+        def rows(place: str) -> list[int]:
+            return [each["values"]["k"] for each in api(client, f"/tables/1/rows?{place}")["rows"]]
+
+        assert [rows(f"as_of_ms={least + by}") for by in (0, 1, 60_000, 60_001, 240_000)] == [
+            [], [0], [0], [0, 1], [0, 1, 2, 3]
+        ]  # fmt: skip
+        assert rows(f"as_of_ms={most}") == rows("as_of_ms=") == [0, 1, 2, 3, 4]
+        then = page(client, f"/tables/1/rows?as_of_ms={least + 60_001}&where=k < 4")
+        slider = next(each for _, each in then.elements if each.get("name") == "as_of_ms")
+        assert least + 60_000 < int(slider["value"] or 0) <= least + 120_000
+        assert "2001-09-09T01:47:40.001Z" in then.all("input", "value"), "the field has the time"
+        assert "not both" in page(client, "/tables/1/rows?as_of_ms=5&as_of=3", 400).text
+        assert "is a number" in page(client, "/tables/1/rows?as_of_ms=253402300800000", 400).text
 
 
 def test_a_condition_chooses_rows_as_they_are_and_as_they_were(client: TestClient) -> None:

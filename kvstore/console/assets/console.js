@@ -43,7 +43,8 @@ const keys = {
 
 for (const form of document.querySelectorAll("form.slider")) {
   const slider = form.querySelector("input[type='range']");
-  slider.addEventListener("input", () => { form.querySelector("output").textContent = slider.value; });
+  const shown = (value) => (slider.name === "as_of_ms" ? new Date(Number(value)).toISOString() : value);
+  slider.addEventListener("input", () => { form.querySelector("output").textContent = shown(slider.value); });
   slider.addEventListener("change", () => form.requestSubmit());
 }
 

@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.clock import time_text
 from kvstore.console.commands import after_key, command, condition_of, names_given, of_key, place_given
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import field, grid, hidden, pager, value_html
+from kvstore.console.parts import attempt, field, grid, hidden, is_error, pager, value_html
 from kvstore.console.query import Query
 from kvstore.console.table.columns import chosen, columns_form
 from kvstore.console.table.keys import bucket_of, encoded, key_fields, key_form, key_of, texts_of, values_of
@@ -31,6 +32,8 @@ ROWS_A_TIME = 1_000
 ROWS_READ = 20_000
 BYTES_READ = 32 << 20
 """A page with a condition looks at no more rows than these."""
+TIMES = 1_000
+"""Places of the slider over time."""
 PAST_BYTES_MAX = 256 << 20
 """A page of an earlier state reads no more of the log than this."""
 
@@ -149,7 +152,11 @@ def row_of_key(store: Store, definition: TableDefinition, names: list[str], text
 
 
 def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
-    """Rows; ``key`` (once for each of its columns) looks one up, ``after`` begins after a key, ``bucket`` chooses."""
+    """Rows; ``key`` (once for each of its columns) looks one up, ``after`` begins after a key, ``bucket`` chooses.
+
+    ``as_of_ms`` is a time like ``as_of``, as the slider over time gives it.
+    """
+    query = query.with_time("as_of", "as_of_ms")
     names, _ = chosen(definition, query)
     key, after = query.all("key"), query.all("after")
     bucket, text = query.number("bucket", most=definition.buckets - 1) or 0, query.text("where")
@@ -192,7 +199,7 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
             "div",
             key_form(definition, key, path, "Look up a key"),
             _place_form(definition, path, read, query),
-            _slider(definition, path, read, query) if not key else None,
+            _sliders(store, definition, bucket, path, read, query) if not key else None,
             columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of, where=text),
             tag("p", _as_of_words(read), class_="note"),
             tag("p", f"{ROWS_READ:,} rows were looked at; Next goes on.", class_="note") if read.stopped else None,
@@ -274,17 +281,49 @@ def _example(definition: TableDefinition) -> str:
     return condition_of(column, value)
 
 
-def _slider(definition: TableDefinition, path: str, read: Read, query: Query) -> Html | None:
+def _sliders(store: Store, definition: TableDefinition, bucket: int, path: str, read: Read, query: Query) -> list[Html]:
+    """Sliders over the offsets and over the times of a bucket, as far as its log goes back."""
     if definition.options.changelog_image == "wal" or read.end == read.start:
+        return []
+    kept = hidden(column=query.all("column"), bucket=query.text("bucket"), where=query.text("where"))
+    offsets = {"name": "as_of", "min": read.start, "max": read.end, "value": read.offset}
+    found = [_slider(path, kept, "Back to offset ", str(read.offset), "as-of", offsets)]
+    times = attempt(lambda: _times(store.table(definition.name).bucket(bucket).handle.log, read))
+    if times is not None and not is_error(times):  # the page shows the rows all the same
+        text = time_text(times["value"])
+        found.append(_slider(path, kept, "Back to ", text, "as-of-time", {"name": "as_of_ms", **times}))
+    return found
+
+
+def _times(log: LogFiles, read: Read) -> dict[str, int] | None:
+    """The limits, the step and the value of the slider over time, in milliseconds; None if all was in one commit.
+
+    Raises:
+        StoreError: A batch can't be read.
+    """
+
+    def at(offset: int) -> int:
+        return next(log.batches(Offset(offset), Offset(offset + 1))).header.commit_timestamp
+
+    # The rows as of a time are those before its first commit. Of a log that was cut, the first has none before it.
+    least, most = at(read.start) + (read.start > 0), at(read.end - 1) + 1
+    step = max(1, (most - least) // TIMES)
+    most += (least - most) % step
+    value = most if read.offset >= read.end else at(read.offset)
+    if most - least < 2 or not least <= value <= most:  # the clock went back
         return None
+    return {"min": least, "max": most, "step": step, "value": value - (value - least) % step}
+
+
+def _slider(path: str, kept: list[Html], words: str, shown: str, id: str, values: dict[str, Any]) -> Html:
     return tag(
         "form",
-        hidden(column=query.all("column"), bucket=query.text("bucket"), where=query.text("where")),
+        kept,
         tag(
             "label",
-            tag("span", "Back in time, to offset ", tag("output", str(read.offset), for_="as-of")),
-            tag("input", type="range", id="as-of", name="as_of", min=read.start, max=read.end, value=read.offset),
-            for_="as-of",  # an output can have a label, too
+            tag("span", words, tag("output", shown, for_=id)),
+            tag("input", type="range", id=id, **values),
+            for_=id,  # an output can have a label, too
         ),
         tag("button", "Show"),
         action=path,
