@@ -106,16 +106,21 @@ class Meter:
 
     Attributes:
         sync: An fsync of a log, or of another file that kvstore writes itself.
+        checkpoint: A checkpoint of the catalog that succeeded.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.sync = Timer(clock)
+        self.sync, self.checkpoint = Timer(clock), Timer(clock)
         self._clock = clock
         self._tables: dict[TableId, TableMeter] = {}
 
     def table(self, id: TableId) -> TableMeter:
         """Work on a table; one meter for each."""
         return self._tables.setdefault(id, TableMeter(self._clock))
+
+    def forget(self, id: TableId) -> None:
+        """Forget a table that was dropped."""
+        self._tables.pop(id, None)
 
     @property
     def tables(self) -> dict[TableId, TableMeter]:

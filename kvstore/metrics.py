@@ -24,6 +24,7 @@ _HELP = {
     "kvstore_commit_seconds": ("summary", ("table",), "Commits of indexes."),
     "kvstore_get_seconds": ("summary", ("table",), "One in 32 calls of get."),
     "kvstore_fsync_seconds": ("summary", (), "Syncs of logs and other files."),
+    "kvstore_checkpoint_seconds": ("summary", (), "Checkpoints of the catalog that succeeded."),
     "kvstore_consumer_lag_changes": ("gauge", ("consumer", "table"), "Offsets that a consumer has yet to commit."),
     "kvstore_replica_lag_edits": ("gauge", ("replica",), "Edits of the catalog that a replica lacks."),
 }
@@ -60,6 +61,7 @@ def _found(runtime: StoreRuntime) -> Metrics:
         "kvstore_commit_seconds": {name: asdict(meter.commit.read()) for name, meter in tables.items()},
         "kvstore_get_seconds": {name: asdict(meter.get.read()) for name, meter in tables.items()},
         "kvstore_fsync_seconds": asdict(runtime.meter.sync.read()),
+        "kvstore_checkpoint_seconds": asdict(runtime.meter.checkpoint.read()),
         "kvstore_consumer_lag_changes": consumer_lags(runtime),
         "kvstore_replica_lag_edits": registry.lags(runtime),
     }

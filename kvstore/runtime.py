@@ -129,6 +129,7 @@ class StoreRuntime:
             edits_per_image=options.edits_per_journal,
             followers=self._replicas,
             elsewhere=lambda task: elsewhere(task, self.catalog(), files, clock),
+            succeeded=self.meter.checkpoint.since,
         )
         self._journal.listen(self.checkpoints)
         self._table_files = TableFiles(path, self._identity.store_id, files)
@@ -301,6 +302,7 @@ class StoreRuntime:
             refused.pop_all()
         with self._mutex:
             self._tables.pop(definition.id, None)
+        self.meter.forget(definition.id)
         with suppress(StoreError):  # what could not be committed goes too
             table.close()
         self._directories.remove(definition.id)

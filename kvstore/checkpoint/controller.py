@@ -76,6 +76,7 @@ class Controller:
         start: Starts a worker.
         elsewhere: Starts a worker on another machine when this one has too little memory; returns None if there is no
             such machine.
+        succeeded: Called after each checkpoint with the monotonic time of its beginning, in seconds.
 
     Attributes:
         start: The function given as ``start``.
@@ -97,6 +98,7 @@ class Controller:
         followers: Callable[[], Sequence[Follower]] = tuple,
         start: Callable[[Task], Running] = WorkerProcess,
         elsewhere: Callable[[Task], Running | None] = lambda _: None,
+        succeeded: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._store = store
         self._store_id = store_id
@@ -107,6 +109,7 @@ class Controller:
         self._writes = writes
         self._edits_per_image = edits_per_image
         self._followers = followers
+        self._succeeded = succeeded
         self.start = start
         self.elsewhere = elsewhere
         self._newest = Txid(0)
@@ -165,6 +168,7 @@ class Controller:
                 dropped = self._journal.drop_before(limit)
                 self._remove_old(done.txid, done.previous)
             self.failure = None
+            self._succeeded(began)
             took = self._clock.monotonic() - began
             return Checkpoint(done.txid, done.previous, done.bytes, done.written, dropped, took)
 

@@ -209,6 +209,8 @@ def test_commits_and_consumers_of_a_store(tmp_path: Path, sync: JournalSync) -> 
         store.flush()
         assert not store.runtime.catalog().writers_of(TableId(1)).commits
         done = store.checkpoint()
+        measured = store.metrics()["kvstore_checkpoint_seconds"]
+        assert (measured["count"], 0 < measured["sum"] <= 1.1 * done.seconds) == (1, True)
         expected, consumers = rows_of(table), store.consumers
         assert len(expected) == 12
     with kvstore.open(tmp_path / "s") as store:

@@ -44,6 +44,14 @@ def test_what_was_done_is_counted(tmp_path: Path) -> None:
         assert found["kvstore_fsync_seconds"]["count"] >= found["kvstore_batches_total"]["t"]
 
 
+def test_a_dropped_table_is_no_longer_counted(store: kvstore.Store) -> None:
+    store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "v": "a"})
+    store.drop_table("t")
+    assert not store.runtime.meter.tables
+    store.create_table("t", SCHEMA, primary_key="k")
+    assert store.metrics()["kvstore_changes_total"] == {"t": 0}
+
+
 def test_lags_are_those_of_consumers_and_replicas(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
