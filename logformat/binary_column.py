@@ -7,6 +7,7 @@ strings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +130,33 @@ class BinaryColumn:
             return _words(self.matrix()), None
         padded = join(self, word_padding(self.lengths))
         return padded.flat[: padded.offsets[-1]].view("<u8"), padded.offsets[:-1] // WORD
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where byte strings lie in a buffer, in any order.
+
+    Attributes:
+        flat: uint8, the buffer.
+        starts, ends: int64 ``(n,)``, where in it each string begins and ends.
+    """
+
+    flat: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, column: BinaryColumn) -> Places:
+        """Those of a column's strings."""
+        return cls(column.flat, column.offsets[:-1], column.offsets[1:])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Length of each string: int64 ``(n,)``."""
+        return self.ends - self.starts
 
 
 def scalar(string: bytes) -> pa.BinaryScalar:

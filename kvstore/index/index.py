@@ -23,6 +23,7 @@ from kvstore.environment import Environment, Transaction
 from kvstore.errors import CorruptData
 from kvstore.files import open_file
 from kvstore.index import writeback
+from kvstore.index.found_rows import FoundRows
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
 from kvstore.index.mapped import MappedFile
 from kvstore.index.space import IndexSpace, space_of
@@ -124,19 +125,21 @@ class View:
         Raises:
             CorruptData: A page is damaged.
         """
+        return ((found.keys(), found.values()) for found in self.found(chunk, start, stop))
+
+    def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+        """Like :meth:`rows`; rows may lie in memory that the next ones are read into."""
         if self.leaves is None:
             yield from self._rows_by_cursor(chunk, start, stop)
             return
         # For a few rows, the cursor is cheaper than reading whole pages.
-        for keys, values in islice(self._rows_by_cursor(min(chunk, _STEP_ROWS), start, stop), 1):
-            yield keys, values
-            following = self.first_from(keys[-1] + b"\0")
+        for rows in islice(self._rows_by_cursor(min(chunk, _STEP_ROWS), start, stop), 1):
+            yield rows
+            following = self.first_from(rows.keys()[-1] + b"\0")
             if following is not None and (stop is None or following < stop):
-                yield from self.leaves.rows(chunk, following, stop)
+                yield from self.leaves.found(chunk, following, stop)
 
-    def _rows_by_cursor(
-        self, chunk: int, start: bytes, stop: bytes | None
-    ) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
+    def _rows_by_cursor(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[FoundRows]:
         found = self._between(start, stop)
         waiting_keys: list[bytes] = []
         waiting_values: list[bytes] = []
@@ -147,10 +150,10 @@ class View:
             waiting_values += values
             waiting_bytes += sum(map(len, values))
             if len(waiting_keys) == chunk or waiting_bytes >= CHUNK_BYTES:
-                yield BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values)
+                yield FoundRows.of(BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values))
                 waiting_keys, waiting_values, waiting_bytes = [], [], 0
         if waiting_keys:
-            yield BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values)
+            yield FoundRows.of(BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values))
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """The first and the last key; None if there are no rows."""

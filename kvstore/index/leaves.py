@@ -4,6 +4,7 @@
   within a read transaction see one consistent state.
 * Pages are read with ``pread`` and never trusted: every position is checked against its page before use, nodes must
   fill their page, and keys must ascend; otherwise ``CorruptData`` is raised. Rows have their own checksums.
+* The native kernel reads leaves and finds their rows where it can. What it can't, and damage, is for this module.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
 
 from kvstore.errors import CorruptData
+from kvstore.index.found_rows import FoundRows, PlacedRows
 from kvstore.pages import BIG, BRANCH, DEPTH_MAX, HEAD, LEAF, NODE, NOWHERE, OVERFLOW, Tree
 from logformat.binary_column import BinaryColumn, gather, gather_padded, windows
+
+if TYPE_CHECKING:
+    from kvstore.kernel.leaves import LeafReader
 
 CHUNK_BYTES = 8 << 20
 """Limit in bytes of a chunk's values, or one larger value. Larger chunks would page-fault new memory each time."""
@@ -49,8 +55,8 @@ class Leaves:
         self._check_held = check_held
         self._file_pages = os.fstat(descriptor).st_size // page_bytes
 
-    def rows(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
-        """Keys and values from ``start`` to ``stop`` (exclusive), in key order.
+    def found(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[FoundRows]:
+        """Rows from ``start`` to ``stop`` (exclusive), in key order.
 
         Args:
             chunk: Maximum number of rows at a time.
@@ -60,30 +66,50 @@ class Leaves:
             OSError: The disk failed.
         """
         last = b""  # no key is empty
-        for numbers in self._leaves(chunk, start, stop):
-            flat, places = self._read(numbers, np.ones_like(numbers))
-            nodes = self._nodes(flat, places, numbers, LEAF)
-            keys = gather((flat,), nodes.keys, nodes.key_bytes)
-            _check_order(last, keys)
-            last = keys[-1]
-            low, high = bisect_left(keys, start), len(keys) if stop is None else bisect_left(keys, stop)
-            ends = nodes.value_bytes[:high].cumsum()
+        pages_max = self._pages_max(chunk)
+        reader = self._leaf_reader(pages_max)
+        buffer = None if reader is None else np.empty((pages_max + 1) * self._page_bytes, np.uint8)
+        for numbers in self._leaves(pages_max, start, stop):
+            flat, places = self._read(numbers, np.ones_like(numbers), reader, buffer)
+            found: PlacedRows | _NodeRows | None = None
+            if reader is not None and (native := reader.find(flat, places, numbers, last)) is not None:
+                found = PlacedRows(flat, *native)
+            if found is None:
+                nodes = self._nodes(flat, places, numbers, LEAF)
+                found = _NodeRows(self, flat, nodes)
+                _check_order(last, found.keys)
+            last = found[len(found) - 1]
+            low, high = bisect_left(found, start), len(found) if stop is None else bisect_left(found, stop)
+            ends = found.value_bytes[:high].cumsum()
             while low < high:
-                enough = int(np.searchsorted(ends, ends[low] - nodes.value_bytes[low] + CHUNK_BYTES, "right"))
+                enough = int(np.searchsorted(ends, ends[low] - found.value_bytes[low] + CHUNK_BYTES, "right"))
                 until = min(max(enough, low + 1), low + chunk, high)
-                yield keys.slice(low, until), self._values(flat, nodes, slice(low, until))
+                yield found.some(low, until)
                 low = until
 
-    def _leaves(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[np.ndarray]:
-        """Numbers of the leaves between two keys, in groups of about ``chunk`` rows."""
+    def _leaf_reader(self, pages_max: int) -> LeafReader | None:
+        from kvstore.kernel import library
+
+        kernel = library.kernel()
+        if kernel is None:
+            return None
+        from kvstore.kernel.leaves import LeafReader
+
+        return LeafReader(kernel, self._page_bytes, pages_max)
+
+    def _pages_max(self, chunk: int) -> int:
+        """How many leaves have about ``chunk`` rows."""
+        _, leaves, _, entries = self._tree.counts
+        enough = int(_FULL * chunk * leaves / max(entries, 1))
+        return max(1, min(enough, _PAGES_BYTES // self._page_bytes))
+
+    def _leaves(self, enough: int, start: bytes, stop: bytes | None) -> Iterator[np.ndarray]:
+        """Numbers of the leaves between two keys, in groups of at most ``enough``."""
         tree = self._tree
         if tree.root == NOWHERE:
             return
         if not 1 <= tree.depth <= DEPTH_MAX or tree.root >= self._file_pages:
             raise _damaged("a tree has an impossible depth or root", depth=tree.depth, root=tree.root)
-        _, leaves, _, entries = tree.counts
-        enough = int(_FULL * chunk * leaves / max(entries, 1))
-        enough = max(1, min(enough, _PAGES_BYTES // self._page_bytes))
         waiting = np.zeros(0, np.int64)
         for numbers in self._below(np.array([tree.root], np.int64), 1, start, stop):
             waiting = np.concatenate([waiting, numbers])
@@ -163,7 +189,7 @@ class Leaves:
             raise _damaged("nodes overlap or leave gaps", pages=f"{numbers.min()}..{numbers.max()}")
         return _Nodes(firsts, keys, key_bytes, values, value_bytes, big, heads_of_nodes & 0xFFFFFFFFFFFF)
 
-    def _values(self, flat: np.ndarray, nodes: _Nodes, some: slice) -> BinaryColumn:
+    def values(self, flat: np.ndarray, nodes: _Nodes, some: slice) -> BinaryColumn:
         """Values of some nodes of leaves, including values that have their own pages."""
         starts, lengths, big = nodes.values[some], nodes.value_bytes[some], nodes.big[some]
         if not big.any():
@@ -184,11 +210,18 @@ class Leaves:
         starts[big] = places + HEAD.size
         return gather((flat, apart), starts, lengths, big)
 
-    def _read(self, firsts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _read(
+        self,
+        firsts: np.ndarray,
+        counts: np.ndarray,
+        reader: LeafReader | None = None,
+        buffer: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Read runs of pages in file order; adjacent runs are read at once.
 
         Args:
             firsts, counts: First page and number of pages of each run.
+            reader, buffer: If given, they read runs of one page.
 
         Returns:
             The bytes, followed by as many as one page has, and where in them each run begins.
@@ -200,6 +233,11 @@ class Leaves:
         stops = lengths.cumsum() * self._page_bytes
         places = np.empty_like(stops)
         places[order] = stops - lengths * self._page_bytes
+        if reader is not None and buffer is not None:
+            flat = buffer[: int(stops[-1]) + self._page_bytes]
+            if reader.read(self._descriptor, begins, flat):
+                self._check_held()
+                return flat, places
         flat = np.empty(int(stops[-1]) + self._page_bytes, np.uint8)
         target = flat.data
         lasts = np.append(np.flatnonzero(begins[1:] != begins[:-1] + lengths[:-1]), len(stops) - 1)
@@ -232,6 +270,25 @@ class _Nodes:
     value_bytes: np.ndarray
     big: np.ndarray
     children: np.ndarray
+
+
+class _NodeRows:
+    """Like :class:`kvstore.index.found_rows.PlacedRows`, without the kernel; values may have their own pages."""
+
+    def __init__(self, leaves: Leaves, flat: np.ndarray, nodes: _Nodes) -> None:
+        self._leaves, self._flat, self._nodes = leaves, flat, nodes
+        self.keys = gather((flat,), nodes.keys, nodes.key_bytes)
+        self.value_bytes = nodes.value_bytes
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, place: int) -> bytes:
+        return self.keys[place]
+
+    def some(self, start: int, stop: int) -> FoundRows:
+        some = slice(start, stop)
+        return FoundRows.of(self.keys.slice(start, stop), self._leaves.values(self._flat, self._nodes, some))
 
 
 def _check_order(last: bytes, keys: BinaryColumn) -> None:

@@ -77,11 +77,25 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_find.restype = ctypes.c_int
     library.kv_copy.argtypes = [address, address, address, number, address]
     library.kv_copy.restype = None
-    library.kv_verify.argtypes = [address, address, address, number, *[address] * 5]
+    library.kv_read.argtypes = [ctypes.c_int, number, address, number, address]
+    library.kv_read.restype = ctypes.c_int
+    library.kv_leaves.argtypes = [
+        address,
+        number,
+        address,
+        address,
+        number,
+        ctypes.c_char_p,
+        number,
+        number,
+        *[address] * 4,
+    ]
+    library.kv_leaves.restype = ctypes.c_int
+    library.kv_verify.argtypes = [address, address, address, number, *[address] * 6]
     library.kv_verify.restype = ctypes.c_int
-    library.kv_measure.argtypes = [address, address, address, number, number, number, address, number]
+    library.kv_measure.argtypes = [address, address, address, number, number, number, number, address, number]
     library.kv_measure.restype = ctypes.c_int
-    library.kv_decode.argtypes = [*library.kv_measure.argtypes, address]
+    library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
     library.kv_decode.restype = None
     return library
 

@@ -19,8 +19,9 @@ enum { WORD = 8, SCHEMA_ID = 4 };
 #define KEYS ((u64)1 << 63) /* seeds of the weights */
 #define OFFSET_MAX INT32_MAX
 
-/* A column of a record; kvstore/kernel/rows.py has the same.
+/* A column of a record that is wanted, or VARIABLE; kvstore/kernel/rows.py has the same.
  *
+ * number           of its bit in the null bitmap
  * place, width     of its part of the fixed part
  * kind             of a VARIABLE column the fixed part has its size
  * values, offsets  where it is decoded to; values is NULL for a column that is not wanted
@@ -28,7 +29,7 @@ enum { WORD = 8, SCHEMA_ID = 4 };
  * nulls, bytes     results of kv_measure: null rows, and bytes of the values of a VARIABLE column
  */
 typedef struct {
-    u64 place, width, kind;
+    u64 number, place, width, kind;
     u8 *values;
     int32_t *offsets;
     u8 *validity;
@@ -67,12 +68,13 @@ static inline u64 key_sum(const u8 *key, u64 bytes, const u64 *weights) {
 /* Verify the checksums of rows, and that all were written with one schema.
  *
  * starts, ends     count positions of values in flat; equal where there is no row
- * keys, key_ends   as in find.c
+ * key_starts, key_ends    likewise of the keys under which they were found, in keys
  * value_weights    as many as the longest value has words; key_weights likewise
  * schema_id        the schema of all; -1 if there is no row
  */
-EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const u8 *keys, const i64 *key_ends,
-                     const u64 *value_weights, const u64 *key_weights, int32_t *schema_id) {
+EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const u8 *keys,
+                     const i64 *key_starts, const i64 *key_ends, const u64 *value_weights, const u64 *key_weights,
+                     int32_t *schema_id) {
     *schema_id = -1;
     for (u64 nth = 0; nth < count; nth++) {
         const u8 *value = flat + starts[nth];
@@ -81,7 +83,7 @@ EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 cou
             continue;
         if (bytes % WORD)
             return ASK_PYTHON;
-        u64 sum = key_sum(keys + key_ends[nth], (u64)(key_ends[nth + 1] - key_ends[nth]), key_weights);
+        u64 sum = key_sum(keys + key_starts[nth], (u64)(key_ends[nth] - key_starts[nth]), key_weights);
         for (u64 word = 0; word * WORD < bytes; word++)
             sum += word_at(value + word * WORD) * value_weights[word];
         u32 stored = half_at(value);
@@ -120,10 +122,12 @@ static inline int is_null(const u8 *bitmap, u64 column) { return bitmap[column >
 
 /* Count null rows, and bytes of variable columns.
  *
- * bitmap, fixed    place of the null bitmap in a value, and size of the fixed part
+ * bitmap, bitmap_bytes    place and size of the null bitmap in a value
+ * fixed            size of the fixed part
+ * columns          all that are VARIABLE, and others that are wanted, in the order of the record
  */
-EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 fixed,
-                      column_t *columns, u64 width) {
+EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 bitmap_bytes,
+                      u64 fixed, column_t *columns, u64 width) {
     u64 absent = 0;
     for (u64 nth = 0; nth < width; nth++)
         columns[nth].nulls = columns[nth].bytes = 0;
@@ -137,11 +141,11 @@ EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 co
         if (bytes < fixed)
             return ASK_PYTHON;
         u8 any_null = 0;
-        for (u64 nth = 0; nth * 8 < width; nth++)
+        for (u64 nth = 0; nth < bitmap_bytes; nth++)
             any_null |= value[bitmap + nth];
         for (u64 nth = 0; nth < width; nth++) {
             column_t *column = &columns[nth];
-            if (any_null && is_null(value + bitmap, nth))
+            if (any_null && is_null(value + bitmap, column->number))
                 column->nulls++;
             if (column->kind == VARIABLE) {
                 u64 size = half_at(value + column->place);
@@ -193,11 +197,11 @@ static void decode_flags(const u8 *flat, const i64 *starts, const i64 *ends, u64
             column->values[row >> 3] |= (u8)(1u << (row & 7));
 }
 
-static void decode_validity(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 nth,
-                            u8 *validity) {
+static void decode_validity(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap,
+                            const column_t *column) {
     for (u64 row = 0; row < count; row++)
-        if (ends[row] != starts[row] && !is_null(flat + starts[row] + bitmap, nth))
-            validity[row >> 3] |= (u8)(1u << (row & 7));
+        if (ends[row] != starts[row] && !is_null(flat + starts[row] + bitmap, column->number))
+            column->validity[row >> 3] |= (u8)(1u << (row & 7));
 }
 
 /* One variable column; moves the cursors of all rows to the next one. */
@@ -219,6 +223,7 @@ static void decode_variable(const u8 *flat, const i64 *starts, const i64 *ends, 
 
 /* Decode rows that kv_measure has found whole, into buffers of the sizes that it gave.
  *
+ * columns          as there; those after the last one that is wanted may be missing
  * cursors          count numbers that the function may use
  */
 EXPORT void kv_decode(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 fixed,
@@ -236,6 +241,6 @@ EXPORT void kv_decode(const u8 *flat, const i64 *starts, const i64 *ends, u64 co
         else
             decode_fixed(flat, starts, ends, count, column);
         if (column->values && column->validity)
-            decode_validity(flat, starts, ends, count, bitmap, nth, column->validity);
+            decode_validity(flat, starts, ends, count, bitmap, column);
     }
 }

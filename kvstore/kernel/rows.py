@@ -14,30 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from logformat.binary_column import WORD, BinaryColumn
+from logformat.binary_column import WORD, Places
 from logformat.checksum import weights_of_keys, weights_of_values
 from logformat.rows.schema import is_variable
 
 _DONE = 0
 _FIXED, _FLAG, _VARIABLE = range(3)
-_PLACE, _WIDTH, _KIND, _VALUES, _OFFSETS, _VALIDITY, _NULLS, _BYTES = range(8)
+_NUMBER, _PLACE, _WIDTH, _KIND, _VALUES, _OFFSETS, _VALIDITY, _NULLS, _BYTES = range(9)
 """Kinds of columns, and the fields of one, all of them uint64; ``rows.c`` has the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Values of rows, in the order of the result.
-
-    Attributes:
-        flat: uint8, the bytes of all values.
-        starts, ends: int64 ``(n,)``, where in them each begins and ends; equal for a row that is not there.
-        keys: ``(n,)``, the keys under which they were found.
-    """
-
-    flat: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    keys: BinaryColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +31,14 @@ class Shape:
     Attributes:
         types: Types of the columns.
         columns: uint64, a row of fields for each column, as they are before a measurement.
-        bitmap: Place of the null bitmap.
+        bitmap, bitmap_bytes: Place and size of the null bitmap.
         fixed: Bytes of the fixed part.
     """
 
     types: Sequence[pa.DataType]
     columns: np.ndarray
     bitmap: int
+    bitmap_bytes: int
     fixed: int
 
     @classmethod
@@ -73,54 +58,68 @@ class Shape:
         for nth, type in enumerate(types):
             dtype, place = places[f"c{nth}"][:2]
             kind = _VARIABLE if is_variable(type) else _FLAG if pa.types.is_boolean(type) else _FIXED
-            columns[nth, : _KIND + 1] = place, dtype.itemsize, kind
-        return cls(types, columns, int(places["nulls"][1]), fixed.itemsize)
+            columns[nth, : _KIND + 1] = nth, place, dtype.itemsize, kind
+        nulls, bitmap = places["nulls"][:2]
+        return cls(types, columns, bitmap, nulls.itemsize, fixed.itemsize)
 
 
-def verified_schema(kernel: ctypes.CDLL, rows: Rows) -> int | None:
+def verified_schema(kernel: ctypes.CDLL, values: Places, keys: Places) -> int | None:
     """Verify the checksums of rows; the id of the schema with which all were written.
+
+    Args:
+        values: Empty for a row that is not there.
+        keys: The keys under which they were found.
 
     Returns:
         None if there is no row, if they were written with several schemas, or if one is damaged.
     """
-    longest = int((rows.ends - rows.starts).max(initial=0))
-    longest_key = int(rows.keys.lengths.max(initial=0))
+    longest, longest_key = int(values.lengths.max(initial=0)), int(keys.lengths.max(initial=0))
     # Held until the call has ended: another thread that meets a longer row takes new ones into use.
     weights = weights_of_values(longest // WORD + 1), weights_of_keys(longest_key // WORD + 1)
     schema_id = ctypes.c_int32()
     status = kernel.kv_verify(
-        *_addresses(rows.flat, rows.starts, rows.ends),
-        len(rows.starts),
-        *_addresses(rows.keys.flat, rows.keys.offsets),
+        *_addresses(values.flat, values.starts, values.ends),
+        len(values),
+        *_addresses(keys.flat, keys.starts, keys.ends),
         *_addresses(*weights),
         ctypes.addressof(schema_id),
     )
     return schema_id.value if status == _DONE and schema_id.value >= 0 else None
 
 
-def decode(kernel: ctypes.CDLL, rows: Rows, shape: Shape, wanted: Sequence[int]) -> list[pa.Array] | None:
+def decode(kernel: ctypes.CDLL, values: Places, shape: Shape, wanted: Sequence[int]) -> list[pa.Array] | None:
     """Columns of rows that were verified; null where there is no row.
 
     Args:
+        values: See :func:`verified_schema`.
         wanted: Numbers of columns.
 
     Returns:
         None if a value is not of this shape.
     """
-    count, columns = len(rows.starts), shape.columns.copy()
-    given = (*_addresses(rows.flat, rows.starts, rows.ends), count, shape.bitmap, shape.fixed, columns.ctypes.data)
-    if kernel.kv_measure(*given, len(columns)) != _DONE:
+    count = len(values)
+    needed = shape.columns[:, _KIND] == _VARIABLE  # the values of one begin where those before it end
+    needed[wanted] = True
+    columns = shape.columns[needed]
+    place_of = {number: place for place, number in enumerate(columns[:, _NUMBER].tolist())}
+    wanted_places = [place_of[number] for number in wanted]
+    measured = (*_addresses(values.flat, values.starts, values.ends), count, shape.bitmap)
+    if kernel.kv_measure(*measured, shape.bitmap_bytes, shape.fixed, columns.ctypes.data, len(columns)) != _DONE:
         return None
-    buffers = {nth: _buffers(columns[nth], count) for nth in wanted}
+    buffers = {place: _buffers(columns[place], count) for place in wanted_places}
     cursors = np.empty(count, np.int64)
-    kernel.kv_decode(*given, len(columns), cursors.ctypes.data)
+    last = max(wanted_places, default=-1) + 1
+    kernel.kv_decode(*measured, shape.fixed, columns.ctypes.data, last, cursors.ctypes.data)
     nulls = columns[:, _NULLS].tolist()
-    return [pa.Array.from_buffers(shape.types[nth], count, buffers[nth], null_count=nulls[nth]) for nth in wanted]
+    return [
+        pa.Array.from_buffers(shape.types[number], count, buffers[place], null_count=nulls[place])
+        for number, place in zip(wanted, wanted_places, strict=True)
+    ]
 
 
 def _buffers(column: np.ndarray, count: int) -> list[pa.Buffer | None]:
     """Buffers of an Arrow array, whose addresses go into a column."""
-    _, width, kind, _, _, _, nulls, size = column.tolist()
+    _, _, width, kind, _, _, _, nulls, size = column.tolist()
     bits = -(-count // 8)
     offsets = np.empty(count + 1, np.int32) if kind == _VARIABLE else None
     if kind == _FLAG:

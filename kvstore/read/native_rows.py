@@ -1,4 +1,4 @@
-"""Rows of a lookup, decoded by the native kernel where it can."""
+"""Rows of lookups and scans, decoded by the native kernel where it can."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from kvstore.index.found_rows import FoundRows
 from kvstore.request.row_layout import TableLayout
-from logformat.binary_column import BinaryColumn
+from logformat.binary_column import BinaryColumn, Places
 from logformat.ids import SchemaId
 
 if TYPE_CHECKING:
@@ -28,25 +29,54 @@ def native_columns(
     Returns:
         None if Python has to decode the rows, or to say what is wrong with them.
     """
+    starts, ends = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+    starts[places], ends[places] = values.offsets[:-1], values.offsets[1:]
+    return _decoded(layout, Places.of(keys), Places(values.flat, starts, ends), names)
+
+
+def rows_found(layout: TableLayout, found: FoundRows, names: Sequence[str] | None = None) -> pa.RecordBatch:
+    """Rows that a scan has found, in the current schema.
+
+    Args:
+        names: Columns to return; None for all that are not dropped.
+
+    Raises:
+        CorruptData: A row is damaged.
+    """
+    schema = layout.columns(names)
+    of_key = set(layout.key_names)
+    columns = _decoded(
+        layout, found.key_places, found.value_places, [name for name in schema.names if name not in of_key]
+    )
+    if columns is None:
+        return layout.decode_found(found.keys(), found.values(), names)[0]
+    decoded = iter(columns)
+    keys = (
+        dict(zip(layout.key_names, layout.keys.decode(found.keys()), strict=True)) if of_key & set(schema.names) else {}
+    )
+    return pa.RecordBatch.from_arrays(
+        [keys[name] if name in keys else next(decoded) for name in schema.names], schema=schema
+    )
+
+
+def _decoded(layout: TableLayout, keys: Places, values: Places, names: Sequence[str]) -> list[pa.Array] | None:
+    """Columns outside the key; None if Python has to decode the rows, or to say what is wrong with them."""
     from kvstore.kernel import library
-    from kvstore.kernel.rows import Rows, decode, verified_schema
+    from kvstore.kernel.rows import decode, verified_schema
 
     kernel = library.kernel()
     if kernel is None:
         return None
-    starts, ends = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
-    starts[places], ends[places] = values.offsets[:-1], values.offsets[1:]
-    rows = Rows(values.flat, starts, ends, keys)
-    written = verified_schema(kernel, rows)
+    written = verified_schema(kernel, values, keys)
     found = None if written is None else _shape(layout, SchemaId(written))
     if found is None:
         return None
     columns_of, shape = found
-    columns = decode(kernel, rows, shape, [columns_of[name] for name in names if name in columns_of])
+    columns = decode(kernel, values, shape, [columns_of[name] for name in names if name in columns_of])
     if columns is None or len(columns) == len(names):
         return columns
-    decoded, types = iter(columns), layout.schema
-    return [next(decoded) if name in columns_of else pa.nulls(len(keys), types.field(name).type) for name in names]
+    decoded, types = iter(columns), layout.columns(names)
+    return [next(decoded) if name in columns_of else pa.nulls(len(values), types.field(name).type) for name in names]
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from kvstore.index.index import View
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, milliseconds, one_offset
+from kvstore.read.native_rows import rows_found
 from kvstore.read.time_travel import FirstChanges, check_undoable, first_changes
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
@@ -119,8 +120,8 @@ def rows_now(
     """Rows of a view, in key order."""
     layout = layout_of(definition)
     within = keys or KeyRange()
-    for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
-        yield layout.decode_found(found_keys, values, columns)[0]
+    for found in view.found(SCAN_ROWS, within.start, within.stop):
+        yield rows_found(layout, found, columns)
 
 
 def rows_as_of(
@@ -224,8 +225,8 @@ def _rows_undone(
 ) -> Iterator[pa.RecordBatch]:
     layout = layout_of(definition)
     place = 0
-    for found_keys, values in view.rows(SCAN_ROWS, within.start, within.stop):
-        rows, _ = layout.decode_found(found_keys, values, names)
+    for found in view.found(SCAN_ROWS, within.start, within.stop):
+        rows, found_keys = rows_found(layout, found, names), found.keys()
         until = bisect_right(undone.keys, found_keys[-1])
         yield _replaced(rows, found_keys, undone, slice(place, until))
         place = until

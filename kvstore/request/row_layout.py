@@ -114,6 +114,10 @@ class TableLayout:
         columns = pa.RecordBatch.from_arrays(self.keys.decode(keys), schema=self.key_schema)
         return self.decode(values, key_sums(keys), columns, names)
 
+    def columns(self, names: Sequence[str] | None = None) -> pa.Schema:
+        """The given columns, those that are not dropped if None, as they are in the current schema."""
+        return self._wanted(names)[0]
+
     def _wanted(self, names: Sequence[str] | None) -> tuple[pa.Schema, list[str]]:
         if names is None:
             return self.schema, self._names

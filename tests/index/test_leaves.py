@@ -22,7 +22,9 @@ from kvstore.files import Files
 from kvstore.index import leaves
 from kvstore.index.index import Index, View
 from kvstore.index.leaves import Leaves
+from kvstore.kernel import library
 from kvstore.pages import tree_of
+from kvstore.read.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, TableId
@@ -68,6 +70,24 @@ def pairs(found: Iterator[tuple[BinaryColumn, BinaryColumn]], *, chunk: int = 1 
     return [pair for keys, values in listed for pair in zip(keys, values, strict=True)]
 
 
+def pairs_of_leaves(view: View, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Pairs:
+    """Pairs from pages, which the kernel and Python find alike."""
+    assert view.leaves is not None
+    found, expected = (
+        pairs(((rows.keys(), rows.values()) for rows in view.leaves.found(chunk, start, stop)), chunk=chunk)
+        for _ in both_ways()
+    )
+    assert found == expected
+    return found
+
+
+def both_ways() -> Iterator[None]:
+    """Goes on with the kernel, and then without."""
+    yield
+    with library.switched_off():
+        yield
+
+
 def assert_same(found: Pairs, expected: Pairs) -> None:
     """Zero words may follow a value."""
     assert [key for key, _ in found] == [key for key, _ in expected]
@@ -103,12 +123,11 @@ def test_pages_agree_with_a_dict_between_any_keys(data: st.DataObject) -> None:
             index.commit(STATE)
         somewhere = st.sampled_from([*sorted(model), ROW]) | st.binary(max_size=3).map(ROW.__add__)
         with index.scan_view() as view:
-            assert view.leaves is not None
             for _ in range(4):
                 start, stop = data.draw(somewhere), data.draw(st.none() | somewhere)
                 chunk = data.draw(st.sampled_from([1, 7, 300, 1 << 15]))
                 expected = between(model, start, stop)
-                assert_same(pairs(view.leaves.rows(chunk, start, stop), chunk=chunk), expected)
+                assert_same(pairs_of_leaves(view, chunk, start, stop), expected)
                 assert_same(pairs(view.rows(chunk, start, stop), chunk=chunk), expected)
 
 
@@ -194,9 +213,10 @@ def test_large_values_come_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> N
         index.commit(STATE)
         with index.scan_view() as view:
             assert view.leaves is not None
-            chunks = list(view.leaves.rows(1 << 15, ROW, None))
-            assert max(int(values.lengths.sum()) for _, values in chunks) <= 1 << 16
-            assert_same(pairs(iter(chunks)), sorted(rows.items()))
+            for _ in both_ways():
+                chunks = [(found.keys(), found.values()) for found in view.leaves.found(1 << 15, ROW, None)]
+                assert max(int(values.lengths.sum()) for _, values in chunks) <= 1 << 16
+                assert_same(pairs(iter(chunks)), sorted(rows.items()))
 
 
 def test_a_large_value_that_becomes_shorter_before_the_commit_is_read() -> None:
@@ -206,8 +226,7 @@ def test_a_large_value_that_becomes_shorter_before_the_commit_is_read() -> None:
         put(index, {ROW + b"a": b"y" * 9_000})
         index.commit(STATE)
         with index.scan_view() as view:
-            assert view.leaves is not None
-            assert pairs(view.leaves.rows(10, ROW, None)) == [(ROW + b"a", b"y" * 9_000)]
+            assert pairs_of_leaves(view, 10) == [(ROW + b"a", b"y" * 9_000)]
 
 
 def test_a_scan_of_a_closed_store_raises_store_closed(open_store: OpenStore) -> None:
@@ -232,7 +251,7 @@ def test_pages_are_not_trusted_after_the_transaction_ends() -> None:
 def closed_meanwhile(index: Index, view: View) -> None:
     assert view.leaves is not None
     index.environment.close()
-    list(view.leaves.rows(300, ROW, None))
+    list(view.leaves.found(300, ROW, None))
 
 
 def rows_to(count: int) -> pa.RecordBatch:
@@ -266,9 +285,23 @@ class Damaged:
         return self._keys[first], self._keys[last], self.true.slice(first, last - first)
 
     def read(self, start: bytes = ROW, stop: bytes | None = None) -> pa.Table:
+        """The rows, or the damage, which the kernel and Python find alike."""
         reader = Leaves(self._descriptor, PAGE, self.tree, lambda: None)
-        found = (self._layout.decode_found(keys, values)[0] for keys, values in reader.rows(100, start, stop))
-        return pa.Table.from_batches(found, SCHEMA)
+        read: list[pa.Table | CorruptData] = []
+        for _ in both_ways():
+            try:
+                found = (rows_found(self._layout, rows) for rows in reader.found(100, start, stop))
+                read.append(pa.Table.from_batches(found, SCHEMA))
+            except CorruptData as error:
+                read.append(error)
+        native, plain = read
+        if isinstance(plain, CorruptData):
+            assert isinstance(native, CorruptData)
+            assert str(native) == str(plain)
+            raise plain
+        assert isinstance(native, pa.Table)
+        assert native.equals(plain)
+        return plain
 
     def verdict(self, place: int, changed: bytes) -> str:
         os.pwrite(self._descriptor, changed, place)

@@ -14,12 +14,12 @@ from hypothesis import given, strategies as st
 
 from kvstore.errors import CorruptData
 from kvstore.kernel import library
-from kvstore.kernel.rows import Rows, verified_schema
+from kvstore.kernel.rows import verified_schema
 from kvstore.meta.state import TableDefinition
 from kvstore.read.native_rows import native_columns
 from kvstore.request.row_layout import TableLayout
 from kvstore.testing.strategies import projections, rows as record_batches
-from logformat.binary_column import BinaryColumn
+from logformat.binary_column import BinaryColumn, Places
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import CHECKSUM_BITS, hasher, key_sums, weights_of_values
 from logformat.ids import SchemaId, TableId
@@ -93,8 +93,7 @@ def test_weights_are_kept_until_they_are_used() -> None:
     keys = keys_of(layout, 3)
     values = encoded(layout, pa.RecordBatch.from_pydict({"a": pa.array([1, 2, 3], pa.int32())}), 1, keys)
     growing: Any = Growing(kernel)
-    rows = Rows(values.flat, values.offsets[:-1].copy(), values.offsets[1:].copy(), keys)
-    assert verified_schema(growing, rows) == 1
+    assert verified_schema(growing, Places.of(values), Places.of(keys)) == 1
     assert growing.held == [True]
 
 
