@@ -24,10 +24,8 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.read.scan import KeyRange
-from kvstore.replica.client import ObjectStore
 from kvstore.replica.location import replica_at
 from kvstore.session import check_follows_not
-from kvstore.shared.table import has_shared_tables
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.aggregates import JSON_TYPES, count_of
@@ -152,12 +150,6 @@ class KvStoreSource(DataSource):
             if self._replica_place is None:
                 self._replica_place, _ = found_replica(self._replica, self._options)
             _check(schema, self._replica_place.stored(self._options.columns))
-            if has_shared_tables(ObjectStore(self._replica)):
-                raise UnsupportedOperation(
-                    "A stream reads a store or a replica, and no shared table yet; read its changes in batches, from "
-                    "`startingOffsets` to `endingOffsets`.",
-                    url=self._replica,
-                )
             return KvStoreReplicaStreamReader(self._replica_place, schema, self._options)
         with found(self._options) as (place, table):
             _check(schema, _columns(table, self._options))

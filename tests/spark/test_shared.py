@@ -97,6 +97,3 @@ def test_calls_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
         kvstore.spark.create_table(str(tmp_path / "replica"), "t", {"k": "int64 not null"}, primary_key="k")
     with pytest.raises(UnsupportedOperation, match="read them with Spark"):
         kvstore.open(Path(url).as_uri(), read_only=True)
-    source = KvStoreSource({"path": Path(url).as_uri(), "table": "t$changelog"})
-    with pytest.raises(UnsupportedOperation, match="no shared table yet"):
-        source.streamReader(source.schema())

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from kvstore.errors import OffsetOutOfRange
 from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.consistent_cut import BucketHistory, Committed, streams_of
@@ -21,6 +23,39 @@ from logformat.ids import Epoch, Offset, TableId, WriterId
 from logformat.replica.manifest import ReplicaManifest
 
 _NAMES_MIN = 1_000
+
+
+class Tail(Protocol):
+    """The newest state of a table in an object store; each poll asks only for what is new.
+
+    Every method but :meth:`forget` may raise Unavailable, MissingVersion, ReplicaBehind and CorruptData.
+    """
+
+    @property
+    def table(self) -> ReplicaTable:
+        """The table as of the last poll."""
+
+    @property
+    def leader_epoch(self) -> Epoch | None:
+        """Epoch of the leader that ships; None of a shared table, whose history never changes."""
+
+    def poll(self) -> ReplicaTable:
+        """Take what is new; the table."""
+
+    def check_leader(self, offsets: dict[int, Offset], leader_epoch: Epoch) -> None:
+        """Verify that later leaders have the changes that were read; see :meth:`ReplicaTail.check_leader`."""
+
+    def forget(self, before: dict[int, Offset]) -> None:
+        """Forget the names of objects that end at or before these offsets of the buckets: they are not read again."""
+
+    def tidy(self) -> None:
+        """Forget names of objects that are no longer needed, if they are many."""
+
+    def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
+        """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
+
+    def last_timestamp(self, bucket: int, end: int) -> int:
+        """Timestamp of the last commit before an offset (ms); 0 if there is none."""
 
 
 class ReplicaTail:

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from kvstore.errors import UnsupportedOperation
+from kvstore.clock import SystemClock
+from kvstore.errors import NoSuchTable, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import changelog_schema
@@ -32,7 +33,9 @@ from kvstore.replica.client import ObjectStore
 from kvstore.replica.read.parts import Changes, Rows
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
+from kvstore.replica.read.tail import ReplicaTail, Tail
 from kvstore.request.partition import bucket_of
+from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable, has_shared_tables
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
@@ -46,12 +49,13 @@ TASK_BYTES_MIN, TASK_BYTES_MAX = 1 << 20, 64 << 20
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    """A table in a replica and the view of it that is read, for any process."""
+    """A table in a replica, or a shared table, and the view of it that is read, for any process."""
 
     url: str
     store_id: UUID
     definition: TableDefinition
     kind: Kind
+    is_shared: bool = False
 
     @property
     def table_id(self) -> int:
@@ -62,6 +66,20 @@ class ReplicaPlace:
     def name(self) -> str:
         """Name of the table."""
         return self.definition.name
+
+    def tail(self) -> Tail:
+        """The table from now on.
+
+        Raises:
+            NoSuchTable: It was dropped.
+            MissingVersion, ReplicaBehind, CorruptData, Unavailable: It can't be read.
+        """
+        if not self.is_shared:
+            return ReplicaTail(self.url, self.definition.id)
+        shared = SharedTable.find(self.url, ObjectStore(self.url), self.name)
+        if shared.definition.id != self.table_id:
+            raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
+        return SharedTail(shared, SystemClock())
 
     def stored(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Stored columns.
@@ -114,12 +132,12 @@ class PinnedReplica:
 def found_replica(url: str, options: Options) -> tuple[ReplicaPlace, ReplicaTable]:
     """The table of a replica that options name, or the shared table; see :meth:`ReplicaTable.of` for errors."""
     client = ObjectStore(url)
-    if has_shared_tables(client):
-        shared = SharedTable.find(url, client, options.table)
-        table = shared.at(shared.newest())
+    is_shared = has_shared_tables(client)
+    if is_shared:
+        table = SharedTail(SharedTable.find(url, client, options.table), SystemClock()).table
     else:
         table = ReplicaTable.of(url, options.table, client)
-    return ReplicaPlace(url, table.store_id, table.definition, options.kind), table
+    return ReplicaPlace(url, table.store_id, table.definition, options.kind, is_shared), table
 
 
 def _reads(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Iterator[Changes | Rows]:

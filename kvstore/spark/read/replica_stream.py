@@ -1,13 +1,15 @@
-"""Streams from a replica in its place, from any machine: the offsets are those of the store.
+"""Streams from a replica in its place, or from a shared table, from any machine: the offsets are those of the table.
 
-* The process that lives as long as the query follows the table in the replica; executors read the objects it names.
-* Ends of batches are consistent cuts: without a limit, no commit over several buckets is in a batch in part.
+* The process that lives as long as the query follows the table; executors read the objects it names.
+* Ends of batches are consistent cuts, or epochs of a shared table: without a limit, no commit over several buckets is
+  in a batch in part.
 * An offset has the epoch of the leader, so that a stream notices a later leader that lacks what it has read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -15,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import UnsupportedOperation
 from kvstore.read.scan import KeyRange
-from kvstore.replica.read.tail import ReplicaTail
+from kvstore.replica.read.tail import Tail
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options, Place
 from kvstore.spark.read.offsets import Began, Raw, StreamOffset, by_name, table_id
@@ -28,22 +30,24 @@ from logformat.ids import Offset
 
 @errors_shown_alone
 class KvStoreReplicaStreamReader(StreamReader):
-    """Follows the changes of a table in a replica.
+    """Follows the changes of a table in a replica, or of a shared table.
 
-    Every method that needs the replica raises Unavailable if it can't be reached, MissingVersion if it has a hole, and
-    CorruptData if an object that has to be read is damaged.
+    Every method that needs the objects raises Unavailable if they can't be reached, MissingVersion if the replica has a
+    hole, and CorruptData if an object that has to be read is damaged.
     """
 
     def __init__(self, place: ReplicaPlace, schema: StructType, options: Options) -> None:
         super().__init__(place, place.definition, schema, options)
         if options.consumer is not None:
             raise UnsupportedOperation(
-                "A replica has no consumers; leave option `consumer` out, and have the replica keep changes for longer "
-                "than the stream may stop (`kvstore replica add --retention-days`).",
+                "A shared table has no consumers; leave option `consumer` out."
+                if place.is_shared
+                else "A replica has no consumers; leave option `consumer` out, and have the replica keep changes for "
+                "longer than the stream may stop (`kvstore replica add --retention-days`).",
                 consumer=options.consumer,
             )
         self._place = place
-        self._tail: ReplicaTail | None = None
+        self._tail: Tail | None = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one partition."""
@@ -60,9 +64,9 @@ class KvStoreReplicaStreamReader(StreamReader):
         """Forget everything."""
         self._tail = None
 
-    def _followed(self) -> ReplicaTail:
+    def _followed(self) -> Tail:
         if self._tail is None:
-            self._tail = ReplicaTail(self._place.url, self._place.definition.id)
+            self._tail = self._place.tail()
         return self._tail
 
     def _renew(self) -> None:
@@ -91,7 +95,7 @@ class KvStoreReplicaStreamReader(StreamReader):
 
     def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
         table = self._followed().table
-        place = ReplicaPlace(self._place.url, table.store_id, table.definition, self._place.kind)
+        place = replace(self._place, definition=table.definition)
         if any(each.keys is not None and each.keys.start > KeyRange().start for each in ranges):
             raise UnsupportedOperation(
                 "The checkpoint lies between the rows of a bucket, and a replica has the rows of a bucket as a whole; "

@@ -1,0 +1,109 @@
+"""Reads of a shared table as a table of a replica: its objects are those of a replica, and an epoch names them.
+
+* A table ends at an epoch, so no commit over several buckets is in it in part.
+* A poll lists the epochs after the one that is known. Only if there is one, it reads the newest. So its requests do not
+  depend on how many epochs or ranges there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstore.clock import Clock
+from kvstore.replica.check import read_listed
+from kvstore.replica.contents import snapshot_parts
+from kvstore.replica.read.reader import ReplicaReader
+from kvstore.replica.read.table import ReplicaTable
+from kvstore.shared.table import SharedTable
+from logformat.ids import Epoch, Offset
+from logformat.log.snapshot_manifest import decode_manifest
+from logformat.replica import shared_table
+
+
+class SharedTail:
+    """The newest state of a shared table; see :class:`kvstore.replica.read.tail.Tail`.
+
+    Attributes:
+        table: The table as of the last poll.
+
+    Raises:
+        MissingVersion, CorruptData, Unavailable: See :meth:`SharedTable.newest`.
+    """
+
+    table: ReplicaTable
+
+    def __init__(self, shared: SharedTable, clock: Clock) -> None:
+        self._shared = shared
+        self._clock = clock
+        self._load()
+
+    @property
+    def leader_epoch(self) -> Epoch | None:
+        """None: nothing leads, and a later epoch has all changes of those before."""
+        return None
+
+    def poll(self) -> ReplicaTable:
+        """Take the newest epoch.
+
+        Raises:
+            MissingVersion, CorruptData, Unavailable: See :meth:`SharedTable.newest`. The next poll continues.
+        """
+        now_ms, id = self._clock.now_ms(), self._shared.definition.id
+        known = shared_table.epoch_name(id, self._number)
+        if next(self._shared.client.list(shared_table.epochs_prefix(id), known), None) is not None:
+            self._load()
+        else:
+            self.table = replace(self.table, as_of_ms=max(now_ms, self.table.as_of_ms))
+        return self.table
+
+    def check_leader(self, offsets: dict[int, Offset], leader_epoch: Epoch) -> None:
+        """Nothing leads."""
+
+    def forget(self, before: dict[int, Offset]) -> None:
+        """The newest epoch names all objects, so there is nothing to be forgotten."""
+
+    def tidy(self) -> None:
+        """The newest epoch names all objects, and only those."""
+
+    def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
+        """The end of a read of whole commits from ``start``: at most ``records`` changes, but at least one commit.
+
+        Args:
+            start, end: Ends of commits.
+
+        Raises:
+            MissingVersion, CorruptData, ReplicaBehind, Unavailable: The range at that place can't be read.
+        """
+        if end - start <= records:
+            return end
+        wanted = self.table.changes(bucket, start + records, start + records + 1)
+        for header, _, _ in self._reader().batches(wanted.ranges):
+            if header.next_offset > start + records:
+                return header.base_offset if header.base_offset > start else header.next_offset
+        return end
+
+    def last_timestamp(self, bucket: int, end: int) -> int:
+        """Timestamp of the last commit before an offset (ms); 0 if there is none.
+
+        Raises:
+            MissingVersion, CorruptData, ReplicaBehind, Unavailable: The object with that commit can't be read.
+        """
+        rows, found, reader = self.table.rows(bucket, end), 0, self._reader()
+        if rows.ranges:
+            for header, _, _ in reader.batches(rows.ranges[-1:]):
+                if header.base_offset < end:
+                    found = header.commit_timestamp
+        elif rows.snapshot is not None:
+            parts = snapshot_parts(read_listed(self._shared.client, self.table.store_id, *rows.snapshot))
+            found = decode_manifest(bytes(parts[0])).last_timestamp
+        return found
+
+    def _reader(self) -> ReplicaReader:
+        return ReplicaReader(self._shared.client, self.table.store_id, self.table.definition)
+
+    def _load(self) -> None:
+        now_ms, epoch = self._clock.now_ms(), self._shared.newest()
+        table = self._shared.at(epoch)
+        self._number = epoch.epoch
+        # What was committed before is there: a table is as of the time at which it was looked at.
+        self.table = replace(table, as_of_ms=max(now_ms, table.as_of_ms))
