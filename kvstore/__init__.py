@@ -10,7 +10,7 @@ from kvstore.commit.consumers import Consumer
 from kvstore.history.undoing import Undo
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
-from kvstore.opening import StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
+from kvstore.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.options import StoreOptions
 from kvstore.patch.patch import Patch
 from kvstore.read.changelog_reader import ChangelogReader
@@ -62,6 +62,7 @@ __all__ = [
     "ReplicaReport",
     "Restored",
     "Run",
+    "SharedTables",
     "Shipment",
     "Shipping",
     "Store",

@@ -1,6 +1,6 @@
-"""``kvstore.open``: opens a store of this machine, or a replica in its place.
+"""``kvstore.open``: opens a store of this machine, or a replica or shared tables in their place.
 
-A replica is only read. Its objects are fetched when they are needed, and kept in files of this machine; see
+Those are only read. Their objects are fetched when they are needed, and kept in files of this machine; see
 docs/replicas.md.
 """
 
@@ -26,13 +26,15 @@ from kvstore.replica.in_place.catalog import FollowedCatalog
 from kvstore.replica.in_place.followed import FollowedTable, Indexes
 from kvstore.replica.in_place.table import TableInReplica, only
 from kvstore.replica.location import is_store, replica_at
-from kvstore.replica.read.tail import ReplicaTail
+from kvstore.replica.read.tail import ReplicaTail, Tail
 from kvstore.replica.source import Source, read_store
+from kvstore.shared.in_place import REFUSED, SharedCatalog, SharedTableInPlace
+from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import has_shared_tables
 from kvstore.store import Store, open_store as open_directory
 from kvstore.table.table import Table
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
-from logformat.ids import OFFSET_MAX, TableId
+from logformat.ids import OFFSET_MAX, BucketId, TableId
 
 CACHE_BYTES = 1 << 30
 """Default of ``cache_bytes_max``."""
@@ -41,11 +43,12 @@ CACHE_BYTES = 1 << 30
 def open_store(
     path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: int
 ) -> Store:
-    """Open a store, creating it if the directory is new or empty; or a replica in its place.
+    """Open a store, creating it if the directory is new or empty; or a replica or shared tables in their place.
 
     Args:
-        path: Directory of the store, on a local disk. With ``read_only`` also the URL or directory of a replica:
-            ``s3://bucket/path``, ``gs://…``, ``az://…``, ``file:///dir``; see :class:`kvstore.StoreInReplica`.
+        path: Directory of the store, on a local disk. With ``read_only`` also the URL or directory of a replica, or of
+            shared tables: ``s3://bucket/path``, ``gs://…``, ``az://…``, ``file:///dir``; see
+            :class:`kvstore.StoreInReplica` and :class:`kvstore.SharedTables`.
         read_only: Write nothing but LMDB's lock files, in which readers register, and wait for no other process. Where
             these may not be written, as on a read-only mount, the store is read without; see docs/operations.md. Writes
             that need recovery after a crash are invisible until the store is opened for writing.
@@ -59,7 +62,7 @@ def open_store(
         UnsupportedVersion: A newer version of kvstore wrote the store.
         CorruptImage: The catalog of the store is damaged.
         InvalidRequest: The store is open in this process with other settings, or an argument is invalid.
-        UnsupportedOperation: A replica is opened without ``read_only``.
+        UnsupportedOperation: A replica, or shared tables, are opened without ``read_only``.
         Unavailable, MissingVersion, CorruptData: The replica can't be reached, has a hole, or is damaged.
     """
     url = _replica_of(path)
@@ -72,7 +75,8 @@ def open_store(
         return open_directory(path, read_only, durability, **settings)  # which refuses the URL of a directory
     if not read_only:
         raise UnsupportedOperation(
-            "A replica is opened with read_only=True. To write, open the store that ships to it, or promote a copy.",
+            "A replica is opened with read_only=True, and so are shared tables. To write, open the store that ships to "
+            "the replica, or promote a copy; shared tables are written by kvstore.spark.write().",
             url=url,
         )
     if directory is not None and is_store(directory):
@@ -84,11 +88,9 @@ def open_store(
         )
     try:
         return StoreInReplica(normalised(url), cache_bytes_max)
-    except MissingVersion as error:
+    except MissingVersion:
         if has_shared_tables(ObjectStore(url)):
-            raise UnsupportedOperation(
-                "There are shared tables at this URL, no replica; read them with Spark.", url=url
-            ) from error
+            return SharedTables(normalised(url), cache_bytes_max)
         raise
 
 
@@ -120,6 +122,9 @@ class StoreInReplica(Store):
         url: URL of the replica.
     """
 
+    _what = "replica"
+    """What is opened, for messages."""
+
     def __init__(
         self,
         url: str,
@@ -139,8 +144,12 @@ class StoreInReplica(Store):
         self._client = ObjectCache(self._place, directory, store_id, cache_bytes_max // 2)
         room = directory if os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
         self._indexes = Indexes(room, cache_bytes_max // 2)
-        self._catalog = FollowedCatalog(self._client, self._clock)
         self._tables: dict[TableId, FollowedTable] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read what is needed to find tables."""
+        self._catalog = FollowedCatalog(self._client, self._clock)
 
     def __del__(self) -> None:
         """Close the indexes of a replica that nothing refers to any more."""
@@ -173,10 +182,12 @@ class StoreInReplica(Store):
             del self._tables[id]
         definition = state.table(name)
         if definition is None or definition.id not in self._tables:
-            tail = ReplicaTail(self.url, name, self._client)
-            about = self._client, self._indexes, self._mutex, self._clock, self.check_open
-            return self._tables.setdefault(tail.table.definition.id, FollowedTable(tail, *about))
+            return self._follow(ReplicaTail(self.url, name, self._client))
         return self._tables[definition.id]
+
+    def _follow(self, tail: Tail) -> FollowedTable:
+        about = self._client, self._indexes, self._mutex, self._clock, self.check_open
+        return self._tables.setdefault(tail.table.definition.id, FollowedTable(tail, *about))
 
     def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
         """Verify every object of the replica, and that the objects have everything in its manifest.
@@ -214,9 +225,9 @@ class StoreInReplica(Store):
             StoreClosed, ForkedStore: It is.
         """
         if self._pid != this_process.pid:
-            raise ForkedStore("The replica was opened before a fork(); open it again in this process.")
+            raise ForkedStore(f"The {self._what} was opened before a fork(); open it again in this process.")
         if self._is_closed:
-            raise StoreClosed("The replica was closed; open it again.", url=self.url)
+            raise StoreClosed(f"The {self._what} was closed; open it again.", url=self.url)
 
     def check_writable(self) -> None:
         """Refuse writes.
@@ -224,7 +235,7 @@ class StoreInReplica(Store):
         Raises:
             UnsupportedOperation: Always.
         """
-        raise UnsupportedOperation("A replica that is opened in place is only read.", url=self.url)
+        raise UnsupportedOperation(f"A {self._what} that is opened in place is only read.", url=self.url)
 
     def check_registers(self) -> None:
         """Refuse consumers; raises what :meth:`check_writable` raises."""
@@ -239,7 +250,65 @@ class StoreInReplica(Store):
                 self._indexes.close()
 
     def __repr__(self) -> str:
-        return f"<kvstore.StoreInReplica {self.url!r}>"
+        return f"<kvstore.{type(self).__name__} {self.url!r}>"
+
+
+@only(("list_tables", "table", "check", "close", "check_open", "check_writable", "check_registers"), REFUSED)
+class SharedTables(StoreInReplica):
+    """The shared tables at a URL, opened in their place, to be read; a context manager that any thread may use.
+
+    Made by :func:`kvstore.open`, with ``read_only=True``; :func:`kvstore.spark.write` writes them. It has what
+    :class:`kvstore.StoreInReplica` has, but that a table ends at an epoch: it has all of a write, or nothing of it.
+
+    Attributes:
+        url: URL of the tables.
+    """
+
+    _what = "place of shared tables"
+
+    def _begin(self) -> None:
+        self._catalog_of_shared = SharedCatalog(self.url, self._client)
+
+    def list_tables(self) -> list[str]:
+        """Names of all tables, sorted."""
+        self.check_open()
+        return self._catalog_of_shared.names()
+
+    def table(self, name: str) -> Table:
+        """A table.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+        """
+        self.check_open()
+        with self._mutex:
+            self.check_open()
+            return SharedTableInPlace(self._followed(name), self, self._clock)
+
+    def _followed(self, name: str) -> FollowedTable:
+        found = self._catalog_of_shared.find(name)
+        known = self._tables.get(found.definition.id)
+        return self._follow(SharedTail(found, self._clock)) if known is None else known
+
+    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
+        """Verify every object that the newest epochs of the tables name.
+
+        Args:
+            progress: Called after each table with the number of tables that are done, and of all.
+
+        Returns:
+            A report with the findings; it counts no batches and rows.
+        """
+        self.check_open()
+        reports, names = [], self._catalog_of_shared.names()
+        for done, name in enumerate(names, 1):
+            tail = SharedTail(SharedCatalog(self.url, self._place).find(name), self._clock)
+            for bucket, wrong in tail.findings().items():
+                report = BucketReport(name, BucketId(bucket))
+                report.findings += wrong
+                reports.append(report)
+            progress(done, len(names))
+        return CheckReport(reports, [])
 
 
 def _text_of(finding: Finding) -> str:

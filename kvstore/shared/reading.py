@@ -10,14 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstore.clock import Clock
-from kvstore.replica.check import read_listed
-from kvstore.replica.contents import snapshot_parts
+from kvstore.errors import CorruptData
+from kvstore.replica.check import read_listed, read_object
+from kvstore.replica.contents import snapshot_parts, verify_parts
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.shared.table import SharedTable
 from logformat.ids import Epoch, Offset
 from logformat.log.snapshot_manifest import decode_manifest
 from logformat.replica import shared_table
+from logformat.replica.object_file import ObjectName
 
 
 class SharedTail:
@@ -97,6 +99,28 @@ class SharedTail:
             parts = snapshot_parts(read_listed(self._shared.client, self.table.store_id, *rows.snapshot))
             found = decode_manifest(bytes(parts[0])).last_timestamp
         return found
+
+    def findings(self) -> dict[int, list[str]]:
+        """For each bucket, what is wrong with its objects, one sentence each.
+
+        Raises:
+            Unavailable: The object store can't be reached.
+        """
+        found: dict[int, list[str]] = {}
+        for bucket, (start, end) in self.table.bounds().items():
+            rows, changes = self.table.rows(bucket, end), self.table.changes(bucket, start, end)
+            objects = {each.name: each.bytes for each in (*changes.ranges, *rows.ranges)}
+            if rows.snapshot is not None:
+                objects[rows.snapshot[0]] = rows.snapshot[1]
+            found[bucket] = [text for name, size in objects.items() if (text := self._finding(name, size)) is not None]
+        return found
+
+    def _finding(self, name: ObjectName, size: int) -> str | None:
+        try:
+            verify_parts(read_object(self._shared.client, self.table.store_id, name, size), self.table.store_id)
+        except CorruptData as error:
+            return str(error)
+        return None
 
     def _reader(self) -> ReplicaReader:
         return ReplicaReader(self._shared.client, self.table.store_id, self.table.definition)

@@ -222,6 +222,14 @@ def decode_definition(data: bytes, name: str) -> SharedDefinition:
     return found
 
 
+def decode_named_definition(data: bytes, object: str) -> SharedDefinition:
+    """Decode the definition in an object of this name; raises what :func:`decode_definition` raises."""
+    found = json_line.decode(data, SharedDefinition, FORMAT, object)
+    if definition_name(found.name) != object:
+        raise CorruptData("The definition of a shared table is that of another.", object=object, found=found.name)
+    return found
+
+
 def decode_copy_record(data: bytes) -> CopyRecord:
     """Decode the record of a copy.
 

@@ -22,7 +22,7 @@ from kvstore.replica.client import Client
 from kvstore.replica.read.parts import RangePart
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
-from kvstore.replica.read.tail import ReplicaTail
+from kvstore.replica.read.tail import Tail
 from logformat.ids import BucketId, Epoch, Offset, SchemaId
 
 REFRESH_SECONDS = 1.0
@@ -37,7 +37,7 @@ class _Version(NamedTuple):
     """
 
     schema_id: SchemaId
-    leader_epoch: Epoch
+    leader_epoch: Epoch | None
 
 
 @dataclass
@@ -103,7 +103,7 @@ class FollowedTable:
 
     def __init__(
         self,
-        tail: ReplicaTail,
+        tail: Tail,
         client: Client,
         indexes: Indexes,
         mutex: threading.RLock,
@@ -144,10 +144,21 @@ class FollowedTable:
             self._check_open()
             now = self._clock.monotonic()
             if not self._is_still and now - self._looked >= REFRESH_SECONDS:
-                self._tail.poll()
-                self._tail.tidy()
-                self._looked = now
+                self._look(now)
             return self._tail.table
+
+    def table_at(self, time_ms: int) -> ReplicaTable:
+        """The table as of now; it is looked at again if that was last done before a time (ms)."""
+        found = self.table()
+        with self._mutex:
+            if not self._is_still and found.as_of_ms < time_ms:
+                self._look(self._clock.monotonic())
+            return self._tail.table
+
+    def _look(self, now: float) -> None:
+        self._tail.poll()
+        self._tail.tidy()
+        self._looked = now
 
     @property
     def name(self) -> str:
@@ -155,18 +166,19 @@ class FollowedTable:
         return self._tail.table.definition.name
 
     @property
-    def leader_epoch(self) -> Epoch:
-        """Epoch of the leader that shipped what was last looked at."""
+    def leader_epoch(self) -> Epoch | None:
+        """Epoch of the leader that shipped what was last looked at; None if nothing leads."""
         return self._tail.leader_epoch
 
-    def check_leader(self, bucket: BucketId, offset: Offset, leader_epoch: Epoch) -> None:
+    def check_leader(self, bucket: BucketId, offset: Offset, leader_epoch: Epoch | None) -> None:
         """Verify that later leaders have the changes of a bucket before an offset.
 
         Raises:
             OffsetOutOfRange: One lacks some.
         """
-        before = {number: Offset(0) for number in self._tail.table.ends()} | {bucket: offset}
-        self._tail.check_leader(before, leader_epoch)
+        if leader_epoch is not None:
+            before = {number: Offset(0) for number in self._tail.table.ends()} | {bucket: offset}
+            self._tail.check_leader(before, leader_epoch)
 
     def definition(self) -> TableDefinition:
         """Definition of the table; raises what :meth:`table` raises."""

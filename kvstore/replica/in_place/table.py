@@ -28,7 +28,11 @@ from logformat.rows.intake import Keys
 
 T = TypeVar("T")
 
-_READS = (
+REFUSED = (
+    "A replica that is opened in place is only read, and has no `{name}`. Use the store that ships to it; or, for "
+    "everything that reads, a copy on this machine: kvstore.follow(url, directory)."
+)
+READS = (
     *("name", "identity", "schema", "schema_id", "primary_key", "buckets", "bucket_key", "options"),
     *("get", "lookup", "prefix_lookup", "scan", "count", "offsets", "changelog", "binlog", "follow", "buckets_of"),
     *("to_arrow", "to_pandas", "to_polars", "dataset", "use", "use_catalog"),
@@ -36,13 +40,17 @@ _READS = (
 )
 
 
-def only(allowed: Collection[str]) -> Callable[[type[T]], type[T]]:
-    """Refuse every public name that a class inherits, but those, and assignments and deletions by ``[]``."""
+def only(allowed: Collection[str], refused: str = REFUSED) -> Callable[[type[T]], type[T]]:
+    """Refuse every public name that a class inherits, but those, and assignments and deletions by ``[]``.
+
+    Args:
+        refused: The message, with ``{name}`` for the name.
+    """
 
     def refuse_others(of: type[T]) -> type[T]:
         names = {name for name in dir(of) if not name.startswith("_") or name in ("__setitem__", "__delitem__")}
         for name in names - {*allowed, *vars(of)}:
-            refuse = _refusal(name)
+            refuse = _refusal(refused.format(name=name))
             is_property = isinstance(inspect.getattr_static(of, name), property)
             setattr(of, name, property(refuse) if is_property else refuse)
         return of
@@ -50,12 +58,9 @@ def only(allowed: Collection[str]) -> Callable[[type[T]], type[T]]:
     return refuse_others
 
 
-def _refusal(name: str) -> Callable[..., NoReturn]:
+def _refusal(message: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise UnsupportedOperation(
-            f"A replica that is opened in place is only read, and has no `{name}`. Use the store that ships to it; or, "
-            "for everything that reads, a copy on this machine: kvstore.follow(url, directory)."
-        )
+        raise UnsupportedOperation(message)
 
     return refuse
 
@@ -69,11 +74,13 @@ class _Opened:
     meter: TableMeter
 
 
-@only(_READS)
+@only(READS)
 class TableInReplica(Table):
     """A table of a replica in its place; whatever does not read raises UnsupportedOperation."""
 
     _change_reader = ReplicaChangeReader
+    _what = "replica"
+    """What has the table, for messages."""
 
     def __init__(self, followed: FollowedTable, access: Access, clock: Clock) -> None:
         with followed.one_moment() as found:
@@ -106,8 +113,8 @@ class TableInReplica(Table):
         Raises:
             ReplicaBehind: The replica ends before the time ``as_of``.
         """
+        self._check_reached(as_of)
         with self._followed.one_moment():
-            self._check_reached(as_of)
             return super().scan(columns, filter, limit, as_of)
 
     def count(self) -> int:
@@ -123,7 +130,7 @@ class TableInReplica(Table):
             return total
 
     def __repr__(self) -> str:
-        return f"<kvstore.Table {self._followed.name} of a replica>"  # to count the rows would take reading them
+        return f"<kvstore.Table {self._followed.name} of a {self._what}>"  # to count the rows would take reading them
 
     def offsets(self) -> dict[int, tuple[int, int]]:
         """For each bucket, the first offset that the replica has, and the offset after its last."""
@@ -140,13 +147,15 @@ class TableInReplica(Table):
         follow: bool,
         whole_updates: bool = False,
     ) -> list[Iterator[pa.RecordBatch | None]]:
+        if not follow:
+            self._check_reached(start)
+            self._check_reached(end)
         with self._followed.one_moment():
-            if not follow:
-                self._check_reached(start)
-                self._check_reached(end)
             return super()._readers(definition, names, start, end, bucket, follow=follow, whole_updates=whole_updates)
 
     def _check_reached(self, place: object) -> None:
-        as_of_ms = self._followed.table().as_of_ms
-        if isinstance(place, dt.datetime) and milliseconds(place) > as_of_ms:
-            raise ReplicaBehind("The replica ends before this time.", time=place, as_of_ms=as_of_ms)
+        if isinstance(place, dt.datetime):
+            time_ms = milliseconds(place)
+            as_of_ms = self._followed.table_at(time_ms).as_of_ms
+            if time_ms > as_of_ms:
+                raise ReplicaBehind(f"The {self._what} ends before this time.", time=place, as_of_ms=as_of_ms)
