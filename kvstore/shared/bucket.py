@@ -11,14 +11,13 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import lmdb
 
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData, Unavailable
+from kvstore.errors import CorruptData
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.log.segment_writer import EncodedBatch
@@ -29,13 +28,12 @@ from kvstore.shared.copy import open_copy
 from kvstore.shared.table import SharedTable
 from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId
-from logformat.replica.object_file import encode_object
+from logformat.replica.object_file import ObjectName
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 from logformat.rows.changes import Changes
 
 _ATTEMPTS = 1 << 20
 """Numbers that an attempt chooses from, so that two attempts rarely choose one."""
-_TRIES = 20
 _LOCK = "LOCK"
 LOCK_SECONDS = 60
 _PAUSE_SECONDS = 0.02
@@ -131,10 +129,10 @@ def _applied(path: WritePath, request: Request, log: LogFiles) -> EncodedBatch:
 def _uploaded(table: SharedTable, base: SharedEpoch, bucket: BucketId, encoded: EncodedBatch) -> SharedRange:
     """Upload a range under a number that no other attempt has, and that is larger than those of the epoch."""
     stream = Stream(table.definition.id, bucket)
-    for _ in range(_TRIES):
-        attempt = base.attempt + 1 + uuid4().int % _ATTEMPTS
-        name = SharedRange(encoded.base_offset, encoded.next_offset, attempt, 0).name(stream)
-        pieces = encode_object(name, base.store_id, [b"".join(encoded.pieces)])
-        if table.client.create(str(name), pieces):
-            return SharedRange(encoded.base_offset, encoded.next_offset, attempt, sum(map(len, pieces)))
-    raise Unavailable("No name is free for a range; try again.", bucket=bucket, offset=encoded.base_offset)
+
+    def name(random: int) -> ObjectName:
+        attempt = base.attempt + 1 + random % _ATTEMPTS
+        return SharedRange(encoded.base_offset, encoded.next_offset, attempt, 0).name(stream)
+
+    made, size = table.upload(name, [b"".join(encoded.pieces)])
+    return SharedRange(made.start, made.end, made.epoch, size)

@@ -8,19 +8,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData
-from kvstore.files import Files
+from kvstore.files import Files, refusals
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
 from kvstore.log.segments import LogFiles
 from kvstore.options import StoreOptions
+from kvstore.replica.check import read_object
+from kvstore.replica.follow.bucket_files import write_snapshot
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.shared.table import SharedTable
+from logformat.catalog.replicas import Stream
 from logformat.ids import Offset
 from logformat.replica import shared_table
+from logformat.replica.object_file import FoundObject
 from logformat.replica.shared_table import CopyRecord, SharedEpoch, SharedRange
 
 
@@ -36,16 +42,15 @@ def open_copy(
     """
     bucket = place.identity.bucket_id
     last = _last(place, files)
-    if last not in base.ranges[bucket]:
-        if last is not None and last in table.newest().ranges[bucket]:
-            return None
-        files.remove_tree(place.directory)
-        last = None
-    path = _opened(table, place, files, clock)
-    if path.state.applied_offset > (0 if last is None else last.end):
-        path.close()
-        files.remove_tree(place.directory)
-        path = _opened(table, place, files, clock)
+    if last in base.ranges[bucket]:
+        path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
+        if path.state.applied_offset > last.end:
+            path.close()
+            path = _new(table, base, place, files, clock)
+    elif last is not None and last in table.newest().ranges[bucket]:
+        return None
+    else:
+        path = _new(table, base, place, files, clock)
     try:
         _catch_up(path, table, base, place, files)
     except BaseException:
@@ -54,21 +59,41 @@ def open_copy(
     return path
 
 
-def _opened(table: SharedTable, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
-    if not place.log.exists():
-        place.log.mkdir(0o700, parents=True)
-        SegmentWriter.begin(place.log, head_at(Offset(0), place.identity), files).finish()
+def _new(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
+    """A copy with the newest snapshot that is right, or with nothing; the one that was there is removed."""
+    for taken in reversed(base.snapshots[place.identity.bucket_id]):
+        name = taken.name(Stream(place.identity.table_id, place.identity.bucket_id))
+        with suppress(CorruptData):
+            found = read_object(table.client, base.store_id, name, taken.bytes)
+            with refusals(place.directory):
+                _begin(place, found, files)
+            return open_for_writing(place, table.definition, StoreOptions(), files, clock)
+    with refusals(place.directory):
+        _begin(place, None, files)
     return open_for_writing(place, table.definition, StoreOptions(), files, clock)
+
+
+def _begin(place: BucketPlace, snapshot: FoundObject | None, files: Files) -> None:
+    files.remove_tree(place.directory)
+    place.log.mkdir(0o700, parents=True)
+    start = Offset(0 if snapshot is None else snapshot.name.start)
+    SegmentWriter.begin(place.log, head_at(start, place.identity), files).finish()
+    if snapshot is not None:
+        write_snapshot(place.directory, snapshot, files)
 
 
 def _catch_up(path: WritePath, table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files) -> None:
     bucket = place.identity.bucket_id
-    start, end = path.state.applied_offset, base.end(bucket)
-    if start == end:
+    if not base.ranges[bucket]:
         return
-    record = CopyRecord(range=base.ranges[bucket][-1])
-    files.publish(place.directory / shared_table.COPY_RECORD, shared_table.encode(record))
-    wanted = table.at(base).changes(bucket, start, end)
+    start, last = path.state.applied_offset, base.ranges[bucket][-1]
+    if _last(place, files) != last:
+        record = shared_table.encode(CopyRecord(range=last))
+        with refusals(place.directory):
+            files.publish(place.directory / shared_table.COPY_RECORD, record)
+    if start == last.end:
+        return
+    wanted = table.at(base).changes(bucket, start, last.end)
     for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
         if path.log.is_full:
             path.log.sync()

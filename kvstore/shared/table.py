@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
@@ -25,7 +25,8 @@ from logformat.catalog.replicas import Shipped, Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import BucketId, TableId
 from logformat.replica import manifest as replica_manifest, shared_table
-from logformat.replica.shared_table import EpochObject, SharedDefinition, SharedEpoch, SharedRange
+from logformat.replica.object_file import ObjectName, encode_object
+from logformat.replica.shared_table import EpochObject, SharedDefinition, SharedEpoch, SharedRange, SharedSnapshot
 
 _TABLE_ID_BITS = 62
 _TRIES = 20
@@ -165,8 +166,29 @@ class SharedTable:
         data = _get(self.client, name, shared_table.EPOCH_BYTES_MAX)
         return None if data is None else shared_table.decode_epoch(data, self.described, number)
 
+    def upload(self, name: Callable[[int], ObjectName], parts: Sequence[bytes]) -> tuple[ObjectName, int]:
+        """Create an object under a name that no other has; its name and its size in bytes.
+
+        Args:
+            name: A name by a random number.
+
+        Raises:
+            Unavailable: The object store can't be reached, or has objects of all names that were tried.
+        """
+        for _ in range(_TRIES):
+            chosen = name(uuid4().int)
+            pieces = encode_object(chosen, self.described.store_id, parts)
+            if self.client.create(str(chosen), pieces):
+                return chosen, sum(map(len, pieces))
+        raise Unavailable("No name is free for an object; try again.", object=str(chosen))
+
     def commit(
-        self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, at_ms: int
+        self,
+        base: SharedEpoch,
+        ranges: Mapping[BucketId, SharedRange],
+        writer: str | None,
+        at_ms: int,
+        snapshots: Mapping[BucketId, list[SharedSnapshot]] | None = None,
     ) -> SharedEpoch | None:
         """Commit new ranges by creating the epoch after ``base``; None if another commit has taken its place.
 
@@ -174,17 +196,23 @@ class SharedTable:
             ranges: For each bucket that was written, its range, which was uploaded and begins where ``base`` ends.
             writer: Name under which this is written once; None for no name.
             at_ms: Time of the commit (ms), which its ranges bear; later than that of ``base``.
+            snapshots: For each bucket that gets other snapshots, all of them.
 
         Raises:
             Unavailable: It is not known whether the commit took place. A name tells: write again under it.
         """
         made = self._after(base, ranges, writer, at_ms)
-        if self._put(made):
-            self._note(made.epoch)
-            return made
-        found = self._object(made.epoch)
-        # The client may have repeated a request whose answer was lost.
-        return made if found is not None and found.commit == made.commit else None
+        if snapshots:
+            taken = [snapshots.get(BucketId(bucket), before) for bucket, before in enumerate(base.snapshots)]
+            made = replace(made, snapshots=taken).as_full()
+        if not self._put(made):
+            found = self._object(made.epoch)
+            # The client may have repeated a request whose answer was lost.
+            return made if found is not None and found.commit == made.commit else None
+        if self._is_removed(base.epoch) and not self._has(made, base, writer):
+            return None  # the name was free because a vacuum had removed the epoch that had it; the next removes this
+        self._note(made.epoch)
+        return made
 
     def at(self, epoch: SharedEpoch) -> ReplicaTable:
         """The table as of an epoch, to be read as a table of a replica."""
@@ -211,6 +239,21 @@ class SharedTable:
             ],
         )
         return made.in_fewer_bytes()
+
+    def _is_removed(self, number: int) -> bool:
+        try:
+            self.client.get_first(shared_table.epoch_name(self.described.table_id, number), 1)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def _has(self, made: SharedEpoch, base: SharedEpoch, writer: str | None) -> bool:
+        """Whether an epoch that added something is one of the table: the newest one is that, or comes after it."""
+        newest = self.newest()
+        if newest.epoch <= made.epoch:
+            return newest.commit == made.commit
+        follows = all(before == now[: len(before)] for before, now in zip(made.ranges, newest.ranges, strict=True))
+        return follows and (made.ranges != base.ranges or newest.writers.get(writer or "") == made.epoch)
 
     def _put(self, epoch: SharedEpoch) -> bool:
         data = shared_table.encode(epoch.stored())

@@ -12,6 +12,8 @@ from logformat.ids import BucketId
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 
 TRIES = 20
+AGE_SECONDS_MAX = 5 * 86_400
+"""A commit takes place within this time of its first upload: a vacuum removes what is older than a week."""
 Apply = Callable[[SharedEpoch, int], Mapping[BucketId, SharedRange] | None]
 
 
@@ -52,11 +54,22 @@ def write_once(table: SharedTable, writer: str | None, apply: Apply, clock: Cloc
         base = table.newest()
         if writer is not None and writer in base.writers:
             return WriteSummary(base.writers[writer], duplicated=True)
-        at_ms = max(clock.now_ms(), base.committed_ms + 1)
+        began, at_ms = clock.monotonic(), max(clock.now_ms(), base.committed_ms + 1)
         ranges = apply(base, at_ms)
         if ranges is None:
             continue
+        check_age(began, clock)
         made = table.commit(base, ranges, writer, at_ms)
         if made is not None:
             return WriteSummary(made.epoch)
     raise Unavailable("Others write the shared table all the time; try again.", table=table.definition.name)
+
+
+def check_age(began: float, clock: Clock) -> None:
+    """Check that uploads since a monotonic time may still be committed.
+
+    Raises:
+        Unavailable: They may be removed by now.
+    """
+    if clock.monotonic() - began > AGE_SECONDS_MAX:
+        raise Unavailable("This took longer than five days; nothing was written. Try again.")

@@ -28,6 +28,8 @@ EPOCH_FORMAT = 2
 DEFINITION_BYTES_MAX = 16 << 20
 EPOCH_BYTES_MAX = 64 << 20
 NEWEST_BYTES_MAX = 20
+FIRST_ATTEMPT = 1 << 40
+"""Attempts of ranges are larger; of tables that an earlier version wrote, some are not."""
 COPY_RECORD = "APPLIED"
 COPY_RECORD_BYTES_MAX = 1 << 10
 WRITERS_MAX = 10_000
@@ -126,7 +128,7 @@ class SharedEpoch:
     @property
     def attempt(self) -> int:
         """The largest number of an attempt."""
-        return max((each.attempt for bucket in self.ranges for each in bucket), default=0)
+        return max((each.attempt for bucket in self.ranges for each in bucket), default=FIRST_ATTEMPT)
 
     def end(self, bucket: int) -> int:
         """The offset after the last change of a bucket."""

@@ -21,7 +21,7 @@ from logformat.ids import Offset, Position
 from logformat.log.batch import BatchHeader, decode_verified
 from logformat.log.segment import HEAD_BYTES
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
-from logformat.replica.object_file import ObjectName
+from logformat.replica.object_file import FoundObject
 
 SEGMENT_BYTES = 256 << 20
 
@@ -43,7 +43,7 @@ def write_bucket(
     identity = LogIdentity(source.store.store_id, stream.table_id, stream.bucket)
     _write_log(bucket / paths.LOG, identity, Offset(path.start), source.batches(path, end), definition, files)
     if path.snapshot is not None:
-        _write_snapshot(bucket, path.snapshot, source, files)
+        write_snapshot(bucket, source.read(path.snapshot), files)
 
 
 def begin_bucket(place: BucketPlace, source: Source, path: ShippedPath, files: Files) -> None:
@@ -61,18 +61,24 @@ def begin_bucket(place: BucketPlace, source: Source, path: ShippedPath, files: F
         files.make_directory(directory)
     SegmentWriter.begin(unfinished / paths.LOG, head_at(Offset(path.start), place.identity), files).finish()
     if path.snapshot is not None:
-        _write_snapshot(unfinished, path.snapshot, source, files)
+        write_snapshot(unfinished, source.read(path.snapshot), files)
     files.rename(unfinished, place.directory)
     files.sync_directory(place.directory.parent)
 
 
-def _write_snapshot(bucket: Path, name: ObjectName, source: Source, files: Files) -> None:
-    manifest, writers, rows = snapshot_parts(source.read(name))
-    directory = paths.snapshot_directory(bucket, Offset(name.start))
+def write_snapshot(bucket: Path, found: FoundObject, files: Files) -> None:
+    """Write the snapshot of an object into the directory of a bucket, whose log begins at its offset.
+
+    Raises:
+        CorruptData: The snapshot is damaged.
+        OSError: The disk is full or failed.
+    """
+    manifest, writers, rows = snapshot_parts(found)
+    directory = paths.snapshot_directory(bucket, Offset(found.name.start))
     files.make_directory(directory.parent)
     files.make_directory(directory)
     local = msgspec.structs.replace(
-        decode_manifest(bytes(manifest)), log_base=Offset(name.start), log_position=Position(HEAD_BYTES)
+        decode_manifest(bytes(manifest)), log_base=Offset(found.name.start), log_position=Position(HEAD_BYTES)
     )
     files.publish(directory / paths.SNAPSHOT_ROWS, bytes(rows))
     files.publish(directory / paths.SNAPSHOT_WRITERS, bytes(writers))
