@@ -152,16 +152,22 @@ class SharedTable:
             CorruptData: One of the two is damaged.
             Unavailable: The object store can't be reached.
         """
-        found = self._object(number)
+        found = self.stored(number)
         if found is None or found.full is None:
             return None if found is None else shared_table.epoch_of(found, found)
-        full = self._object(found.full)
+        full = self.stored(found.full)
         if full is None:
             name = shared_table.epoch_name(found.table_id, found.full)
             raise MissingVersion("The full epoch to which an epoch adds is gone.", object=name, epoch=number)
         return shared_table.epoch_of(found, full)
 
-    def _object(self, number: int) -> EpochObject | None:
+    def stored(self, number: int) -> EpochObject | None:
+        """The object of an epoch, or None if there is none of this number.
+
+        Raises:
+            CorruptData: It is damaged.
+            Unavailable: The object store can't be reached.
+        """
         name = shared_table.epoch_name(self.described.table_id, number)
         data = _get(self.client, name, shared_table.EPOCH_BYTES_MAX)
         return None if data is None else shared_table.decode_epoch(data, self.described, number)
@@ -206,7 +212,7 @@ class SharedTable:
             taken = [snapshots.get(BucketId(bucket), before) for bucket, before in enumerate(base.snapshots)]
             made = replace(made, snapshots=taken).as_full()
         if not self._put(made):
-            found = self._object(made.epoch)
+            found = self.stored(made.epoch)
             # The client may have repeated a request whose answer was lost.
             return made if found is not None and found.commit == made.commit else None
         if self._is_removed(base.epoch) and not self._has(made, base, writer):

@@ -48,14 +48,13 @@ from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
 from logformat.checksum import crc32c
 from logformat.ids import BucketId, TableId
 from logformat.log.arrow_message import Compression
-from logformat.replica.shared_table import SharedDefinition, SharedEpoch, SharedRange
+from logformat.replica.shared_table import STAGING, SharedDefinition, SharedEpoch, SharedRange
 from logformat.rows import schema as schemas
 from logformat.rows.changes import Changes
 from logformat.rows.intake import empty
 
 STAGED_BYTES = 64 << 20
 """A task stages its rows in pieces of about this size for all buckets together."""
-_STAGING = "staging"
 _QUERY_BYTES = 64
 """Room for the id of a query and the number of a batch in a name."""
 _RESULT = StructType([StructField("result", StringType())])
@@ -268,7 +267,7 @@ class _Stager:
                 for batch in batches:
                     stream.write_batch(batch)
             data = memoryview(sink.getvalue())
-            name = f"{_STAGING}/{self._write.id}/{self._partition}-{self._attempt}-{number}"
+            name = f"{STAGING}/{self._write.id}/{self._partition}-{self._attempt}-{number}"
             self._table.client.replace(name, [data])
             about = {"bucket": int(bucket), "partition": self._partition, "number": number}
             self.pieces.append(about | {"object": name, "bytes": len(data), "crc32c": crc32c(data)})

@@ -22,6 +22,7 @@ from logformat.ids import BucketId, Epoch, TableId
 from logformat.replica.object_file import TABLES_PREFIX, ObjectName
 
 DEFINITIONS_PREFIX = "shared"
+STAGING = "staging"
 FORMAT = 1
 EPOCH_FORMAT = 2
 """Of epochs; those of format 1 are full and have no snapshots."""
@@ -189,6 +190,11 @@ class CopyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 def definition_name(table: str) -> str:
     """Name of the object with the definition of a table: names of tables may have any characters."""
     return f"{DEFINITIONS_PREFIX}/{sha256(table.encode()).hexdigest()}"
+
+
+def objects_prefix(table: TableId) -> str:
+    """What the names of all objects of a table begin with."""
+    return f"{TABLES_PREFIX}/{table}/"
 
 
 def epochs_prefix(table: TableId) -> str:

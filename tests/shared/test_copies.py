@@ -76,6 +76,34 @@ def test_a_copy_whose_record_is_wrong_is_made_again(
     assert records(one)
 
 
+def test_a_copy_with_changes_after_its_record_is_made_again(objects: Objects, hosts: Hosts, tmp_path: Path) -> None:
+    """Its record was put back from a backup with the table, and the copy was not."""
+    one, two = hosts
+    two.write(upserts([1], 1))
+    one.write(upserts([1], 2))
+    backup = dict(objects.held)
+    (record,) = records(one)
+    shutil.copy(record, tmp_path)
+    for value in (4, 8):
+        one.write(upserts([1], value))
+    objects.held.clear()
+    objects.held.update(backup)
+    shutil.copy(tmp_path / record.name, record)
+    one.write(upserts([1], 16))
+    assert read(one.table, tmp_path)[0] == {1: 19}
+
+
+@pytest.mark.parametrize("part", ["log", "index"])
+def test_a_copy_that_lacks_a_part_is_made_again(hosts: Hosts, tmp_path: Path, part: str) -> None:
+    one, two = hosts
+    for value in (1, 2):
+        two.write(upserts([1], value))
+    one.write(upserts([1], 4))
+    shutil.rmtree(next(one.cache.rglob(part)))
+    one.write(upserts([1], 8))
+    assert read(one.table, tmp_path)[0] == {1: 15}
+
+
 def test_a_copy_that_is_right_is_kept(objects: Objects, hosts: Hosts, tmp_path: Path) -> None:
     """Each write fetches only what the copy lacks."""
     one, _ = hosts

@@ -85,6 +85,8 @@ def test_a_snapshot_beside_writers_is_committed_with_what_they_write(
     assert [[each.offset for each in taken] for taken in newest.snapshots] == [
         [newest.ranges[bucket][5].end] for bucket in range(2)
     ]
+    for taken, ranges in zip(newest.snapshots, newest.ranges, strict=True):
+        assert taken[0].attempt < min(each.attempt for each in ranges), "else it would end ranges before it"
     Host(host.table, tmp_path / "two").write(upserts(range(9), 512))
     assert read(host.table, tmp_path)[0] == dict.fromkeys(range(9), 1023)
 

@@ -1,0 +1,149 @@
+"""Verifies a shared table: reads everything that its manifests name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvstore.errors import CorruptData, MissingVersion, UnsupportedVersion
+from kvstore.replica.check import read_object
+from kvstore.shared.table import SharedTable
+from logformat.catalog.replicas import Stream
+from logformat.ids import BucketId
+from logformat.replica import shared_table
+from logformat.replica.object_file import ObjectName
+from logformat.replica.shared_table import EpochObject, SharedEpoch
+
+FindingKind = Literal["BAD", "MISSING"]
+"""Kind of a finding: an object that is damaged or another one, or an object that is not there."""
+
+
+@dataclass(frozen=True)
+class SharedFinding:
+    """A defect of a shared table.
+
+    Attributes:
+        object: Name of the object.
+        reason: What is wrong with it.
+    """
+
+    kind: FindingKind
+    object: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SharedReport:
+    """What a check of a shared table found; true if nothing is wrong.
+
+    Attributes:
+        epochs: Number of manifests that were read.
+        objects: Number of ranges and snapshots that were read.
+        bytes: Size of these objects.
+    """
+
+    findings: list[SharedFinding] = field(default_factory=list)
+    epochs: int = 0
+    objects: int = 0
+    bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+
+def report_of(table: SharedTable) -> SharedReport:
+    """Verify a table; see ``check``."""
+    while True:
+        numbers = _numbers(table)
+        report = _Check(table).run(min(numbers), max(numbers))
+        # A vacuum may have removed what was found missing.
+        if report or min(_numbers(table)) == min(numbers):
+            return report
+
+
+def _numbers(table: SharedTable) -> list[int]:
+    prefix = shared_table.epochs_prefix(table.described.table_id)
+    listed = [int(name.removeprefix(prefix)) for name, _ in table.client.list(prefix)]
+    if not listed:
+        raise MissingVersion("The epochs of the shared table are gone.", table=table.described.name, url=table.url)
+    return listed
+
+
+class _Check:
+    """A check of a table."""
+
+    def __init__(self, table: SharedTable) -> None:
+        self._table = table
+        self._findings: list[SharedFinding] = []
+        self._full: dict[int, EpochObject | None] = {}
+
+    def run(self, first: int, last: int) -> SharedReport:
+        """Check the epochs of these numbers, and what they name."""
+        newest: SharedEpoch | None = None
+        sizes: dict[ObjectName, int] = {}
+        for number in range(last, first - 1, -1):
+            found = self._stored(number)
+            if found is None:
+                continue
+            full = found if found.full is None else self._stored(found.full)
+            if full is None:
+                continue
+            if newest is None:
+                newest = self._newest(found, full)
+                for bucket in range(self._table.definition.buckets):
+                    sizes |= {} if newest is None else newest.sizes(BucketId(bucket))
+            elif not _is_before(found, full, newest):
+                reason = f"It has other ranges than epoch {newest.epoch}."
+                self._add("BAD", shared_table.epoch_name(found.table_id, number), reason)
+            for bucket, snapshots in enumerate(full.snapshots if full is found else []):
+                stream = Stream(full.table_id, BucketId(bucket))
+                sizes |= {each.name(stream): each.bytes for each in snapshots}
+        for name, size in sorted(sizes.items()):
+            self._read(name, size)
+        return SharedReport(self._findings, last - first + 1, len(sizes), sum(sizes.values()))
+
+    def _add(self, kind: FindingKind, name: str, reason: str) -> None:
+        self._findings.append(SharedFinding(kind, name, reason))
+
+    def _stored(self, number: int) -> EpochObject | None:
+        """The object of an epoch, if it is right. Each is read once."""
+        if number not in self._full:
+            name = shared_table.epoch_name(self._table.described.table_id, number)
+            found = None
+            try:
+                found = self._table.stored(number)
+                if found is None:
+                    self._add("MISSING", name, "There is no manifest of this epoch.")
+            except UnsupportedVersion:
+                raise
+            except CorruptData as error:
+                self._add("BAD", name, error.message)
+            if found is not None and found.full is not None:
+                return found
+            self._full[number] = found
+        return self._full[number]
+
+    def _newest(self, found: EpochObject, full: EpochObject) -> SharedEpoch | None:
+        try:
+            return shared_table.epoch_of(found, full)
+        except CorruptData as error:
+            self._add("BAD", shared_table.epoch_name(found.table_id, found.epoch), error.message)
+            return None
+
+    def _read(self, name: ObjectName, size: int) -> None:
+        try:
+            read_object(self._table.client, self._table.described.store_id, name, size)
+        except UnsupportedVersion:
+            raise
+        except CorruptData as error:
+            gone = isinstance(error.__cause__, FileNotFoundError)
+            self._add("MISSING" if gone else "BAD", str(name), error.message)
+
+
+def _is_before(found: EpochObject, full: EpochObject, newest: SharedEpoch) -> bool:
+    """Whether the ranges of an earlier epoch are the first ones of the newest."""
+    for more, first, now in zip(found.ranges, full.ranges, newest.ranges, strict=True):
+        at = 0 if found is full else len(first)
+        if now[at : at + len(more)] != more:
+            return False
+    return True

@@ -1,0 +1,116 @@
+"""Removes what a shared table does not need any more: old manifests, and what was uploaded and never committed.
+
+* Times are those of the object store, never those of a machine's clock.
+* Ranges are named by all later epochs, so every change stays. A snapshot goes with the last manifest that names it.
+* What no epoch names may be of a write that is under way: it goes after a week, and commits take place within five days
+  of their first upload.
+* Manifests go from the oldest on, so those that are left have no holes. A writer whose base is removed finds out after
+  it has created the next epoch (:meth:`SharedTable.commit`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+from kvstore.errors import MissingVersion
+from kvstore.replica.client import Client
+from kvstore.shared.table import SharedTable
+from logformat.catalog.replicas import Stream
+from logformat.ids import BucketId
+from logformat.replica import shared_table
+from logformat.replica.object_file import ObjectName, parse_name
+from logformat.replica.shared_table import SharedEpoch
+
+UNNAMED_MS = 7 * 86_400_000
+"""What no epoch names is kept for this time after it was uploaded."""
+
+
+@dataclass(frozen=True)
+class VacuumSummary:
+    """What a vacuum has removed, or would remove.
+
+    Attributes:
+        epochs: Number of manifests.
+        objects: Number of other objects: snapshots, and what was uploaded or staged and never committed.
+        bytes: Size of all of them.
+        first_epoch: The oldest epoch that is left.
+    """
+
+    epochs: int
+    objects: int
+    bytes: int
+    first_epoch: int
+
+
+def remove_unneeded(table: SharedTable, *, older_than_ms: int, retain_last: int, dry_run: bool) -> VacuumSummary:
+    """Remove old manifests and what no epoch names; see ``vacuum``."""
+    client, id = table.client, table.described.table_id
+    prefix = shared_table.epochs_prefix(id)
+    # Listed before the newest epoch is read: what that does not name was not committed before.
+    listed = dict(client.list(shared_table.objects_prefix(id)))
+    newest, now_ms = table.newest(), _now_ms(client)
+    numbers = sorted(int(name.removeprefix(prefix)) for name in listed if name.startswith(prefix))
+    first = _first_retained(table, numbers, newest, now_ms - older_than_ms, retain_last)
+    named = set(_named(table, newest, first))
+    epochs = [shared_table.epoch_name(id, number) for number in numbers if number < first]
+    parsed = {name: parse_name(name) for name in listed}
+    unneeded = [name for name, found in parsed.items() if found is not None and found not in named]
+    staged = dict(client.list(f"{shared_table.STAGING}/"))
+    unneeded = [
+        name for name in (*unneeded, *staged) if now_ms - client.modified_ms(name) >= UNNAMED_MS
+    ]  # one request for each of them: there are few
+    if not dry_run:
+        for name in (*epochs, *unneeded):
+            client.delete(name)
+    sizes = listed | staged
+    return VacuumSummary(len(epochs), len(unneeded), sum(sizes[name] for name in (*epochs, *unneeded)), first)
+
+
+def _now_ms(client: Client) -> int:
+    """The time of the object store."""
+    name = f"{shared_table.STAGING}/{uuid4().hex}/now"
+    client.replace(name, [b"now"])
+    try:
+        return client.modified_ms(name)
+    finally:
+        client.delete(name)
+
+
+def _first_retained(
+    table: SharedTable, numbers: list[int], newest: SharedEpoch, older_than_ms: int, retain_last: int
+) -> int:
+    """Number of the first epoch whose manifest stays: the full one that those to be retained begin with."""
+    candidates = [number for number in numbers if number <= newest.epoch - retain_last]
+
+    def modified_ms(number: int) -> int:
+        return table.client.modified_ms(shared_table.epoch_name(newest.table_id, number))
+
+    # Manifests are created in the order of their numbers.
+    old = bisect_left(candidates, older_than_ms, key=modified_ms)
+    first = candidates[old] if old < len(candidates) else max(newest.epoch - retain_last + 1, min(numbers))
+    return _existing(table, first).full
+
+
+def _named(table: SharedTable, newest: SharedEpoch, first: int) -> Iterator[ObjectName]:
+    """Names of all objects that the epochs from ``first`` on name."""
+    for bucket in map(BucketId, range(table.definition.buckets)):
+        yield from newest.sizes(bucket)  # all ranges of those before, too
+    full = newest.full
+    while full > first:
+        # An epoch adds to the full one that the epoch before it adds to, or is full.
+        before = _existing(table, full - 1)
+        for number, snapshots in enumerate(before.snapshots):
+            stream = Stream(before.table_id, BucketId(number))
+            yield from (each.name(stream) for each in snapshots)
+        full = before.full
+
+
+def _existing(table: SharedTable, number: int) -> SharedEpoch:
+    found = table.epoch(number)
+    if found is None:
+        name = shared_table.epoch_name(table.described.table_id, number)
+        raise MissingVersion("The manifest of an epoch is gone; nothing was removed.", object=name)
+    return found
