@@ -6,12 +6,13 @@ import inspect
 
 import kvstore
 import kvstore.errors
+import kvstore.shared
 import kvstore.testing
 import logformat
 
 
 def test_public_names_are_there_and_documented() -> None:
-    for module in (kvstore, kvstore.testing, logformat):
+    for module in (kvstore, kvstore.shared, kvstore.testing, logformat):
         for name in module.__all__:
             assert inspect.getdoc(getattr(module, name)), name
 

@@ -44,7 +44,7 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["kvstore", "kvstore.errors", "kvstore.spark", "kvstore.testing", "logformat", "writer"]
+    "module", ["kvstore", "kvstore.errors", "kvstore.shared", "kvstore.spark", "kvstore.testing", "logformat", "writer"]
 )
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     """Those of `kvstore.errors` come from the module."""

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 import kvstore
-from kvstore.cli import replica, rows, tables, writing
+from kvstore.cli import replica, rows, shared, tables, writing
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.compact import compact
@@ -74,6 +74,9 @@ meta_commands = typer.Typer(
     no_args_is_help=True, help="Show and maintain the catalog: tables, writers, jobs and so on."
 )
 replica_commands = typer.Typer(no_args_is_help=True, help="Manage replicas: copies of a store in other places.")
+shared_commands = typer.Typer(
+    no_args_is_help=True, help="Look after shared tables: tables in an object store that Spark writes."
+)
 image_commands = typer.Typer(no_args_is_help=True, help="Verify an image of a catalog.")
 job_commands = typer.Typer(no_args_is_help=True, help="Load every file of a source into a table, once.")
 
@@ -181,6 +184,14 @@ _REPLICA_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "replica restore /mnt/copy /data/then --to 2026-01-31T12:00:00Z",
     ),
 }
+_SHARED_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    shared.snapshot: ("shared snapshot s3://bucket/tables files",),
+    shared.vacuum: (
+        "shared vacuum s3://bucket/tables files --dry-run",
+        "shared vacuum s3://bucket/tables files --older-than-days 30 --retain-last 1000",
+    ),
+    shared.check: ("shared check s3://bucket/tables files",),
+}
 _IMAGE_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     meta.verify: ("meta image verify /data/store/meta/image/image.00000000000000050000",),
 }
@@ -204,6 +215,7 @@ for _group, _examples in (
     (image_commands, _IMAGE_EXAMPLES),
     (job_commands, _JOB_EXAMPLES),
     (replica_commands, _REPLICA_EXAMPLES),
+    (shared_commands, _SHARED_EXAMPLES),
 ):
     for _command, _lines in _examples.items():
         _group.command(epilog=examples(*_lines))(_command)
@@ -212,6 +224,7 @@ meta_commands.add_typer(image_commands, name="image")
 app.add_typer(meta_commands, name="meta")
 app.add_typer(job_commands, name="job")
 app.add_typer(replica_commands, name="replica")
+app.add_typer(shared_commands, name="shared")
 _command_line = typer.main.get_command(app)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.replica.client import ObjectStore
+from kvstore.shared.check import report_of
 from kvstore.shared.table import SharedTable
 from tests.golden.write_shared import KEYS, WRITES
 from tests.shared.hosts import Host, read, upserts
@@ -24,6 +25,8 @@ def test_it_is_what_it_was_and_goes_on(file: Path, tmp_path: Path) -> None:
     newest = host.table.newest()
     assert set(newest.writers) == {f"write {number}" for number in range(WRITES)}
     assert read(host.table, tmp_path)[0] == dict.fromkeys(range(KEYS), 2**WRITES - 1)
+    assert report_of(host.table)
+    assert bool(newest.snapshots[0]) == (file.name != "shared-1.tar.xz")
     for epoch in range(newest.epoch + 1):
         found = host.table.epoch(epoch)
         assert found is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import kvstore
 from kvstore.replica.client import ObjectStore
+from kvstore.shared.snapshots import take_snapshots
 from tests.shared.hosts import Host, created, upserts
 
 WRITES = 30
@@ -19,10 +20,15 @@ KEYS = 5
 
 
 def write(place: Path, cache: Path) -> None:
-    """Write the table: a sum for each key of 2^0 to 2^(WRITES - 1), each under a name."""
+    """Write the table: a sum for each key of 2^0 to 2^(WRITES - 1), each under a name.
+
+    Since shared-2 it has snapshots, and epochs that add to others.
+    """
     table = created(ObjectStore(place.as_uri(), create=True), buckets=2, engine=kvstore.Aggregate({"v": "sum"}))
     host = Host(table, cache)
     for number in range(WRITES):
+        if number == WRITES // 2:
+            take_snapshots(table, cache, host.clock, again=False)
         host.write(upserts(range(KEYS), 1 << number), f"write {number}")
 
 
