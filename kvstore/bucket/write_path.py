@@ -296,7 +296,8 @@ class WritePath:
         options = self.definition.options
         has_key = self.definition.primary_key is not None
         is_whole = has_key and self._targets_of(request) is None and options.auto_increment is None
-        return is_whole and isinstance(self._engine_of(request), LastRow) and not options.skip_identical_updates
+        looks = options.skip_identical_updates or request.skips_identical
+        return is_whole and isinstance(self._engine_of(request), LastRow) and not looks
 
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
         rows = filled(request.changes.rows, self.definition.schema)
@@ -372,7 +373,7 @@ class WritePath:
         merged = self._engine_of(request).merge(operations)
         if options.auto_increment is not None:
             merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
-        if options.skip_identical_updates:
+        if options.skip_identical_updates or request.skips_identical:
             merged = self._without_identical(merged, operations)
         change_types, rows, _ = self._records(request, merged)
         batch = self._batch(request, timestamp, rows, change_types)

@@ -89,7 +89,8 @@ class Writers:
         Args:
             parts: Changes for each bucket, in the schema of the table.
             epoch: None for the one after the last.
-            rest: Returns further changes; called while no other process can write.
+            rest: Returns further changes; called while no other process can write. Updates that change nothing are
+                left out then.
             confirm: See :meth:`kvstore.commit.coordinator.Commits.apply`.
         """
         name = _name(name)
@@ -133,6 +134,8 @@ class Writers:
             if rest is not None:
                 for bucket, more in rest().items():
                     requests[bucket] = request_of(requests[bucket].changes.then(more), definition)
+                # Most rows of a replaced table stay as they are, and readers of changes need none of them.
+                requests = {bucket: replace(each, skips_identical=True) for bucket, each in requests.items()}
             if epoch < writer.first_epoch:
                 if self._commits.knows(writer.writer_id):
                     raise self._out_of_order(name, epoch, writer, None)

@@ -45,6 +45,8 @@ class Request:
         targets: Columns the request names, which may be all there were when it was made; None: whole rows.
         overwrite: Whether rows are stored as they come, whatever the table's engine.
         schema_id: The schema by which its columns are called; None for the present one.
+        skips_identical: Whether updates that change nothing leave no change, also if the table records them. If its
+            commit is completed by another process, they do.
     """
 
     changes: Changes
@@ -55,6 +57,7 @@ class Request:
     targets: frozenset[str] | None = None
     overwrite: bool = False
     schema_id: SchemaId | None = None
+    skips_identical: bool = False
     answer: Future[AppendResult] = field(default_factory=Answer)
 
     @property

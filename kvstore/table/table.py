@@ -293,7 +293,7 @@ class Table(EverydayReads):
             parts: Changes for each bucket, as :meth:`by_bucket` splits them, in any schema of the table.
             epoch: None for the one after the writer's last: then the write is all or nothing, but not exactly-once.
             replaces: Whether all rows with other keys are deleted; rows that other threads of this process write
-                meanwhile stay.
+                meanwhile stay. A row that stays equal is no change.
             confirm: Called before the commit is decided; see :data:`kvstore.commit.coordinator.Confirm`.
             schema_id: Schema by which the columns of the rows are called; the current one if None.
 

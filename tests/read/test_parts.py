@@ -117,6 +117,31 @@ def test_replacing_leaves_exactly_the_written_rows(
         assert store.check().ok
 
 
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"changelog_image": "wal"}, {"auto_increment": "n"}])
+def test_rows_that_stay_equal_are_no_changes_of_a_replacement(
+    open_store: OpenStore, buckets: int, options: dict[str, Any]
+) -> None:
+    store = open_store()
+    schema = SCHEMA.append(pa.field("n", pa.int64()))
+    table = store.create_table("t", schema, "k", buckets=buckets, **options)
+
+    def parts(values: list[tuple[int, int]]) -> Any:
+        rows = [("upsert", {"k": k, "v": v, **({} if "auto_increment" in options else {"n": k})}) for k, v in values]
+        return table.by_bucket(
+            kvstore.Changes.of(rows, pa.schema(schema if "auto_increment" not in options else SCHEMA))
+        )
+
+    table.apply_parts(parts([(k, 1) for k in range(8)]), "w")
+    before = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    table.apply_parts(parts([(0, 1), (1, 1), (2, 9), (2, 1), (5, 2), (9, 1)]), "w", replaces=True)
+    changes = [row for batch in table.changelog(before) for row in batch.to_pylist()]
+    posts = [(row["k"], row["v"]) for row in changes if row["_change_type"] in ("insert", "update_postimage")]
+    assert sorted(posts) == [(2, 1), (2, 9), (5, 2), (9, 1)]
+    assert sorted(row["k"] for row in changes if row["_change_type"] == "delete") == [3, 4, 6, 7]
+    assert sorted((row["k"], row["v"]) for row in rows_of(table)) == [(0, 1), (1, 1), (2, 1), (5, 2), (9, 1)]
+
+
 def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     table.apply(changes(range(4)))
