@@ -132,6 +132,25 @@ def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.
     assert rows_of(table) == {1: ("x", 1), 2: ("x", 2), 3: ("", 3)}
     run("UPDATE kv.t SET k = 9 WHERE k = 1")
     assert rows_of(table) == {9: ("x", 4), 2: ("x", 2), 3: ("", 3)}
+    run("UPDATE kv.t SET k = k + 1 WHERE k < 4")  # 3 becomes 4, and 2 takes the place of 3
+    assert rows_of(table) == {9: ("x", 4), 3: ("x", 3), 4: ("", 5)}
+
+
+def test_an_update_that_assigns_a_number_of_the_table_is_refused(run: Run, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA.set(2, pa.field("n", pa.int64())), "k", auto_increment="n", buckets=2)
+    table.upsert([{"k": k, "s": "a"} for k in range(4)])
+    table.flush()
+    before = rows_of(table)
+    message = "(?s)InvalidRequest: The table fills this column, .* column=n key=.* number=.* given=100"
+    source = "(SELECT 2 AS k, 'b' AS s, CAST({} AS BIGINT) AS n) AS x"
+    merge = f"MERGE INTO kv.t USING {source} ON t.k = x.k WHEN MATCHED THEN UPDATE SET *"
+    for sql in ("UPDATE kv.t SET n = 100, s = 'b' WHERE k > 1", merge.format("100")):
+        with pytest.raises(QueryExecutionException, match=message):
+            run(sql)
+        assert rows_of(table) == before
+    run("UPDATE kv.t SET n = n, s = 'b' WHERE k = 1")
+    run(merge.format("NULL"))
+    assert rows_of(table) == before | {1: ("b", before[1][1]), 2: ("b", before[2][1])}
 
 
 @pytest.mark.parametrize(

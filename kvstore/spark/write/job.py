@@ -50,9 +50,10 @@ class WriteJob:
 
         Raises:
             InvalidRequest: They do not fit the table.
+            Conflict: See :meth:`Statement.completed`.
         """
         if self.statement is not None:
-            batch = self.statement.completed(table, batch)
+            batch = self.statement.completed(table, batch, self.place.schema_id)
         changes, order = changes_of(batch)
         return table.fitting(changes, schema_id=self.place.schema_id), order
 
@@ -63,6 +64,7 @@ class WriteJob:
 
         Raises:
             InvalidRequest: A row does not fit the table.
+            Conflict: A row that the statement changes has changed since it was read.
             NoSuchTable: The table was dropped meanwhile.
             SchemaMismatch: Columns of the table were renamed or dropped meanwhile.
             StoreFull, LogFailed: The disk is full or failed.

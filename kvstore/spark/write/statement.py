@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.patch.patch import check_unchanged
+from kvstore.read.lookup import FOUND
 from kvstore.spark.write.staged import CHANGE_TYPE
 from kvstore.table.table import Table
 from logformat.ids import BucketId, Offset
@@ -43,14 +44,22 @@ class Statement:
 
     read_at: dict[int, int]
 
-    def completed(self, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def completed(self, table: Table, batch: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
         """The rows of a statement, without numbers that the table gives, and with the columns that a delete lacks.
 
         Only those that take no nulls are added here: another one is null without that, also if it is new.
+
+        Args:
+            batch: With the change type of each row; that of an update that gives a row another key is ``append``.
+
+        Raises:
+            InvalidRequest: A row would get another number than the table has given it.
+            Conflict: A row has another number by now.
         """
         kinds = batch.column(CHANGE_TYPE)
         automatic = table.options.auto_increment
         if automatic is not None and automatic in batch.schema.names:
+            self._check_numbers(table, batch, automatic, schema_id)
             # A row that is updated keeps the number that the table has given it.
             place = batch.schema.get_field_index(automatic)
             is_new = pc.equal(kinds, ChangeType.INSERT.word)
@@ -60,6 +69,25 @@ class Statement:
             if not field.nullable and field.name not in batch.schema.names:
                 batch = batch.append_column(field.name, pa.nulls(batch.num_rows, field.type))
         return batch
+
+    def _check_numbers(self, table: Table, batch: pa.RecordBatch, automatic: str, schema_id: int) -> None:
+        is_update = pc.equal(batch.column(CHANGE_TYPE), ChangeType.UPDATE_POSTIMAGE.word)
+        # A MERGE that also inserts has no number for some rows.
+        updates = batch.filter(pc.and_(is_update, batch.column(automatic).is_valid()))
+        key = list(table.primary_key or ())
+        there = table.lookup(updates.select(key)).combine_chunks()
+        differs = pc.and_(there.column(FOUND), pc.not_equal(there.column(automatic), updates.column(automatic)))
+        wrong = there.filter(differs)
+        if wrong.num_rows:
+            keys = wrong.select(key).combine_chunks().to_batches()[0]
+            check_unchanged(table, keys, self.read_at, None, schema_id, *_CHANGED)
+            raise InvalidRequest(
+                "The table fills this column, and a row keeps its number; leave the column out of the statement.",
+                column=automatic,
+                key=[str(column[0]) for column in keys.columns],
+                number=wrong.column(automatic)[0],
+                given=updates.column(automatic).filter(differs.combine_chunks())[0],
+            )
 
     def decided(
         self, table: Table, parts: Mapping[BucketId, Changes], schema_id: int

@@ -139,7 +139,7 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
     if (shape.isOf(row, id)) add(shape.of(row, StoreWriter.Update))
     else {
       delete(metadata, id)
-      add(shape.of(row, StoreWriter.Update))
+      add(shape.of(row, StoreWriter.OtherKey))
     }
 
   private def add(row: InternalRow): Unit = {
@@ -195,5 +195,8 @@ object StoreWriter {
   val Bytes: Long = 8L << 20
   private val Insert = UTF8String.fromString("insert")
   private val Update = UTF8String.fromString("update_postimage")
+
+  /** A row that had another key: it is a new one for the table, and has kept the values that were not assigned. */
+  private val OtherKey = UTF8String.fromString("append")
   private val Delete = UTF8String.fromString("delete")
 }
