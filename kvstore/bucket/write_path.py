@@ -22,11 +22,12 @@ from typing import NamedTuple, TypeAlias
 import lmdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore.bucket import cdc
 from kvstore.bucket.batching import beginning, joined
-from kvstore.bucket.merge.exchange import Effect, Exchanged
+from kvstore.bucket.merge.exchange import Effect, Exchanged, digest_of
+from kvstore.bucket.merge.identical import without_identical
+from kvstore.bucket.merge.native import native_writes, values_of
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
@@ -338,24 +339,41 @@ class WritePath:
         lasts = grouping.order[grouping.lasts]
         exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, self.definition.schema_id)
         try:
-            if self._has_preimages or is_delete.any():
-                there = np.flatnonzero(exchanged.there)
-                keys_of = take_rows(incoming, grouping.order[grouping.starts[there]])
-                old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
-                operations = self._operations(request, exchanged.there, old_rows, incoming)
-                change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
-            else:
-                # Every upsert is recorded as an update without the row before it.
-                old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
-                change_types, rows = np.full(len(is_delete), ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
-                ends = np.arange(1, len(is_delete) + 1)
-            batches = self._batches(requests, timestamp, rows, change_types, ends)
-            encoded = list(map(self._encoded, batches))
+            batches, encoded, old_digest = self._recorded(requests, timestamp, request, exchanged)
         except InvalidRequest:
-            self._put_back(exchanged)
+            exchanged.put_back(self.index)
             raise
-        self._note(batches, exchanged.effect(old_hashes))
+        self._note(batches, exchanged.effect(old_digest))
         return encoded
+
+    def _recorded(
+        self, requests: Sequence[Request], timestamp: int, request: Request, exchanged: Exchanged
+    ) -> tuple[list[LogBatch], list[EncodedBatch], int]:
+        """The batch of each request whose rows are in the index, and the sum of the hashes of the old rows.
+
+        Args:
+            request: All of them as one.
+        """
+        native = native_writes(self.definition) if len(requests) == 1 else None
+        if native is not None and (made := native.records(request, exchanged, preimages=self._has_preimages)):
+            few = made.count < COMPRESSED_RECORDS_MIN
+            batch = self._batch(requests[0], timestamp, _NO_ROWS if few else made.rows(), made.types, count=made.count)
+            return [batch], [native.encoded(batch, made) if few else self._encoded(batch)], made.digest
+        assert request.grouping is not None
+        incoming = filled(request.changes.rows, self.definition.schema)
+        if self._has_preimages or request.changes.is_delete.true_count:
+            there = np.flatnonzero(exchanged.there)
+            keys_of = take_rows(incoming, request.grouping.order[request.grouping.starts[there]])
+            old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
+            operations = self._operations(request, exchanged.there, old_rows, incoming)
+            change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
+        else:
+            # Every upsert is recorded as an update without the row before it.
+            old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
+            change_types, rows = np.full(request.count, ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
+            ends = np.arange(1, request.count + 1)
+        batches = self._batches(requests, timestamp, rows, change_types, ends)
+        return batches, list(map(self._encoded, batches)), digest_of(old_hashes)
 
     def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
         """Apply operations whose result depends on the stored rows; the index changes last."""
@@ -374,7 +392,7 @@ class WritePath:
         if options.auto_increment is not None:
             merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
         if options.skip_identical_updates or request.skips_identical:
-            merged = self._without_identical(merged, operations)
+            merged = without_identical(merged, operations, self._layout)
         change_types, rows, _ = self._records(request, merged)
         batch = self._batch(request, timestamp, rows, change_types)
         encoded = self._encoded(batch)
@@ -433,19 +451,6 @@ class WritePath:
             merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
         )
 
-    def _without_identical(self, merged: Merged, operations: Operations) -> Merged:
-        """Drop updates that change nothing: every value keeps its bytes."""
-        updates = np.flatnonzero((merged.before >= 0) & (merged.after >= 0) & (merged.before != merged.after))
-        before, after = (
-            self._layout.encode_values(take_rows(merged.pool, places[updates]), np.zeros(len(updates), np.uint64),
-                                       self.definition.schema_id)[0].to_arrow()
-            for places in (merged.before, merged.after)
-        )  # fmt: skip
-        identical = merged.before == merged.after  # an operation without effect keeps the row before it
-        identical[updates] = pc.equal(before, after).to_numpy(zero_copy_only=False)
-        kept = operations.kept(merged.after, identical)
-        return Merged(merged.pool, operations.before(kept), kept)
-
     def _replay_rows(self, batches: Sequence[LogBatch]) -> Effect:
         kinds = [batch.change_types for batch in batches]
         finals = [_IS_FINAL[each] for each in kinds]
@@ -457,7 +462,7 @@ class WritePath:
         lasts = grouping.order[grouping.lasts]
         put = _LEAVES_A_ROW[kinds_of_rows[lasts]]
         exchanged = self._exchange(grouping.keys, put, rows, lasts, batches[0].schema_id)
-        return exchanged.effect(verified(exchanged.values, exchanged.sums[exchanged.there]))
+        return exchanged.effect(digest_of(verified(exchanged.values, exchanged.sums[exchanged.there])))
 
     def _exchange(
         self, keys: BinaryColumn, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
@@ -469,13 +474,12 @@ class WritePath:
             put: For each key, whether it gets a row; otherwise its row is removed.
             rows, places: The row of each key is ``rows[place]``.
         """
-        sums = key_sums(keys)
         listed = keys.to_list()
-        values, hashes = self._layout.encode_values(take_rows(rows, places[put]), sums[put], schema_id)
+        values, hashes, sums = values_of(self.definition, schema_id, keys, put, rows, places)
         if put.all():
-            old = self.index.replace(listed, values.to_list())
+            old = self.index.replace(listed, values)
         else:
-            old_of_put = self.index.replace(list(compress(listed, put)), values.to_list())
+            old_of_put = self.index.replace(list(compress(listed, put)), values)
             old_of_removed = self.index.remove(list(compress(listed, ~put)))
             both = np.empty(len(listed), object)
             both[put], both[~put] = old_of_put, old_of_removed
@@ -483,12 +487,6 @@ class WritePath:
         found = BinaryColumn.from_list(old)
         there = found.lengths > 0
         return Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
-
-    def _put_back(self, exchanged: Exchanged) -> None:
-        """Undo an exchange."""
-        there = [bool(value) for value in exchanged.old]
-        self.index.replace(list(compress(exchanged.keys, there)), list(filter(None, exchanged.old)))
-        self.index.remove([key for key, was_there in zip(exchanged.keys, there, strict=True) if not was_there])
 
     def _batches(
         self,
@@ -525,7 +523,7 @@ class WritePath:
         attributes: int = 0,
         count: int | None = None,
     ) -> LogBatch:
-        if count is None:  # else it is a small write, whose rows are encoded already
+        if count is None:  # else the rows are encoded already
             rows, count = filled(rows, self.definition.stored), rows.num_rows
         if self.named.is_named(request.writer_id):
             attributes |= NAMED_WRITER

@@ -97,6 +97,12 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_measure.restype = ctypes.c_int
     library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
     library.kv_decode.restype = None
+    library.kv_encode.argtypes = [address, address, address, number, *[address] * 3, number, *[address] * 4]
+    library.kv_encode.restype = ctypes.c_int
+    library.kv_records.argtypes = [address] * 10
+    library.kv_records.restype = ctypes.c_int
+    library.kv_fill.argtypes = [address, address, address, number, *[address] * 6]
+    library.kv_fill.restype = None
     return library
 
 

@@ -8,15 +8,11 @@
  * - No function keeps anything, allocates, or calls Python.
  */
 
-#include "common.h"
+#include "sums.h"
 
 enum { DONE, ASK_PYTHON }; /* kvstore/kernel/rows.py has the same */
 
 enum { FIXED, FLAG, VARIABLE }; /* kinds of columns */
-enum { WORD = 8, SCHEMA_ID = 4 };
-#define GOLDEN 0x9E3779B97F4A7C15u
-#define VALUES 0u
-#define KEYS ((u64)1 << 63) /* seeds of the weights */
 #define OFFSET_MAX INT32_MAX
 
 /* A column of a record that is wanted, or VARIABLE; kvstore/kernel/rows.py has the same.
@@ -35,35 +31,6 @@ typedef struct {
     u8 *validity;
     u64 nulls, bytes;
 } column_t;
-
-static inline u64 word_at(const u8 *at) {
-    u64 word;
-    memcpy(&word, at, sizeof word);
-    return word;
-}
-
-static inline u32 half_at(const u8 *at) {
-    u32 half;
-    memcpy(&half, at, sizeof half);
-    return half;
-}
-
-static inline u64 mix(u64 word) {
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
-    return word ^ (word >> 31);
-}
-
-static inline u64 key_sum(const u8 *key, u64 bytes, const u64 *weights) {
-    u64 sum = bytes * GOLDEN, nth = 0, last = 0;
-    for (; (nth + 1) * WORD <= bytes; nth++)
-        sum += word_at(key + nth * WORD) * weights[nth];
-    if (bytes % WORD) {
-        memcpy(&last, key + nth * WORD, bytes % WORD);
-        sum += last * weights[nth];
-    }
-    return sum;
-}
 
 /* Verify the checksums of rows, and that all were written with one schema.
  *
@@ -97,9 +64,6 @@ EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 cou
     }
     return DONE;
 }
-
-/* Weight of the nth word of a value, or with seed 1 << 63 of a key. */
-static inline u64 weight(u64 seed, u64 nth) { return mix(seed + (nth + 1) * GOLDEN) | 1; }
 
 /* Whether one row has its checksum. Sizes are what ctypes passes at half the cost of others. */
 EXPORT int kv_is_right(const u8 *key, int key_size, const u8 *value, int size) {

@@ -111,22 +111,57 @@ class FewRecordsEncoder:
         """
         count = len(change_types)
         message = self.message(count, columns) if count else b""
-        place = _HEADER.size + count
-        start = place + -place % ALIGNMENT
-        size = start + len(message)
-        size += -size % ALIGNMENT
-        batch = bytearray(size)
-        _HEADER.pack_into(
-            *(batch, 0, header.base_offset, size - LOG_OVERHEAD, MAGIC, header.attributes, header.schema_id, 0),
-            *(max(count - 1, 0), header.commit_timestamp, header.writer_id, header.batch_sequence),
-            *(header.writer_epoch, count, header.leader_epoch, header.durable_end, header.table_id),
-            *(header.bucket_id, 0, start if count else 0, header.uncounted_ms),
-        )
-        batch[_HEADER.size : place] = change_types
+        batch, start = _begun(header, change_types, len(message))
         batch[start : start + len(message)] = message
-        view = memoryview(batch)
-        batch[_CRC] = crc32c(view[_CRC.stop :], crc32c(view[: _CRC.start])).to_bytes(4, "little")
-        return view
+        return sealed(batch)
+
+    def batch_to_fill(
+        self, header: BatchHeader, change_types: bytes, body_bytes: int, nodes: bytes, buffers: bytes
+    ) -> tuple[bytearray, int]:
+        """One whole batch, but for its columns and its checksum; :func:`sealed` adds that in the end.
+
+        Args:
+            header: See :meth:`batch`. There is at least one record.
+            body_bytes: Bytes of the columns.
+            nodes: For each column its records and its nulls, int64.
+            buffers: For each of its buffers position in the columns and size, int64.
+
+        Returns:
+            The batch, with zeros for the columns, and where they begin.
+        """
+        head_bytes = len(self._template)
+        batch, start = _begun(header, change_types, head_bytes + body_bytes)
+        batch[start : start + head_bytes] = self._template
+        _NUMBER.pack_into(batch, start + self._body_length_at, body_bytes)
+        _NUMBER.pack_into(batch, start + self._count_at, len(change_types))
+        for place, numbers in ((self._nodes_at, nodes), (self._buffers_at, buffers)):
+            batch[start + place : start + place + len(numbers)] = numbers
+        return batch, start + head_bytes
+
+
+def sealed(batch: bytearray) -> memoryview:
+    """A whole batch with its checksum."""
+    view = memoryview(batch)
+    batch[_CRC] = crc32c(view[_CRC.stop :], crc32c(view[: _CRC.start])).to_bytes(4, "little")
+    return view
+
+
+def _begun(header: BatchHeader, change_types: bytes, message_bytes: int) -> tuple[bytearray, int]:
+    """A batch without message and checksum, and where the message begins."""
+    count = len(change_types)
+    place = _HEADER.size + count
+    start = place + -place % ALIGNMENT
+    size = start + message_bytes
+    size += -size % ALIGNMENT
+    batch = bytearray(size)
+    _HEADER.pack_into(
+        *(batch, 0, header.base_offset, size - LOG_OVERHEAD, MAGIC, header.attributes, header.schema_id, 0),
+        *(max(count - 1, 0), header.commit_timestamp, header.writer_id, header.batch_sequence),
+        *(header.writer_epoch, count, header.leader_epoch, header.durable_end, header.table_id),
+        *(header.bucket_id, 0, start if count else 0, header.uncounted_ms),
+    )
+    batch[_HEADER.size : place] = change_types
+    return batch, start
 
 
 @lru_cache(maxsize=256)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 
+from kvstore.index.index import Index
 from logformat.binary_column import BinaryColumn
 
 
@@ -38,8 +40,18 @@ class Exchanged:
     there: np.ndarray
     values: BinaryColumn
 
-    def effect(self, old_hashes: np.ndarray) -> Effect:
-        """Change of the count and the digest, given the hashes of the old rows."""
+    def effect(self, old_digest: int) -> Effect:
+        """Change of the count and the digest, given the sum of the hashes of the old rows."""
         added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
-        digest = int(self.hashes.sum(dtype=np.uint64)) - int(old_hashes.sum(dtype=np.uint64))
-        return Effect(int(added), digest)
+        return Effect(int(added), digest_of(self.hashes) - old_digest)
+
+    def put_back(self, index: Index) -> None:
+        """Undo the exchange."""
+        there = [bool(value) for value in self.old]
+        index.replace(list(compress(self.keys, there)), list(filter(None, self.old)))
+        index.remove([key for key, was_there in zip(self.keys, there, strict=True) if not was_there])
+
+
+def digest_of(hashes: np.ndarray) -> int:
+    """Sum of hashes, modulo 2^64."""
+    return int(hashes.sum(dtype=np.uint64))

@@ -1,0 +1,115 @@
+"""Whole rows that replace stored rows, by the native kernel: values for the index, and change records for the log.
+
+The bytes are those that Python makes. What the kernel does not know is left to Python: nested and dropped columns,
+stored rows of an earlier schema, and damage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.bucket.merge.exchange import Exchanged
+from kvstore.kernel import library, writes
+from kvstore.log.segment_writer import EncodedBatch
+from kvstore.meta.state import TableDefinition
+from kvstore.request.request import Request
+from kvstore.request.row_layout import layout_of
+from kvstore.request.take_rows import take_rows
+from logformat.binary_column import BinaryColumn
+from logformat.checksum import key_sums
+from logformat.ids import SchemaId
+from logformat.log.batch import BatchHeader
+from logformat.log.few_records import FewRecordsEncoder, sealed
+
+_STORED_MIN = 2
+"""With fewer stored rows, Arrow may write columns as they came, with whatever nulls have for a value."""
+
+
+def native_writes(definition: TableDefinition) -> NativeWrites | None:
+    """The native writes of a table; None if it takes none, or if there is no kernel."""
+    kernel = library.kernel()
+    return None if kernel is None else _native_writes(kernel, definition)
+
+
+@lru_cache(maxsize=256)
+def _native_writes(kernel: ctypes.CDLL, definition: TableDefinition) -> NativeWrites | None:
+    found = layout_of(definition).record(definition.schema_id)
+    if found is None or definition.stored is not definition.schema:
+        return None
+    if definition.primary_key is None or any(map(pa.types.is_nested, definition.schema.types)):
+        return None
+    dtype = found[1].dtype
+    table = writes.Table(definition.schema, definition.primary_key, dtype, definition.schema_id)
+    return NativeWrites(kernel, table, FewRecordsEncoder(definition.schema))
+
+
+class NativeWrites:
+    """Native writes of one table; see :func:`native_writes`."""
+
+    def __init__(self, kernel: ctypes.CDLL, table: writes.Table, encoder: FewRecordsEncoder) -> None:
+        self._kernel = kernel
+        self._table = table
+        self._encoder = encoder
+
+    def values(
+        self, keys: BinaryColumn, rows: pa.RecordBatch, places: np.ndarray
+    ) -> tuple[BinaryColumn, np.ndarray, np.ndarray] | None:
+        """Values of keys; see :func:`kvstore.kernel.writes.encode`."""
+        if not rows.num_rows or not rows.schema.equals(self._table.schema):
+            return None
+        return writes.encode(self._kernel, self._table, rows, places, keys)
+
+    def records(self, request: Request, exchanged: Exchanged, *, preimages: bool) -> writes.Records | None:
+        """Change records of a request whose rows are in the index; None if Python has to make them."""
+        grouping, changes = request.grouping, request.changes
+        if (
+            grouping is None
+            or len(exchanged.values) < _STORED_MIN
+            or not changes.rows.schema.equals(self._table.schema)
+        ):
+            return None
+        if not preimages and not changes.is_delete.true_count:
+            return None  # the records are the rows as they came
+        is_delete = changes.is_delete.to_numpy(zero_copy_only=False)
+        batch = writes.Batch(
+            *(changes.rows, grouping.order, grouping.starts, grouping.lasts),
+            *(is_delete, exchanged.there, exchanged.values, exchanged.sums),
+        )
+        # As in Python, without preimages an insert is not told from an update.
+        records = writes.Records(self._kernel, self._table, batch, preimages=preimages, inserts=preimages)
+        return records if records.count else None
+
+    def encoded(self, header: BatchHeader, records: writes.Records) -> EncodedBatch:
+        """A batch of records, uncompressed."""
+        batch, place = self._encoder.batch_to_fill(
+            header, records.types.tobytes(), records.body_bytes, records.nodes.tobytes(), records.buffers.tobytes()
+        )
+        records.fill(np.frombuffer(batch, np.uint8)[place:])
+        return EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, [sealed(batch)])
+
+
+def values_of(
+    definition: TableDefinition,
+    schema_id: SchemaId,
+    keys: BinaryColumn,
+    put: np.ndarray,
+    rows: pa.RecordBatch,
+    places: np.ndarray,
+) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """Values to store, by the kernel where it can; see :meth:`WritePath._exchange`.
+
+    Returns:
+        The values and their hashes, of keys that get a row; and the sums of all keys.
+    """
+    native = native_writes(definition) if schema_id == definition.schema_id else None
+    made = None if native is None else native.values(keys, rows, np.where(put, places, -1))
+    if made is None:
+        sums = key_sums(keys)
+        values, hashes = layout_of(definition).encode_values(take_rows(rows, places[put]), sums[put], schema_id)
+    else:
+        values, hashes, sums = made
+    return values.without_empty().to_list(), hashes, sums

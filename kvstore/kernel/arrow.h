@@ -1,0 +1,90 @@
+/* Columns of a record batch as Arrow hands them over (its C data interface), and how values of a table lie in memory. */
+
+#ifndef KVSTORE_KERNEL_ARROW_H
+#define KVSTORE_KERNEL_ARROW_H
+
+#include "common.h"
+
+enum { FIXED, FLAG, VARIABLE }; /* kinds of columns */
+enum { OF_KEY = UINT32_MAX };   /* the place of a column of the key, which no value has */
+
+/* The struct of the interface. */
+typedef struct arrow_array {
+    i64 length, null_count, offset, n_buffers, n_children;
+    const void **buffers;
+    struct arrow_array **children;
+    struct arrow_array *dictionary;
+    void (*release)(struct arrow_array *);
+    void *private_data;
+} arrow_array_t;
+
+/* A column of a table; kvstore/kernel/writes.py has the same.
+ *
+ * kind, width  as in rows.c
+ * place        of its part in the fixed part of a value, or OF_KEY
+ * number       of its bit in the null bitmap
+ */
+typedef struct {
+    u64 kind, width, place, number;
+} part_t;
+
+/* A table. Values have a head of 6 bytes: checksum and schema id.
+ *
+ * bitmap, fixed  place of the null bitmap in a value, and size of the fixed part
+ * parts          width of them, in the order of the table's columns
+ */
+typedef struct {
+    u64 schema_id, bitmap, fixed, width;
+    part_t parts[];
+} table_t;
+
+/* One column of the rows at hand; validity is NULL if no row is null. */
+typedef struct {
+    const u8 *validity, *data;
+    const int32_t *offsets;
+    u64 first; /* the row of its buffers that is row 0 */
+} cells_t;
+
+static inline int bit_at(const u8 *bits, u64 nth) { return bits[nth >> 3] >> (nth & 7) & 1; }
+
+static inline int has(const cells_t *cells, u64 row) {
+    return !cells->validity || bit_at(cells->validity, cells->first + row);
+}
+
+static inline u64 text_bytes(const cells_t *cells, u64 row) {
+    return (u64)(cells->offsets[cells->first + row + 1] - cells->offsets[cells->first + row]);
+}
+
+static inline const u8 *text_at(const cells_t *cells, u64 row) {
+    return cells->data + cells->offsets[cells->first + row];
+}
+
+/* The nth column of rows. */
+static inline cells_t cells_of(const arrow_array_t *rows, const table_t *table, u64 nth) {
+    const arrow_array_t *column = rows->children[nth];
+    int is_text = table->parts[nth].kind == VARIABLE;
+    return (cells_t){
+        .validity = column->null_count ? column->buffers[0] : NULL,
+        .data = column->buffers[is_text ? 2 : 1],
+        .offsets = is_text ? column->buffers[1] : NULL,
+        .first = (u64)(column->offset + rows->offset),
+    };
+}
+
+/* Whether rows have the buffers that columns of the table have. */
+static inline int fit(const arrow_array_t *rows, const table_t *table) {
+    if ((u64)rows->n_children != table->width)
+        return 0;
+    for (u64 nth = 0; nth < table->width; nth++) {
+        const arrow_array_t *column = rows->children[nth];
+        i64 buffers = table->parts[nth].kind == VARIABLE ? 3 : 2;
+        if (column->n_buffers != buffers || column->dictionary || column->length < rows->length)
+            return 0;
+        for (i64 buffer = 1; rows->length && buffer < 2; buffer++)
+            if (!column->buffers[buffer])
+                return 0;
+    }
+    return 1;
+}
+
+#endif

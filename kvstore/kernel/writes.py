@@ -1,0 +1,180 @@
+"""Encodes rows as values of an index, and makes the change records of a batch: ``encode.c`` and ``records.c``.
+
+It knows tables of columns of fixed width, flags, strings and bytes. What it does not know, and what it finds wrong, is
+left to Python, whose bytes are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logformat.binary_column import WORD, BinaryColumn
+from logformat.rows.schema import is_variable
+
+_DONE = 0
+_FIXED, _FLAG, _VARIABLE = range(3)
+_OF_KEY = 2**32 - 1
+"""Kinds of columns, and the place of one of the key; ``arrow.h`` has the same, and the layout of a table."""
+
+
+class Batch(NamedTuple):
+    """The operations of a batch, grouped by key, and what the index had.
+
+    Attributes:
+        rows: Rows of the operations, at least one.
+        order, starts, lasts: See :class:`merge_engines.engine.Operations`.
+        is_delete: bool, for each operation.
+        there: bool, for each key, whether there is an old value.
+        old: The old values of those keys.
+        sums: uint64, of all keys.
+    """
+
+    rows: pa.RecordBatch
+    order: np.ndarray
+    starts: np.ndarray
+    lasts: np.ndarray
+    is_delete: np.ndarray
+    there: np.ndarray
+    old: BinaryColumn
+    sums: np.ndarray
+
+
+class Table:
+    """How rows of a table lie in memory.
+
+    Args:
+        schema: Its columns, none of them nested.
+        key: Names of the key columns.
+        fixed: The fixed part of its values; see :class:`logformat.rows.record.RecordCodec`.
+    """
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], fixed: np.dtype, schema_id: int) -> None:
+        self.schema = schema
+        self.fixed_bytes = fixed.itemsize
+        places: Mapping[str, Any] = fixed.fields or {}
+        parts, number = [], 0
+        for field in schema:
+            width = max(1, getattr(field.type, "bit_width", 8) // 8) if not is_variable(field.type) else 4
+            kind = _VARIABLE if is_variable(field.type) else _FLAG if pa.types.is_boolean(field.type) else _FIXED
+            if field.name in key:
+                parts.append((kind, width, _OF_KEY, 0))
+            else:
+                parts.append((kind, width, places[f"c{number}"][1], number))
+                number += 1
+        self.buffers = sum(3 if part[0] == _VARIABLE else 2 for part in parts)
+        head = (schema_id, places["nulls"][1], fixed.itemsize, len(parts))
+        self._numbers = np.array([*head, *(number for part in parts for number in part)], np.uint64)
+        self.address = _address(self._numbers)
+
+
+def encode(
+    kernel: ctypes.CDLL, table: Table, rows: pa.RecordBatch, places: np.ndarray, keys: BinaryColumn
+) -> tuple[BinaryColumn, np.ndarray, np.ndarray] | None:
+    """Values of keys.
+
+    Args:
+        rows: Valid rows in the columns of the table.
+        places: int64, for each key its row, -1 for none.
+
+    Returns:
+        The values, empty where there is no row; the hashes of the values and the sums of the keys, both uint64. None if
+        Python has to encode them.
+    """
+    count = len(keys)
+    numbers = np.empty(4 * count + 1, np.int64)
+    address = _address(numbers)
+    capacity = rows.nbytes + (table.fixed_bytes + WORD) * count
+    flat = np.empty(capacity, np.uint8)
+    column, _array = _exported(rows)
+    status = kernel.kv_encode(
+        *(table.address, column, _address(np.ascontiguousarray(places)), count),
+        *(_address(keys.flat), _address(np.ascontiguousarray(keys.offsets)), _address(flat), capacity),
+        *(address + WORD * (3 * count), address, address + WORD * count, address + WORD * 2 * count),
+    )
+    if status != _DONE:
+        return None
+    words = numbers.view(np.uint64)
+    return BinaryColumn(flat, numbers[3 * count :]), words[count : 2 * count], words[:count]
+
+
+class Records:
+    """The change records of a batch.
+
+    Args:
+        preimages, inserts: See :func:`kvstore.bucket.cdc.records_of`.
+
+    Attributes:
+        count: How many there are; 0 if Python has to make them.
+        digest: Sum of the hashes of the old values.
+        types: Their change types.
+        nodes, buffers, body_bytes: See :meth:`logformat.log.few_records.FewRecordsEncoder.batch_to_fill`.
+    """
+
+    def __init__(self, kernel: ctypes.CDLL, table: Table, batch: Batch, *, preimages: bool, inserts: bool) -> None:
+        self._kernel, self._table = kernel, table
+        count = len(batch.order)
+        # Rows before operations, rows and values of records, types of records, results, nodes, buffers.
+        self._numbers = numbers = np.empty(6 * count + 3 + 2 * len(batch.rows.schema) + 2 * table.buffers, np.int64)
+        self._rows = count * WORD + _address(numbers)
+        results = 6 * count
+        nodes = results + 3
+        buffers = nodes + 2 * len(batch.rows.schema)
+        self._buffers = _address(numbers) + WORD * buffers
+        self._column, self._array = _exported(batch.rows)
+        self._old = batch.old.flat
+        given = [np.ascontiguousarray(each) for each in (batch.order, batch.starts, batch.lasts, batch.is_delete)]
+        more = [batch.there, batch.old.flat, batch.old.offsets, batch.sums]
+        operations = np.array(
+            [count, len(batch.starts), *map(_address, given), *map(_address, more), preimages, inserts], np.uint64
+        )
+        base = _address(numbers)
+        self._types = base + WORD * 5 * count
+        self._values = self._rows + 2 * count * WORD
+        status = kernel.kv_records(
+            *(table.address, self._column, _address(operations), base, self._types, self._rows, self._values),
+            *(base + WORD * nodes, self._buffers, base + WORD * results),
+        )
+        found: list[int] = numbers[results : results + 3].tolist() if status == _DONE else [0, 0, 0]
+        self.count, self.digest, self.body_bytes = found
+        self.types = numbers[5 * count : results].view(np.uint8)[: self.count]
+        self.nodes, self.buffers = numbers[nodes:buffers], numbers[buffers:]
+
+    def fill(self, target: np.ndarray) -> None:
+        """Write the columns into zeros (uint8)."""
+        cursors = np.empty(self.count, np.int64)
+        self._kernel.kv_fill(
+            *(self._table.address, self._column, _address(self._old), self.count, self._types, self._rows),
+            *(self._values, self._buffers, _address(cursors), _address(target)),
+        )
+
+    def rows(self) -> pa.RecordBatch:
+        """The records' rows."""
+        body = np.zeros(self.body_bytes, np.uint8)
+        self.fill(body)
+        data = pa.py_buffer(body)
+        slices = iter([data.slice(place, size) for place, size in self.buffers.reshape(-1, 2).tolist()])
+        columns = []
+        for type, nulls in zip(self._table.schema.types, self.nodes[1::2].tolist(), strict=True):
+            buffers = [next(slices) for _ in range(3 if is_variable(type) else 2)]
+            buffers[0] = buffers[0] if nulls else None
+            columns.append(pa.Array.from_buffers(type, self.count, buffers, null_count=nulls))
+        return pa.RecordBatch.from_arrays(columns, schema=self._table.schema)
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+
+
+def _exported(rows: pa.RecordBatch) -> tuple[int, Any]:
+    """The address of rows in Arrow's C data interface, and what keeps it valid."""
+    _, array = rows.__arrow_c_array__()
+    return _pointer_of(array, b"arrow_array"), array
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])

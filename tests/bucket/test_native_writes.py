@@ -1,0 +1,148 @@
+"""Rows that the native kernel encodes leave the same bytes in log and index as those that Python encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore.bucket import write_path
+from kvstore.bucket.merge.native import NativeWrites
+from kvstore.errors import CorruptData
+from kvstore.index.index import Index
+from kvstore.kernel import library
+from kvstore.request import small
+from kvstore.testing import strategies
+from tests.bucket.test_small_writes import applied, store_at, written
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("f", pa.float64())])
+
+
+@contextmanager
+def noticed() -> Iterator[dict[str, int]]:
+    """How often the kernel made values, and records, while few rows take no way of their own."""
+    counts = {"values": 0, "records": 0}
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(small, "ROWS_MAX", -1)
+
+        def counted(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **more: Any) -> Any:
+                found = plain(*arguments, **more)
+                counts[name] += found is not None
+                return found
+
+            return call
+
+        for name in counts:
+            patches.setattr(NativeWrites, name, counted(name, getattr(NativeWrites, name)))
+        yield counts
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[pa.Schema, list[str], dict[str, Any], list[tuple[Any, ...]]]:
+    """A table's columns, key and options, and numbered batches of changes, in which keys meet again."""
+    keys = draw(st.lists(st.sampled_from(strategies.KEY_TYPES), min_size=1, max_size=2))
+    others = draw(st.lists(st.sampled_from(strategies.SCALAR_TYPES), max_size=10))
+    fields = [pa.field(f"k{nth}", kind, False) for nth, kind in enumerate(keys)]
+    fields += [pa.field(f"c{nth}", kind, draw(st.booleans())) for nth, kind in enumerate(others)]
+    schema = pa.schema(draw(st.permutations(fields)))
+    options = {
+        "changelog_image": draw(st.sampled_from(["full", "full", "wal"])),
+        "buckets": draw(st.sampled_from([1, 1, 3])),
+        "compression": draw(st.sampled_from(["lz4", "zstd", None])),
+    }
+    size = draw(st.integers(3, 12))
+    columns = [draw(strategies.columns(field.type, size, nullable=field.nullable)) for field in schema]
+    pool = pa.RecordBatch.from_arrays(columns, schema=schema)
+    random = Random(draw(st.integers(0, 1 << 30)))
+    batches: list[tuple[Any, ...]] = [(pool, [False] * size, (-1, -1, 0), False)]
+    for _ in range(draw(st.integers(1, 4))):
+        places = [random.randrange(size) for _ in range(random.choice([0, 1, 2, 8, 20]))]
+        is_delete = [random.random() < 0.2 for _ in places]
+        numbers = draw(st.just((-1, -1, 0)) | st.tuples(st.integers(1, 2), st.integers(0, 2), st.sampled_from([0, 1])))
+        batches.append((pool.take(pa.array(places, pa.int64())), is_delete, numbers, draw(st.booleans())))
+    # Whole rows as they came: they may be slices, with garbage under their nulls.
+    batches.append((pool, [False] * size, (-1, -1, 0), False))
+    return schema, [f"k{nth}" for nth in range(len(keys))], options, batches
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(history=histories(), compressed_min=st.sampled_from([1, 8, 4096]))
+def test_log_and_index_have_the_bytes_of_python(history: Any, compressed_min: int, tmp_path_factory: Any) -> None:
+    schema, key, options, batches = history
+    path = tmp_path_factory.mktemp("stores")
+    found = []
+    for name, way in (("with", nullcontext()), ("without", library.switched_off())):
+        with (
+            way,
+            noticed(),
+            mock.patch.object(write_path, "COMPRESSED_RECORDS_MIN", compressed_min),
+            store_at(path / name) as store,
+        ):
+            table = store.create_table("t", schema, key, **options)
+            found.append((applied(table, batches), written(table)))
+    assert found[0] == found[1]
+
+
+def batch_of(text: str | None, count: int = 100) -> pa.RecordBatch:
+    rows = [{"k": nth * 7 % count, "s": text, "f": None if nth % 3 else 0.5} for nth in range(count)]
+    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+def test_whole_rows_of_flat_columns_take_the_native_way(store: kvstore.Store) -> None:
+    if library.kernel() is None:
+        return
+    table, nested = store.create_table("t", SCHEMA, "k"), SCHEMA.append(pa.field("l", pa.list_(pa.int8())))
+    with noticed() as counts:
+        table.upsert(batch_of("a"))
+        assert counts == {"values": 1, "records": 0}, "inserts are the rows as they came"
+        table.upsert(batch_of(None))
+        assert counts == {"values": 2, "records": 1}
+        other = store.create_table("nested", nested, "k")
+        other.upsert(batch_of("a"))
+        other.upsert(batch_of("b"))
+        assert counts == {"values": 2, "records": 1}
+    assert {row["s"] for row in rows_of(table)} == {None}
+
+
+def test_stored_rows_of_an_earlier_schema_have_the_bytes_of_python(tmp_path: Path) -> None:
+    found = []
+    for name, way in (("with", nullcontext()), ("without", library.switched_off())):
+        with way, store_at(tmp_path / name) as store:
+            table = store.create_table("t", SCHEMA, "k")
+            table.upsert(batch_of("a"))
+            store.add_columns("t", pa.schema([pa.field("n", pa.int32())]))
+            table.upsert(batch_of("b", 60))
+            table.upsert(batch_of("c"))
+            table.upsert(batch_of("d"))
+            found.append(written(table))
+    assert found[0] == found[1]
+
+
+def test_damage_is_found(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert(batch_of("a"))
+    replace, damaged = Index.replace, [1]
+
+    def other_rows(index: Index, keys: list[bytes], values: list[bytes]) -> list[bytes]:
+        found = replace(index, keys, values)
+        if damaged:
+            damaged.clear()
+            found[3] = found[4]  # right by itself, but under another key
+        return found
+
+    monkeypatch.setattr(Index, "replace", other_rows)
+    with pytest.raises(CorruptData, match="fail their checksum"):
+        table.upsert(batch_of("b"))
+    assert {row["s"] for row in rows_of(table)} == {"a"}
+    table.upsert(batch_of("c"))
+    assert {row["s"] for row in rows_of(table)} == {"c"}
