@@ -35,6 +35,8 @@ from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
 from kvstore.session import Session
+from kvstore.shared.place import place_of_tables
+from kvstore.shared.publish import publish
 from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
@@ -467,6 +469,34 @@ class Store(AlteredTables):
         """
         self._session.check_registers()
         registry.unregister(self.runtime, name)
+
+    # Shared tables
+
+    def publish(self, table: str, url: str) -> None:
+        """Make a shared table of a table, of the same name: from then on Spark writes it, from any machine.
+
+        It has the whole changelog of the table: offsets, times and writers' sequences are the same, and names given
+        to Spark's writes as ``txnId`` stay known. The table stays in this store, and what is written to it later does
+        not come into the shared one. Its retention is not taken over.
+
+        Args:
+            table: Name of a table whose log has not expired, and whose columns were not altered.
+            url: A place for shared tables only: ``s3://bucket/path``, ``gs://…``, ``az://…``, or ``file:///dir``.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            TableExists: There is a shared table of that name at the URL. Nothing was published.
+            UnsupportedOperation: The table can't be a shared one, or there is a replica or a store at the URL. Nothing
+                was published.
+            InvalidRequest: The URL is not valid, or has credentials.
+            StoreLocked: Another process writes the table and does not hand it over.
+            Unavailable: The object store can't be reached. If it was lost at the last step, the table may be there:
+                publish it again, and ``TableExists`` says so. Other objects that were uploaded have no effect.
+        """
+        self._session.check_writable()
+        opened = self.runtime.open_table(self.runtime.definition(table))
+        place = place_of_tables(url)
+        publish(opened, place.url, place, self.runtime.clock)
 
     # Ingestion jobs
 

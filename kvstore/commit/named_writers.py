@@ -30,6 +30,8 @@ from logformat.rows.intake import empty
 from writer import Identity
 
 NAME_BYTES_MAX = 255
+TRANSACTION = "spark txn "
+"""The names of batch writes of Spark that happen once begin with this."""
 Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
 
 

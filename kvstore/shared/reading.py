@@ -1,8 +1,8 @@
 """Reads of a shared table as a table of a replica: its objects are those of a replica, and an epoch names them.
 
 * A table ends at an epoch, so no commit over several buckets is in it in part.
-* A poll lists the epochs after the one that is known. Only if there is one, it reads the newest. So its requests do not
-  depend on how many epochs or ranges there are.
+* A poll lists the epochs after the one that is known, and reads the last of them. So its requests do not depend on how
+  many epochs or ranges there are.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from logformat.ids import Epoch, Offset
 from logformat.log.snapshot_manifest import decode_manifest
 from logformat.replica import shared_table
 from logformat.replica.object_file import ObjectName
+from logformat.replica.shared_table import SharedEpoch
 
 
 class SharedTail:
@@ -37,7 +38,8 @@ class SharedTail:
     def __init__(self, shared: SharedTable, clock: Clock) -> None:
         self._shared = shared
         self._clock = clock
-        self._load()
+        now_ms = clock.now_ms()
+        self._take(shared.newest(), now_ms)
 
     @property
     def leader_epoch(self) -> Epoch | None:
@@ -51,9 +53,10 @@ class SharedTail:
             MissingVersion, CorruptData, Unavailable: See :meth:`SharedTable.newest`. The next poll continues.
         """
         now_ms, id = self._clock.now_ms(), self._shared.definition.id
-        known = shared_table.epoch_name(id, self._number)
-        if next(self._shared.client.list(shared_table.epochs_prefix(id), known), None) is not None:
-            self._load()
+        known, prefix = shared_table.epoch_name(id, self._number), shared_table.epochs_prefix(id)
+        newest = max((name for name, _ in self._shared.client.list(prefix, known)), default=known)
+        if newest != known:
+            self._take(self._shared.epoch(int(newest.removeprefix(prefix))) or self._shared.newest(), now_ms)
         else:
             self.table = replace(self.table, as_of_ms=max(now_ms, self.table.as_of_ms))
         return self.table
@@ -125,8 +128,7 @@ class SharedTail:
     def _reader(self) -> ReplicaReader:
         return ReplicaReader(self._shared.client, self.table.store_id, self.table.definition)
 
-    def _load(self) -> None:
-        now_ms, epoch = self._clock.now_ms(), self._shared.newest()
+    def _take(self, epoch: SharedEpoch, now_ms: int) -> None:
         table = self._shared.at(epoch)
         self._number = epoch.epoch
         # What was committed before is there: a table is as of the time at which it was looked at.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from uuid import uuid4
 
 from kvstore.clock import Clock
@@ -30,6 +31,20 @@ from logformat.replica.shared_table import EpochObject, SharedDefinition, Shared
 
 _TABLE_ID_BITS = 62
 _TRIES = 20
+
+
+class Content(NamedTuple):
+    """What a table begins with.
+
+    Attributes:
+        ranges: For each bucket its ranges, which were uploaded.
+        writers: Names under which something was written once, each with epoch 0.
+        last_ms: Time of the last commit (ms).
+    """
+
+    ranges: list[list[SharedRange]]
+    writers: dict[str, int]
+    last_ms: int
 
 
 @dataclass(frozen=True)
@@ -60,11 +75,21 @@ class SharedTable:
         object.__setattr__(self, "definition", TableDefinition.of(create))
 
     @classmethod
-    def create(cls, url: str, client: Client, table: CreateTable, clock: Clock) -> SharedTable:
-        """Create a table, with an empty epoch 0. The id in ``table`` is replaced.
+    def create(
+        cls,
+        url: str,
+        client: Client,
+        table: CreateTable,
+        clock: Clock,
+        content: Callable[[SharedTable], Content] | None = None,
+    ) -> SharedTable:
+        """Create a table. The id in ``table`` is replaced.
+
+        Args:
+            content: Uploads what the table begins with, and returns it; nothing if None. The table is not there yet.
 
         Raises:
-            TableExists: There is a table of that name. Nothing was changed.
+            TableExists: There is a table of that name. No table was changed; objects of ``content`` may be left.
             UnsupportedOperation: There is a replica at the URL. Nothing was changed.
             Unavailable: The object store can't be reached. The table may exist; find it to know.
         """
@@ -86,6 +111,7 @@ class SharedTable:
             options=table.options,
         )
         found = cls(url, client, described)
+        first = Content([[] for _ in range(table.buckets)], {}, 0) if content is None else content(found)
         # The epoch first: a table that is found has one.
         found._put(
             SharedEpoch(
@@ -93,12 +119,12 @@ class SharedTable:
                 table_id=described.table_id,
                 epoch=0,
                 commit=uuid4(),
-                committed_ms=clock.now_ms(),
-                writers={},
-                ranges=[[] for _ in range(table.buckets)],
+                committed_ms=max(clock.now_ms(), first.last_ms),
+                writers=first.writers,
+                ranges=first.ranges,
                 snapshots=[[] for _ in range(table.buckets)],
                 full=0,
-                in_full=[0] * table.buckets,
+                in_full=[len(ranges) for ranges in first.ranges],
             )
         )
         name = shared_table.definition_name(table.name)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from kvstore.arguments import printable, url_without_credentials
 from kvstore.commit.consumers import consumer_name
-from kvstore.commit.named_writers import NAME_BYTES_MAX
+from kvstore.commit.named_writers import NAME_BYTES_MAX, TRANSACTION
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from logformat.ids import OFFSET_MAX
 
@@ -26,7 +26,6 @@ _WRITES = ("txnId",)
 _STREAM_WRITES = ("writer", "takeover")
 _SPARKS = ("checkpointLocation", "queryName")
 """Options that Spark adds for the sink of a stream."""
-_TRANSACTION = "spark txn "
 NAMES = (*_ALL, *_READS, *_WRITES, *_STREAM_WRITES)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -115,7 +114,7 @@ class Options:
             fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
             push_filters=_flag("pushFilters", options.get("pushfilters", "false")),
             consumer=consumer_name(options["consumer"]) if "consumer" in options else None,
-            transaction=_name("txnId", options.get("txnid"), _TRANSACTION),
+            transaction=_name("txnId", options.get("txnid"), TRANSACTION),
             writer=_name("writer", options.get("writer")),
             takeover=_flag("takeover", options.get("takeover", "false")),
             given=tuple(options),

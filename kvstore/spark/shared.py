@@ -26,13 +26,13 @@ from kvstore.arguments import column_names, integer_within, printable, url_witho
 from kvstore.clock import SystemClock
 from kvstore.commit.named_writers import NAME_BYTES_MAX
 from kvstore.errors import StoreError, Unavailable, UnsupportedOperation
-from kvstore.replica.client import ObjectStore, directory_of, normalised
+from kvstore.replica.client import ObjectStore, normalised
 from kvstore.replica.in_place.cache import DIRECTORY, directory_of_cache
-from kvstore.replica.location import is_store
 from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
 from kvstore.shared.bucket import apply_changes
+from kvstore.shared.place import place_of_tables
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
 from kvstore.spark.failures import shown_alone
@@ -111,11 +111,8 @@ def create_table(
         bucket_key=bucket_key_of(columns, key, bucket_key),
         options=options,
     )
-    url = normalised(url_without_credentials("url", url))
-    directory = directory_of(url)
-    if directory is not None and is_store(directory):
-        raise UnsupportedOperation("There is a store in this directory; choose another for shared tables.", url=url)
-    SharedTable.create(url, ObjectStore(url, create=True), table, SystemClock())
+    place = place_of_tables(url)
+    SharedTable.create(place.url, place, table, SystemClock())
 
 
 def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> WriteSummary:

@@ -336,6 +336,19 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     return pieces
 
 
+def of_table(batch: bytes | memoryview, table_id: int) -> memoryview:
+    """A batch of magic 3 as one of another table; all but its table id and its checksum stays.
+
+    Args:
+        batch: One whole batch, which was verified.
+    """
+    layout, found = LAYOUTS[MAGIC], bytearray(batch)
+    values = dict(zip(layout.names, struct.unpack_from(layout.format, found), strict=True)) | {"table_id": table_id}
+    struct.pack_into(layout.format, found, 0, *layout.in_order(values))
+    struct.pack_into("<I", found, _CRC_POSITION, checksum(memoryview(found), MAGIC))
+    return memoryview(found)
+
+
 def checksum(batch: memoryview, magic: int) -> int:
     """The checksum that the header of a whole batch must have."""
     crc = crc32c(batch[:_CRC_POSITION]) if magic == MAGIC else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,27 @@ def test_a_stream_writes_each_batch_once(spark: SparkSession, tmp_path: Path) ->
     assert rows_here(url, "t") == [{"k": 1, "v": 111}]
 
 
+@pytest.mark.long
+def test_spark_goes_on_with_a_published_table(spark: SparkSession, tmp_path: Path) -> None:
+    url = (tmp_path / "place").as_uri()
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.create_table("t", {"k": "int64 not null", "v": "int64"}, "k", buckets=2, merge_engine=SUM)
+        table.upsert([{"k": k, "v": 1} for k in range(100)])
+        table.flush()
+        rows = spark.range(0, 50, 1, 2).selectExpr("id AS k", "10L AS v")
+        options = {"path": str(store.path), "table": "t", "txnId": "tens"}
+        rows.write.format("kvstore").options(**options).mode("append").save()
+        store.publish("t", url)
+        ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    assert kvstore.spark.write(rows, url, "t", txn="tens").duplicated
+    assert kvstore.spark.write(rows, url, "t", txn="more") == WriteSummary(1)
+    found = {row["k"]: row["v"] for row in rows_here(url, "t")}
+    assert found == {k: 21 if k < 50 else 1 for k in range(100)}
+    later = rows_here(url, "t$changelog", startingOffsets=json.dumps(ends))
+    assert {row["_log_offset"] >= ends[row["_bucket"]] for row in later} == {True}
+    assert [row["v"] for row in later if row["_change_type"] == "update_postimage"] == [21] * 50
+
+
 def test_calls_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     url = str(tmp_path / "place")
     kvstore.spark.create_table(url, "t", {"k": "int64 not null", "s": "string"}, primary_key="k")
@@ -95,5 +117,3 @@ def test_calls_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
         store.add_replica(str(tmp_path / "replica"), "r").ship()
     with pytest.raises(UnsupportedOperation, match="There is a replica"):
         kvstore.spark.create_table(str(tmp_path / "replica"), "t", {"k": "int64 not null"}, primary_key="k")
-    with pytest.raises(UnsupportedOperation, match="read them with Spark"):
-        kvstore.open(Path(url).as_uri(), read_only=True)

@@ -1,0 +1,22 @@
+"""The place in an object store, or in a directory, where shared tables are created."""
+
+from __future__ import annotations
+
+from kvstore.arguments import url_without_credentials
+from kvstore.errors import UnsupportedOperation
+from kvstore.replica.client import ObjectStore, directory_of, normalised
+from kvstore.replica.location import is_store
+
+
+def place_of_tables(url: str) -> ObjectStore:
+    """The place at a URL; a directory is created.
+
+    Raises:
+        InvalidRequest: The URL is not valid, or has credentials.
+        UnsupportedOperation: There is a store at the URL. Nothing was written.
+    """
+    found = normalised(url_without_credentials("url", url))
+    directory = directory_of(found)
+    if directory is not None and is_store(directory):
+        raise UnsupportedOperation("There is a store in this directory; choose another for shared tables.", url=found)
+    return ObjectStore(found, create=True)
