@@ -75,8 +75,8 @@ def open_store(
         return open_directory(path, read_only, durability, **settings)  # which refuses the URL of a directory
     if not read_only:
         raise UnsupportedOperation(
-            "A replica is opened with read_only=True, and so are shared tables. To write, open the store that ships to "
-            "the replica, or promote a copy; shared tables are written by kvstore.spark.write().",
+            "Replicas and shared tables are only read: kvstore.open(url, read_only=True). To write, open the store "
+            "that ships to the replica, or promote a copy; shared tables are written by kvstore.spark.write().",
             url=url,
         )
     if directory is not None and is_store(directory):

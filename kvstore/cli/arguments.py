@@ -22,14 +22,14 @@ from kvstore.request.key_texts import key_of_texts
 from logformat import paths
 from logformat.catalog import store_file
 
-_URL = re.compile("[a-z][a-z0-9]+:/")  # a path has one slash where a URL has several
+_URL = re.compile("([a-z][a-z0-9]+):/(.*)")  # a path has one slash where a URL has several
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
 
 
 def _tables_of(context: typer.Context, incomplete: str) -> list[str]:
     """Names of tables, when the shell completes a command."""
     try:
-        with kvstore.open(context.params["path"], read_only=True) as store:
+        with kvstore.open(location_of(context.params["path"]), read_only=True) as store:
             return [name for name in store.list_tables() if name.startswith(incomplete)]
     except StoreError:
         return []  # the command itself reports it
@@ -61,23 +61,28 @@ def examples(*lines: str) -> str:
 
 
 def opened(path: Path, *, write: bool = False) -> kvstore.Store:
-    """Open the store in a directory; never creates one.
+    """Open the store in a directory, or, to be read, a replica or shared tables, also at a URL; never creates one.
 
     Raises:
         NotAStore: The directory is not a store.
-        UnsupportedOperation: It is a URL.
+        UnsupportedOperation: What is at a URL is to be written.
     """
-    if _URL.match(str(path)) and not path.exists():
-        raise UnsupportedOperation(
-            "Commands read directories, also of a replica; a replica at a URL is read in Python, with "
-            "kvstore.open(url, read_only=True).",
-            path=path,
-        )
-    reading = kvstore.open(path, read_only=True)
+    place = location_of(path)
+    if write and not isinstance(place, Path):
+        return kvstore.open(place)  # which refuses it
+    reading = kvstore.open(place, read_only=True)
     if not write:
         return reading
     with reading:
-        return kvstore.open(path)
+        return kvstore.open(place)
+
+
+def location_of(path: Path) -> Path | str:
+    """The path that was given, or the URL: as a path, a URL has lost slashes."""
+    url = _URL.fullmatch(str(path))
+    if url is None or path.exists():
+        return path
+    return f"{url[1]}:///{url[2]}" if url[1] == "file" else f"{url[1]}://{url[2]}"
 
 
 def store_id_of(path: Path) -> UUID:
@@ -89,7 +94,7 @@ def store_id_of(path: Path) -> UUID:
     try:
         return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)).store_id
     except OSError as error:
-        raise NotAStore("There is no store here; check the path.", path=path) from error
+        raise NotAStore("There is no store here; check the path.", path=location_of(path)) from error
 
 
 def names_of(given: str | None) -> list[str] | None:

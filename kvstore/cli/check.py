@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory
+from kvstore.cli.arguments import AsJson, Directory, opened
 from kvstore.cli.findings import print_findings
 from kvstore.cli.printing import print_json, print_line, print_table
 from kvstore.cli.progress import Bar
@@ -46,7 +46,7 @@ def check(
         _repair(path, replica, accept_loss=accept_loss, as_json=as_json)
         return
     try:
-        with kvstore.open(path, read_only=True) as store, Bar(path.name, "bytes") as bar:
+        with opened(path) as store, Bar(path.name, "bytes") as bar:
             report = store.check(bar.to)
             no_counts = _COUNTS if isinstance(store, kvstore.StoreInReplica) else ()
     except StoreError as error:

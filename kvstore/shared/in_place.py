@@ -8,8 +8,8 @@ from kvstore.shared.table import SharedTable
 from logformat.replica import shared_table
 
 REFUSED = (
-    "A shared table that is opened in place is only read, and has no `{name}`. Write it with Spark: "
-    "kvstore.spark.write(df, url, table)."
+    "A shared table that is opened in place has reads of its rows and changes only, and no `{name}`. It is written by "
+    "Spark: kvstore.spark.write(df, url, table)."
 )
 
 

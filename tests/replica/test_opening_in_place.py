@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kvstore
+from kvstore.cli.arguments import location_of
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.replica.in_place.cache import ObjectCache
 from kvstore.replica.read.tail import ReplicaTail
@@ -35,12 +37,26 @@ def test_a_replica_is_opened_to_be_read_only(replica: Path) -> None:
         kvstore.open(place, True, "interval").close()
 
 
-def test_commands_read_the_directory_of_a_replica_and_no_url(replica: Path) -> None:
-    found = fine("describe", replica, "t", "--json").lines[0]
+@pytest.mark.parametrize("place", [str, Path.as_uri])
+def test_commands_read_a_replica_by_its_directory_or_url(replica: Path, place: Callable[[Path], str]) -> None:
+    found = fine("describe", place(replica), "t", "--json").lines[0]
     assert (found["rows"], found["consumers"]) == (1, [])
-    assert fine("check", replica, "--json").lines[0]["buckets"] == [{"table": "t", "bucket": 0, "findings": []}]
-    assert "rows" not in fine("check", replica).out, "it counts none"
-    assert "replica at a URL is read in Python" in run("describe", replica.as_uri(), "t").err
+    assert fine("scan", place(replica), "t", "--json").lines == [{"k": 1, "v": 2}]
+    assert fine("check", place(replica), "--json").lines[0]["buckets"] == [{"table": "t", "bucket": 0, "findings": []}]
+    assert "rows" not in fine("check", place(replica)).out, "it counts none"
+    for command in (("upsert", place(replica), "t"), ("compact", place(replica))):
+        assert "are only read" in (error := run(*command).err)
+        assert f"url={replica.as_uri()}" in error
+    assert "has no `sql`" in run("sql", place(replica), "SELECT 1").err
+
+
+def test_a_url_that_a_command_got_as_a_path_has_its_slashes() -> None:
+    for url in ("s3://bucket/x/y", "gs://bucket", "file:///data/replica"):
+        assert location_of(Path(url)) == url
+    for path in ("/data/s3:/x", "c:/x", "x"):
+        assert location_of(Path(path)) == Path(path)
+    assert "path=s3://bucket/x" in run("meta", "recover", "s3://bucket/x").err
+    assert "path=file:///data/x" in run("init", "file:///data/x").err
 
 
 def test_openers_of_one_cache_keep_it_below_the_limit_together(tmp_path: Path) -> None:
