@@ -11,13 +11,12 @@ from dataclasses import replace
 
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData
-from kvstore.replica.check import read_listed, read_object
-from kvstore.replica.contents import snapshot_parts, verify_parts
+from kvstore.replica.check import read_object
+from kvstore.replica.contents import verify_parts
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.shared.table import SharedTable
 from logformat.ids import Epoch, Offset
-from logformat.log.snapshot_manifest import decode_manifest
 from logformat.replica import shared_table
 from logformat.replica.object_file import ObjectName
 from logformat.replica.shared_table import SharedEpoch
@@ -93,15 +92,9 @@ class SharedTail:
         Raises:
             MissingVersion, CorruptData, ReplicaBehind, Unavailable: The object with that commit can't be read.
         """
-        rows, found, reader = self.table.rows(bucket, end), 0, self._reader()
-        if rows.ranges:
-            for header, _, _ in reader.batches(rows.ranges[-1:]):
-                if header.base_offset < end:
-                    found = header.commit_timestamp
-        elif rows.snapshot is not None:
-            parts = snapshot_parts(read_listed(self._shared.client, self.table.store_id, *rows.snapshot))
-            found = decode_manifest(bytes(parts[0])).last_timestamp
-        return found
+        ranges = self.table.changes(bucket, end - 1, end).ranges if end else ()  # they begin at offset 0
+        headers = [header for header, _, _ in self._reader().batches(ranges) if header.base_offset < end]
+        return headers[-1].commit_timestamp if headers else 0
 
     def findings(self) -> dict[int, list[str]]:
         """For each bucket, what is wrong with its objects, one sentence each.

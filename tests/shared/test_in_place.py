@@ -25,6 +25,7 @@ from kvstore.errors import (
 )
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
+from kvstore.shared.snapshots import take_snapshots
 from tests.cli.commands import fine, run
 from tests.shared.test_epochs import SCHEMA, Host, created, upserts
 from tests.shared.test_reading import Counted
@@ -154,12 +155,22 @@ def test_tables_that_are_new_are_listed(opened: Opened) -> None:
 
 def test_damage_is_reported(opened: Opened) -> None:
     opened.write(upserts(range(6), 1))
-    name = next(name for name in opened.objects.held if name.endswith(".range"))
-    opened.objects.held[name] = opened.objects.held[name][:-1] + b"x"
-    with pytest.raises(CorruptData, match=name):
-        opened.store.table("t").count()
-    (finding,) = opened.store.check().findings
-    assert name in finding
+    take_snapshots(opened.host.table, opened.cache, opened.host.clock, again=False)
+    opened.clock.now += int(1000 * REFRESH_SECONDS)
+    for kind, fails in (
+        (".range", lambda table: table.changelog().read_all()),
+        (".snapshot", lambda table: table.count()),
+    ):
+        name = next(name for name in opened.objects.held if name.endswith(kind))
+        whole = opened.objects.held[name]
+        opened.objects.held[name] = whole[:-1] + b"x"
+        with pytest.raises(CorruptData, match=name):
+            fails(opened.store.table("t"))
+        (finding,) = opened.store.check().findings
+        assert name in finding
+        opened.objects.held[name] = whole
+        fails(opened.store.table("t"))
+    assert opened.store.check().ok
 
 
 def test_what_does_not_read_is_refused(opened: Opened) -> None:

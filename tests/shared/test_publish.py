@@ -15,6 +15,7 @@ from kvstore.errors import InvalidRequest, NoSuchTable, TableExists, Unsupported
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.shared.publish import publish
 from kvstore.shared.reading import SharedTail
+from kvstore.shared.snapshots import take_snapshots
 from kvstore.shared.table import SharedTable, has_shared_tables
 from logformat.ids import Offset
 from tests.replica.objects import Objects
@@ -103,6 +104,7 @@ def test_a_published_table_is_that_of_the_store_and_writes_go_on(store: kvstore.
     hosts = [Host(SharedTable.find("memory://x", objects, "t"), tmp_path / name) for name in ("one", "two")]
     assert hosts[0].write(upserts([50], 9), "2026-01-31").duplicated
     for number in range(4):
+        take_snapshots(shared, tmp_path / "snapshots", hosts[0].clock, again=number == 2)
         changes = kvstore.Changes.of([("upsert", {"k": 5, "v": 70 + number}), ("delete", {"k": number})], SCHEMA)
         hosts[number % 2].clock.now = store.runtime.clock.now_ms() + number
         hosts[number % 2].write(changes)
