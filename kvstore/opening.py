@@ -124,6 +124,7 @@ class StoreInReplica(Store):
 
     _what = "replica"
     """What is opened, for messages."""
+    _table = TableInReplica
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class StoreInReplica(Store):
         self.check_open()
         with self._mutex:
             self.check_open()
-            return TableInReplica(self._followed(name), self, self._clock)
+            return self._table(self._followed(name), self, self._clock)
 
     def _followed(self, name: str) -> FollowedTable:
         """What all handles of a table share, so that its indexes are built once."""
@@ -265,6 +266,7 @@ class SharedTables(StoreInReplica):
     """
 
     _what = "place of shared tables"
+    _table = SharedTableInPlace
 
     def _begin(self) -> None:
         self._catalog_of_shared = SharedCatalog(self.url, self._client)
@@ -272,18 +274,9 @@ class SharedTables(StoreInReplica):
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
         self.check_open()
-        return self._catalog_of_shared.names()
-
-    def table(self, name: str) -> Table:
-        """A table.
-
-        Raises:
-            NoSuchTable: There is none of that name.
-        """
-        self.check_open()
         with self._mutex:
             self.check_open()
-            return SharedTableInPlace(self._followed(name), self, self._clock)
+            return self._catalog_of_shared.names()
 
     def _followed(self, name: str) -> FollowedTable:
         found = self._catalog_of_shared.find(name)
@@ -300,7 +293,7 @@ class SharedTables(StoreInReplica):
             A report with the findings; it counts no batches and rows.
         """
         self.check_open()
-        reports, names = [], self._catalog_of_shared.names()
+        reports, names = [], self.list_tables()
         for done, name in enumerate(names, 1):
             tail = SharedTail(SharedCatalog(self.url, self._place).find(name), self._clock)
             for bucket, wrong in tail.findings().items():

@@ -228,7 +228,7 @@ def _reached(url: str) -> Iterator[None]:
         raise
     except (BaseError, OSError) as error:
         raise Unavailable(
-            "The replica can't be reached, or refuses; try again.", url=url, reason=_first_line(error)
+            "This place can't be reached, or refuses; try again.", url=url, reason=_first_line(error)
         ) from error
 
 

@@ -57,7 +57,7 @@ class SharedTail:
         if newest != known:
             self._take(self._shared.epoch(int(newest.removeprefix(prefix))) or self._shared.newest(), now_ms)
         else:
-            self.table = replace(self.table, as_of_ms=max(now_ms, self.table.as_of_ms))
+            self.table = replace(self.table, as_of_ms=max(now_ms + 1, self.table.as_of_ms))
         return self.table
 
     def check_leader(self, offsets: dict[int, Offset], leader_epoch: Epoch) -> None:
@@ -124,5 +124,5 @@ class SharedTail:
     def _take(self, epoch: SharedEpoch, now_ms: int) -> None:
         table = self._shared.at(epoch)
         self._number = epoch.epoch
-        # What was committed before is there: a table is as of the time at which it was looked at.
-        self.table = replace(table, as_of_ms=max(now_ms, table.as_of_ms))
+        # The table is as of the time at which it was looked at; the time of now is rounded up where it is given.
+        self.table = replace(table, as_of_ms=max(now_ms + 1, table.as_of_ms))

@@ -117,10 +117,10 @@ def test_a_read_as_of_a_time(opened: Opened) -> None:
     now = dt.datetime.fromtimestamp(opened.clock.now / 1000, dt.UTC)
     assert {row["v"] for row in _list(table.scan(as_of=now))} == {2}
     opened.clock.now += 10  # so little that nothing is looked for by itself
-    later = now + dt.timedelta(milliseconds=10)
+    later = now + dt.timedelta(milliseconds=10.3)  # a part of a millisecond after it is the next one
     assert {row["v"] for row in _list(table.scan(as_of=later))} == {2}
     with pytest.raises(ReplicaBehind, match="shared table ends before this time"):
-        table.scan(as_of=later + dt.timedelta(milliseconds=1))
+        table.scan(as_of=later + dt.timedelta(milliseconds=2))
     with pytest.raises(OffsetOutOfRange):
         table.changelog({0: 10**6, 1: 0})
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kvstore import Changes
-from kvstore.errors import CorruptData, InvalidRequest, OffsetOutOfRange, UnsupportedOperation
+from kvstore.errors import CorruptData, InvalidRequest, OffsetOutOfRange, ReplicaBehind, UnsupportedOperation
 from kvstore.replica.client import ObjectStore
 from kvstore.spark import KvStoreSource
 from logformat.replica.shared_table import definition_name
@@ -102,6 +102,8 @@ def test_a_batch_reads_changes_between_offsets_and_times(shared: Shared) -> None
     read = [row for part in reader.partitions() for part_rows in reader.read(part) for row in part_rows.to_pylist()]
     wanted = [r for r in rows if start[str(r["_bucket"])] <= r["_log_offset"] < end[str(r["_bucket"])]]
     assert in_order(read) == wanted
+    with pytest.raises(ReplicaBehind, match="shared table ends before this offset"):
+        shared.changes(endingOffsets=json.dumps({"0": 99, "1": 0}))
     times = sorted({row["_commit_timestamp"] for row in rows})
     late = shared.changes(endingTimestamp=str(int(times[-1].timestamp() * 1000)))
     assert late == [row for row in rows if row["_commit_timestamp"] < times[-1]]

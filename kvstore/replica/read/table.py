@@ -67,6 +67,7 @@ class ReplicaTable:
 
     Attributes:
         as_of_ms: Everything that was published at this time is there.
+        what: What has the table, for messages.
     """
 
     url: str
@@ -74,6 +75,7 @@ class ReplicaTable:
     definition: TableDefinition
     as_of_ms: int
     _buckets: tuple[_Bucket, ...]
+    what: str = "replica"
 
     @classmethod
     def of(cls, url: str, name: str, client: Client | None = None) -> ReplicaTable:
@@ -108,9 +110,9 @@ class ReplicaTable:
         as_of_ms: int,
         buckets: Sequence[tuple[Shipped, dict[ObjectName, int]]],
     ) -> ReplicaTable:
-        """A table of which the objects of each bucket are known, with their sizes in bytes."""
+        """A shared table, of which the objects of each bucket are known, with their sizes in bytes."""
         found = (_Bucket(shipped, sizes, shipped.end) for shipped, sizes in buckets)
-        return cls(url, store_id, definition, as_of_ms, tuple(found))
+        return cls(url, store_id, definition, as_of_ms, tuple(found), "shared table")
 
     def ends(self) -> dict[int, int]:
         """The end of the table in each bucket."""
@@ -133,7 +135,7 @@ class ReplicaTable:
             offset = found[bucket] = self._offset("as_of", as_of, bucket)
             if isinstance(as_of, dt.datetime) and 0 < offset == each.shipped.start < each.end:
                 # Changes before the start of the replica may be of that time or later.
-                raise OffsetOutOfRange("The replica starts after this time.", as_of=as_of, bucket=bucket)
+                raise OffsetOutOfRange(f"The {self.what} starts after this time.", as_of=as_of, bucket=bucket)
         return found
 
     def offset_ranges(self, start: Start, end: End, *, fail_on_data_loss: bool = True) -> dict[int, tuple[int, int]]:
@@ -200,16 +202,16 @@ class ReplicaTable:
         if isinstance(place, dt.datetime):
             time_ms = milliseconds(place)
             if time_ms > self.as_of_ms:
-                raise ReplicaBehind("The replica ends before this time.", as_of_ms=self.as_of_ms)
+                raise ReplicaBehind(f"The {self.what} ends before this time.", as_of_ms=self.as_of_ms)
             return self.first_at_or_after(bucket, time_ms, ObjectStore(self.url))
         assert isinstance(place, int)
         about = {"bucket": bucket, "offset": place, "start": found.shipped.start, "end": found.shipped.end}
         if place > found.shipped.end:
-            raise ReplicaBehind("The replica ends before this offset.", **about)
+            raise ReplicaBehind(f"The {self.what} ends before this offset.", **about)
         if place < found.shipped.start:
             if clamped:
                 return found.shipped.start
-            raise OffsetOutOfRange("The replica starts after this offset.", **about)
+            raise OffsetOutOfRange(f"The {self.what} starts after this offset.", **about)
         return place
 
     def first_at_or_after(self, bucket: int, time_ms: int, client: Client) -> int:
