@@ -7,14 +7,20 @@ worker. So setting it in the failing worker changes only this report; errors of 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isgeneratorfunction
 from typing import Any, TypeVar
 
+from pyspark.errors import PythonException
+
+from kvstore import errors
 from kvstore.errors import StoreError
 
+_ERROR = re.compile(r"^kvstore\.errors\.(\w+): (.*)$", re.MULTILINE)
+"""An error of the store in the text of PySpark's exception."""
 Class = TypeVar("Class", bound=type)
 
 
@@ -27,6 +33,21 @@ def shown_alone() -> Iterator[None]:
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
+
+
+@contextmanager
+def raised_here() -> Iterator[None]:
+    """Raise the store's error that ended a job, in place of PySpark's exception: the same class, with its text.
+
+    An error of a user's function, which has a traceback, stays PySpark's.
+    """
+    try:
+        yield
+    except PythonException as error:
+        found = _ERROR.search(text) if "Traceback" not in (text := str(error)) else None
+        if found is None or found[1] not in errors.__all__:
+            raise
+        raise getattr(errors, found[1])(found[2]) from error
 
 
 def errors_shown_alone(of: Class) -> Class:

@@ -35,7 +35,7 @@ from kvstore.shared.bucket import apply_changes
 from kvstore.shared.place import place_of_tables
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
-from kvstore.spark.failures import shown_alone
+from kvstore.spark.failures import raised_here, shown_alone
 from kvstore.spark.frames import mapped
 from kvstore.spark.types import arrow_schema
 from kvstore.spark.write.changes import changes_of
@@ -127,17 +127,19 @@ def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> Wri
     Returns:
         The epoch of the commit, and whether an earlier write of this name had it already.
 
-    What a task finds wrong (values that do not fit, rows of a bucket that are too large for a commit, objects that are
-    gone or damaged, a store that it can't reach) ends the job: PySpark raises its own exception, whose message names
-    the error of kvstore. Nothing was written then.
+    Errors of tasks, after Spark has repeated the task, are raised as they are here. Nothing was written then.
 
     Raises:
         NoSuchTable: There is no shared table of that name.
-        InvalidRequest: The columns do not fit the table. Nothing was written.
+        InvalidRequest: The columns or values do not fit the table, or a bucket gets too many rows for one commit.
         UnsupportedOperation: The table has too many ranges for another epoch. Nothing was written.
-        Unavailable: The driver can't reach the object store, or others write all the time. Repeat it with a name to
-            know whether it was written.
-        MissingVersion, CorruptData: An epoch or the definition of the table is gone or damaged. Nothing was written.
+        StoreLocked: Other tasks of a machine have applied changes to the bucket for a minute.
+        StoreFull, LogFailed: The disk with the copies of an executor is full or failed.
+        Unavailable: The object store can't be reached, or others write all the time. Repeat it with a name to know
+            whether it was written.
+        MissingVersion, CorruptData: An object of the table is damaged or gone; :func:`kvstore.shared.check` names all.
+            Nothing was written.
+        StoreError: The staged rows of a task are gone or damaged; write again.
     """
     url = normalised(url_without_credentials("url", url))
     name = None if txn is None else printable("txn", txn, NAME_BYTES_MAX)
@@ -313,4 +315,5 @@ def _result(found: object) -> pa.RecordBatch:
 
 
 def _results(frame: DataFrame) -> list[Any]:
-    return [json.loads(row.result) for row in frame.collect()]
+    with raised_here():
+        return [json.loads(row.result) for row in frame.collect()]

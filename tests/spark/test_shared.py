@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession, functions as sf
 
 import kvstore.spark
-from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, TableExists, UnsupportedOperation
+from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, SchemaMismatch, TableExists, UnsupportedOperation
 from kvstore.spark import KvStoreSource, WriteSummary
+from kvstore.spark.failures import raised_here
 
 pytestmark = pytest.mark.spark
 
@@ -49,6 +52,24 @@ def test_a_shared_table_is_written_and_read(spark: SparkSession, tmp_path: Path)
     assert sorted(kinds) == ["delete", "insert", "update_postimage", "update_preimage"]
     assert len(rows_here(url, "files", asOf="1000")) == 1000
     assert not list((tmp_path / "place/staging").rglob("*-*")), "what was staged is removed"
+
+
+def test_an_error_of_a_task_is_raised_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    url = (tmp_path / "place").as_uri()
+    kvstore.spark.create_table(url, "t", {"k": "int64 not null", "v": "int8"}, "k")
+    rows = spark.range(1, 2, 1, 1).withColumnRenamed("id", "k")
+    with pytest.raises(SchemaMismatch, match=r"does not fit.* column=v expected=int8") as raised:
+        kvstore.spark.write(rows.withColumn("v", sf.lit(3000)), url, "t")
+    assert isinstance(raised.value.__cause__, PythonException)
+    assert kvstore.spark.write(rows, url, "t")
+    (written,) = (tmp_path / "place/tables").rglob("*.range")
+    written.write_bytes(written.read_bytes()[:-1] + b"x")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(CorruptData, match=rf"checksum.* object=.*{written.name}"):
+        kvstore.spark.write(rows, url, "t")
+    text = "Traceback (most recent call last):\n  File ...\nkvstore.errors.InvalidRequest: of the user's own function"
+    with pytest.raises(PythonException), raised_here():
+        raise PythonException(text)
 
 
 @pytest.mark.long
