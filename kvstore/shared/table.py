@@ -237,10 +237,8 @@ class SharedTable:
         if snapshots:
             taken = [snapshots.get(BucketId(bucket), before) for bucket, before in enumerate(base.snapshots)]
             made = replace(made, snapshots=taken).as_full()
-        if not self._put(made):
-            found = self.stored(made.epoch)
-            # The client may have repeated a request whose answer was lost.
-            return made if found is not None and found.commit == made.commit else None
+        if not self._created(made):
+            return None
         if self._is_removed(base.epoch) and not self._has(made, base, writer):
             return None  # the name was free because a vacuum had removed the epoch that had it; the next removes this
         self._note(made.epoch)
@@ -271,6 +269,23 @@ class SharedTable:
             ],
         )
         return made.in_fewer_bytes()
+
+    def _created(self, made: SharedEpoch) -> bool:
+        """Create the object of an epoch; False if there is one of another commit.
+
+        Raises:
+            Unavailable: There was no answer, and there is no object; the request may yet be carried out.
+        """
+        try:
+            if self._put(made):
+                return True
+            found = self.stored(made.epoch)
+        except Unavailable:
+            found = self.stored(made.epoch)
+            if found is None:
+                raise
+        # The client may have repeated a request whose answer was lost.
+        return found is not None and found.commit == made.commit
 
     def _is_removed(self, number: int) -> bool:
         try:
