@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 from kvstore import Changes
 from kvstore.errors import CorruptData, InvalidRequest, OffsetOutOfRange, ReplicaBehind, UnsupportedOperation
 from kvstore.replica.client import ObjectStore
+from kvstore.shared.snapshots import take_snapshots
 from kvstore.spark import KvStoreSource
 from logformat.replica.shared_table import definition_name
 from tests.shared.test_epochs import SCHEMA, Host, created, upserts
@@ -88,6 +90,26 @@ def test_every_change_comes_once(shared: Shared, start: str, most: str | None) -
         for rows in query.sunk.values():
             in_each = [{row["v"] for row in rows if row["k"] < 8 and row["_bucket"] == b} for b in range(BUCKETS)]
             assert in_each[0] == in_each[1], "a commit is in both buckets or in none"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+def test_every_change_comes_once_however_often_the_query_dies(shared: Shared, seed: int) -> None:
+    random = Random(seed)
+    query = shared.query(startingOffsets="earliest", maxOffsetsPerTrigger=str(random.choice([1, 7, 40])))
+    for _ in range(40):
+        if random.random() < 0.4:
+            keys = random.sample(range(20), random.randint(1, 12))
+            shared.host.write(upserts(keys, random.randint(0, 9)))
+        else:
+            query.trigger(random.choice([None, None, "planned", "sunk"]))
+        if random.random() < 0.1:
+            take_snapshots(shared.host.table, shared.path / "cache", shared.host.clock, again=False)
+        if random.random() < 0.2:
+            query.stop()
+    query.run()
+    query.stop()
+    assert in_order(query.rows()) == shared.changes()
 
 
 def test_a_batch_reads_changes_between_offsets_and_times(shared: Shared) -> None:
