@@ -28,13 +28,15 @@ from kvstore.replica.in_place.table import TableInReplica, only
 from kvstore.replica.location import is_store, replica_at
 from kvstore.replica.read.tail import ReplicaTail, Tail
 from kvstore.replica.source import Source, read_store
+from kvstore.shared.check import report_of
 from kvstore.shared.in_place import REFUSED, SharedCatalog, SharedTableInPlace
 from kvstore.shared.reading import SharedTail
-from kvstore.shared.table import has_shared_tables
+from kvstore.shared.table import SharedTable, has_shared_tables
 from kvstore.store import Store, open_store as open_directory
 from kvstore.table.table import Table
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId
+from logformat.replica.object_file import parse_name
 
 CACHE_BYTES = 1 << 30
 """Default of ``cache_bytes_max``."""
@@ -284,7 +286,7 @@ class SharedTables(StoreInReplica):
         return self._follow(SharedTail(found, self._clock)) if known is None else known
 
     def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
-        """Verify every object that the newest epochs of the tables name.
+        """Verify all tables; see :func:`kvstore.shared.check`.
 
         Args:
             progress: Called after each table with the number of tables that are done, and of all.
@@ -292,16 +294,17 @@ class SharedTables(StoreInReplica):
         Returns:
             A report with the findings; it counts no batches and rows.
         """
-        self.check_open()
-        reports, names = [], self.list_tables()
+        found, names = CheckReport([]), self.list_tables()
         for done, name in enumerate(names, 1):
-            tail = SharedTail(SharedCatalog(self.url, self._place).find(name), self._clock)
-            for bucket, wrong in tail.findings().items():
-                report = BucketReport(name, BucketId(bucket))
-                report.findings += wrong
-                reports.append(report)
+            table = SharedTable.find(self.url, self._place, name)
+            buckets = [BucketReport(name, BucketId(bucket)) for bucket in range(table.definition.buckets)]
+            for finding in report_of(table).findings:
+                text = f"{finding.kind} {finding.object}: {finding.reason}"
+                object = parse_name(finding.object)
+                (found.catalog_findings if object is None else buckets[object.stream.bucket].findings).append(text)
+            found.buckets.extend(buckets)
             progress(done, len(names))
-        return CheckReport(reports, [])
+        return found
 
 
 def _text_of(finding: Finding) -> str:

@@ -10,15 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData
-from kvstore.replica.check import read_object
-from kvstore.replica.contents import verify_parts
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.shared.table import SharedTable
 from logformat.ids import Epoch, Offset
 from logformat.replica import shared_table
-from logformat.replica.object_file import ObjectName
 from logformat.replica.shared_table import SharedEpoch
 
 
@@ -95,28 +91,6 @@ class SharedTail:
         ranges = self.table.changes(bucket, end - 1, end).ranges if end else ()  # they begin at offset 0
         headers = [header for header, _, _ in self._reader().batches(ranges) if header.base_offset < end]
         return headers[-1].commit_timestamp if headers else 0
-
-    def findings(self) -> dict[int, list[str]]:
-        """For each bucket, what is wrong with its objects, one sentence each.
-
-        Raises:
-            Unavailable: The object store can't be reached.
-        """
-        found: dict[int, list[str]] = {}
-        for bucket, (start, end) in self.table.bounds().items():
-            rows, changes = self.table.rows(bucket, end), self.table.changes(bucket, start, end)
-            objects = {each.name: each.bytes for each in (*changes.ranges, *rows.ranges)}
-            if rows.snapshot is not None:
-                objects[rows.snapshot[0]] = rows.snapshot[1]
-            found[bucket] = [text for name, size in objects.items() if (text := self._finding(name, size)) is not None]
-        return found
-
-    def _finding(self, name: ObjectName, size: int) -> str | None:
-        try:
-            verify_parts(read_object(self._shared.client, self.table.store_id, name, size), self.table.store_id)
-        except CorruptData as error:
-            return str(error)
-        return None
 
     def _reader(self) -> ReplicaReader:
         return ReplicaReader(self._shared.client, self.table.store_id, self.table.definition)

@@ -171,6 +171,10 @@ def test_damage_is_reported(opened: Opened) -> None:
         opened.objects.held[name] = whole
         fails(opened.store.table("t"))
     assert opened.store.check().ok
+    name = min(name for name in opened.objects.held if "/epoch/" in name)
+    opened.objects.held[name] += b"x"
+    (finding,) = opened.store.check().catalog_findings
+    assert name in finding
 
 
 def test_what_does_not_read_is_refused(opened: Opened) -> None:

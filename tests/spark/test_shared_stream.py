@@ -15,6 +15,7 @@ from kvstore import Changes
 from kvstore.errors import CorruptData, InvalidRequest, OffsetOutOfRange, ReplicaBehind, UnsupportedOperation
 from kvstore.replica.client import ObjectStore
 from kvstore.shared.snapshots import take_snapshots
+from kvstore.shared.vacuum import remove_unneeded
 from kvstore.spark import KvStoreSource
 from logformat.replica.shared_table import definition_name
 from tests.shared.test_epochs import SCHEMA, Host, created, upserts
@@ -105,6 +106,8 @@ def test_every_change_comes_once_however_often_the_query_dies(shared: Shared, se
             query.trigger(random.choice([None, None, "planned", "sunk"]))
         if random.random() < 0.1:
             take_snapshots(shared.host.table, shared.path / "cache", shared.host.clock, again=False)
+        if random.random() < 0.1:
+            remove_unneeded(shared.host.table, older_than_ms=0, retain_last=1, dry_run=False)
         if random.random() < 0.2:
             query.stop()
     query.run()
