@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+import kvstore
 from kvstore import Changes
 from kvstore.errors import CorruptData, InvalidRequest, OffsetOutOfRange, ReplicaBehind, UnsupportedOperation
 from kvstore.replica.client import ObjectStore
@@ -18,6 +19,7 @@ from kvstore.shared.snapshots import take_snapshots
 from kvstore.shared.vacuum import remove_unneeded
 from kvstore.spark import KvStoreSource
 from logformat.replica.shared_table import definition_name
+from tests.cli.commands import fine, run
 from tests.shared.test_epochs import SCHEMA, Host, created, upserts
 from tests.spark.streams import Query, Rows
 
@@ -27,13 +29,14 @@ BUCKETS = 2
 
 
 class Shared:
-    """A shared table in a directory, and a machine that writes it."""
+    """A shared table in a directory, or at a URL, and a machine that writes it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, url: str | None = None) -> None:
         self.path = path
         self.place = path / "place"
-        table = created(ObjectStore(self.place.as_uri(), create=True), buckets=BUCKETS)
-        self.host = Host(replace(table, url=self.place.as_uri()), path / "cache")
+        self.url = self.place.as_uri() if url is None else url
+        table = created(ObjectStore(self.url, create=True), buckets=BUCKETS)
+        self.host = Host(replace(table, url=self.url), path / "cache")
         self.number = 0
 
     def write(self) -> None:
@@ -43,7 +46,7 @@ class Shared:
         self.number += 1
 
     def query(self, **options: str) -> Query:
-        return Query({"path": self.place.as_uri(), "table": "t$changelog", **options})
+        return Query({"path": self.url, "table": "t$changelog", **options})
 
     def changes(self, **options: str) -> Rows:
         """All changes, read in a batch."""
@@ -153,6 +156,26 @@ def test_spark_streams_from_a_shared_table(spark: SparkSession, shared: Shared, 
 
 def place_of(row: dict[str, Any]) -> tuple[int, int]:
     return row["_bucket"], row["_log_offset"]
+
+
+def test_a_shared_table_on_s3_is_published_followed_and_read(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "cache"))
+    shared = Shared(tmp_path, url := f"{s3_url}/a/place")
+    query = shared.query(startingOffsets="earliest")
+    for _ in range(3):
+        shared.write()
+        query.run()
+    query.stop()
+    assert in_order(query.rows()) == shared.changes()
+    with kvstore.open(tmp_path / "store") as store:
+        store.create_table("u", SCHEMA, "k").upsert({"k": 1, "v": 2})
+        store.publish("u", url)
+    assert fine("describe", url, "u", "--json").lines[0]["rows"] == 1
+    assert fine("scan", url, "u", "--json").lines == [{"k": 1, "v": 2}]
+    assert len(fine("scan", url, "t", "--json").lines) == 11
+    assert f"url={url}" in run("upsert", url, "u").err
 
 
 def test_a_damaged_object_fails_the_stream_until_it_is_put_back(shared: Shared) -> None:
