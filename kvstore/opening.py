@@ -86,7 +86,8 @@ def open_store(
     cache_bytes_max = integer_within("cache_bytes_max", settings.pop("cache_bytes_max", CACHE_BYTES), 0, OFFSET_MAX)
     if settings:
         raise InvalidRequest(
-            "A replica that is opened in place has one setting, `cache_bytes_max`.", unknown=sorted(settings)
+            "A replica, or a place of shared tables, is opened with one setting, `cache_bytes_max`.",
+            unknown=sorted(settings),
         )
     try:
         return StoreInReplica(normalised(url), cache_bytes_max)

@@ -98,7 +98,9 @@ class ObjectStore:
                 local.make(directory)
             self._store = from_url(self.url, retry_config=retries)
         except (BaseError, OSError, ValueError) as error:
-            raise InvalidRequest("A replica can't be at this URL.", url=url, reason=_first_line(error)) from error
+            raise InvalidRequest(
+                "Objects can't be at this URL; give one such as s3://bucket/path.", url=url, reason=_first_line(error)
+            ) from error
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
         """See :class:`Client`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstore.arguments import url_without_credentials
-from kvstore.errors import UnsupportedOperation
+from kvstore.arguments import shown, url_without_credentials
+from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.replica.client import ObjectStore, directory_of, normalised
 from kvstore.replica.location import is_store
 
@@ -15,6 +15,8 @@ def place_of_tables(url: str) -> ObjectStore:
         InvalidRequest: The URL is not valid, or has credentials.
         UnsupportedOperation: There is a store at the URL. Nothing was written.
     """
+    if not isinstance(url, str):
+        raise InvalidRequest("A URL is text, such as s3://bucket/path; give that.", url=shown(url))
     found = normalised(url_without_credentials("url", url))
     directory = directory_of(found)
     if directory is not None and is_store(directory):

@@ -181,6 +181,8 @@ def test_what_can_not_be_published_is_refused(store: kvstore.Store, tmp_path: Pa
         store.publish("nope", str(place))
     with pytest.raises(InvalidRequest, match="credentials"):
         store.publish("t", "s3://key:secret@bucket/x")
+    with pytest.raises(InvalidRequest, match="A URL is text"):
+        store.publish("t", place)  # type: ignore[arg-type]  # a path, which is no text
     with pytest.raises(UnsupportedOperation, match="a store in this directory"):
         store.publish("t", str(store.path))
     store.add_replica(str(tmp_path / "replica"), "r").ship()
