@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
-from kvstore.request.request import Request, group
+from kvstore.request.grouping import grouped
+from kvstore.request.request import Request
 from kvstore.request.row_layout import TableLayout
 from kvstore.request.targets import filled
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, WriterId, next_sequence
@@ -45,7 +46,7 @@ def joined(requests: Sequence[Request], layout: TableLayout) -> Request:
         return requests[0]
     rows = pa.concat_batches([filled(request.changes.rows, layout.schema) for request in requests])
     is_delete = pa.concat_arrays([request.changes.is_delete for request in requests])
-    grouping = group(layout.encode_keys(rows))
+    grouping = grouped(layout, rows)
     return Request(Changes(rows, is_delete), NO_WRITER, NO_SEQUENCE, Epoch(0), grouping, overwrite=True)
 
 

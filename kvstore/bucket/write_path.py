@@ -25,9 +25,8 @@ import pyarrow as pa
 
 from kvstore.bucket import cdc
 from kvstore.bucket.batching import beginning, joined
-from kvstore.bucket.merge.exchange import Effect, Exchanged, digest_of
+from kvstore.bucket.merge.exchange import Effect, Exchanged, digest_of, values_of
 from kvstore.bucket.merge.identical import without_identical
-from kvstore.bucket.merge.native import native_writes, values_of
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
@@ -39,7 +38,8 @@ from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
-from kvstore.request.request import Request, group
+from kvstore.request.grouping import grouped
+from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
@@ -354,6 +354,8 @@ class WritePath:
         Args:
             request: All of them as one.
         """
+        from kvstore.bucket.merge.native import native_writes
+
         native = native_writes(self.definition) if len(requests) == 1 else None
         if native is not None and (made := native.records(request, exchanged, preimages=self._has_preimages)):
             few = made.count < COMPRESSED_RECORDS_MIN
@@ -378,7 +380,7 @@ class WritePath:
     def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
         """Apply operations whose result depends on the stored rows; the index changes last."""
         if request.grouping is None:
-            request = replace(request, grouping=group(self._layout.encode_keys(request.changes.rows)))
+            request = replace(request, grouping=grouped(self._layout, request.changes.rows))
         assert request.grouping is not None
         grouping, options = request.grouping, self.definition.options
         incoming = filled(request.changes.rows, self.definition.schema)
@@ -458,7 +460,7 @@ class WritePath:
             [batch.rows.filter(pa.array(final)) for batch, final in zip(batches, finals, strict=True)]
         )
         kinds_of_rows = np.concatenate([each[final] for each, final in zip(kinds, finals, strict=True)])
-        grouping = group(self._layout.encode_keys(rows))
+        grouping = grouped(self._layout, rows)
         lasts = grouping.order[grouping.lasts]
         put = _LEAVES_A_ROW[kinds_of_rows[lasts]]
         exchanged = self._exchange(grouping.keys, put, rows, lasts, batches[0].schema_id)

@@ -97,6 +97,8 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_measure.restype = ctypes.c_int
     library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
     library.kv_decode.restype = None
+    library.kv_group.argtypes = [address, address, address, number, address, number, *[address] * 8]
+    library.kv_group.restype = ctypes.c_int
     library.kv_encode.argtypes = [address, address, address, number, *[address] * 3, number, *[address] * 4]
     library.kv_encode.restype = ctypes.c_int
     library.kv_records.argtypes = [address] * 10

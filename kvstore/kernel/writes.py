@@ -1,4 +1,4 @@
-"""Encodes rows as values of an index, and makes the change records of a batch: ``encode.c`` and ``records.c``.
+"""Groups rows by key, encodes them for an index, and makes change records: ``keys.c``, ``encode.c``, ``records.c``.
 
 It knows tables of columns of fixed width, flags, strings and bytes. What it does not know, and what it finds wrong, is
 left to Python, whose bytes are the same.
@@ -14,12 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from logformat.binary_column import WORD, BinaryColumn
-from logformat.rows.schema import is_variable
+from logformat.rows.schema import fixed_width, is_variable
 
 _DONE = 0
 _FIXED, _FLAG, _VARIABLE = range(3)
 _OF_KEY = 2**32 - 1
 """Kinds of columns, and the place of one of the key; ``arrow.h`` has the same, and the layout of a table."""
+_OPAQUE, _UNSIGNED, _SIGNED, _BIT, _TEXT = range(5)
+"""How columns of a key are encoded; ``keys.c`` has the same."""
+KEY_COLUMNS_MAX = 64
 
 
 class Batch(NamedTuple):
@@ -49,7 +52,7 @@ class Table:
 
     Args:
         schema: Its columns, none of them nested.
-        key: Names of the key columns.
+        key: Names of the key's columns, at most ``KEY_COLUMNS_MAX``.
         fixed: The fixed part of its values; see :class:`logformat.rows.record.RecordCodec`.
     """
 
@@ -59,7 +62,7 @@ class Table:
         places: Mapping[str, Any] = fixed.fields or {}
         parts, number = [], 0
         for field in schema:
-            width = max(1, getattr(field.type, "bit_width", 8) // 8) if not is_variable(field.type) else 4
+            width = 4 if is_variable(field.type) else fixed_width(field.type)
             kind = _VARIABLE if is_variable(field.type) else _FLAG if pa.types.is_boolean(field.type) else _FIXED
             if field.name in key:
                 parts.append((kind, width, _OF_KEY, 0))
@@ -67,9 +70,50 @@ class Table:
                 parts.append((kind, width, places[f"c{number}"][1], number))
                 number += 1
         self.buffers = sum(3 if part[0] == _VARIABLE else 2 for part in parts)
+        ways = [_way(schema.field(name).type) for name in key]
+        columns = list(map(schema.get_field_index, key))
+        # Of a text, the byte that ends it.
+        self.key_bytes = 1 + sum(1 if parts[at][0] == _VARIABLE else parts[at][1] for at in columns)
+        self.key_width = None if _TEXT in ways else self.key_bytes
+        self._key = np.array(list(zip(columns, ways, strict=True)), np.uint64)
+        self.key_address, self.key_columns = _address(self._key), len(key)
         head = (schema_id, places["nulls"][1], fixed.itemsize, len(parts))
         self._numbers = np.array([*head, *(number for part in parts for number in part)], np.uint64)
         self.address = _address(self._numbers)
+
+
+def group(
+    kernel: ctypes.CDLL, table: Table, rows: pa.RecordBatch
+) -> tuple[BinaryColumn, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Group rows by their keys.
+
+    Args:
+        rows: Valid rows in the columns of the table, at least one; no key column has a null.
+
+    Returns:
+        Keys, order, starts and lasts, see :class:`kvstore.request.request.Grouping`; None if Python has to do it.
+    """
+    count = rows.num_rows
+    room = count * table.key_bytes + (0 if table.key_width else 2 * rows.nbytes)
+    encoded, numbers = np.empty(2 * room, np.uint8), np.empty(9 * count + 3, np.int64)
+    keys = _address(encoded)
+    order, starts, lasts, key_ends = (_address(numbers) + WORD * count * nth for nth in range(4))
+    ends = key_ends + WORD * (count + 1)
+    found = ends + WORD * (count + 1)
+    column, _array = _exported(rows)
+    status = kernel.kv_group(
+        *(table.address, column, table.key_address, table.key_columns, keys + room, room, ends, found + WORD),
+        *(keys, key_ends, order, starts, lasts, found),
+    )
+    if status != _DONE:
+        return None
+    different = int(numbers[5 * count + 2])
+    offsets = numbers[3 * count : 3 * count + different + 1]
+    flat = encoded if table.key_width is None else encoded[: different * table.key_width]
+    return (
+        BinaryColumn(flat, offsets, table.key_width),
+        *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
+    )
 
 
 def encode(
@@ -174,6 +218,16 @@ def _exported(rows: pa.RecordBatch) -> tuple[int, Any]:
     """The address of rows in Arrow's C data interface, and what keeps it valid."""
     _, array = rows.__arrow_c_array__()
     return _pointer_of(array, b"arrow_array"), array
+
+
+def _way(kind: pa.DataType) -> int:
+    if is_variable(kind):
+        return _TEXT
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        return _OPAQUE
+    if pa.types.is_boolean(kind):
+        return _BIT
+    return _UNSIGNED if pa.types.is_unsigned_integer(kind) else _SIGNED
 
 
 def _address(array: np.ndarray) -> int:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.request.request import Request, RowRequest, group
+from kvstore.request.grouping import grouped
+from kvstore.request.request import Request, RowRequest
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.sizes import bytes_of
@@ -118,7 +119,7 @@ def request_of(
             raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
     elif len(changes) > GROUPED_LATER_MAX or definition.buckets > 1:
         # With several buckets, a key that is too long must be detected before any bucket is written.
-        grouping = group(layout_of(definition).encode_keys(changes.rows))
+        grouping = grouped(layout_of(definition), changes.rows)
     return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id)
 
 

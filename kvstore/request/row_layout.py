@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from logformat.rows.record import RecordCodec
 from logformat.rows.rows import RowCodec
 from logformat.rows.schema import is_dropped
 from logformat.rows.single_row import SingleRowCodec
+
+if TYPE_CHECKING:
+    from kvstore.kernel.writes import Table
 
 
 @lru_cache(maxsize=256)
@@ -55,6 +59,17 @@ class TableLayout:
         from kvstore.kernel.library import row_verifier
 
         return SingleRowCodec(self._stored, self.key_names, self.schema.names, verify=row_verifier())
+
+    @cached_property
+    def flat(self) -> Table | None:
+        """How rows of the current schema lie in memory, for the native kernel; None if they are not for it."""
+        from kvstore.kernel.writes import KEY_COLUMNS_MAX, Table
+
+        found = self._rows.record(self.schema_id)
+        is_flat = found is not None and not any(map(pa.types.is_nested, self.schema.types)) and not self._has_dropped
+        if found is None or not is_flat or not 0 < len(self.key_names) <= KEY_COLUMNS_MAX:
+            return None
+        return Table(self.schema, self.key_names, found[1].dtype, self.schema_id)
 
     def encode_keys(self, rows: pa.RecordBatch) -> BinaryColumn:
         """Encode the keys of rows in any of the table's schemas.

@@ -7,9 +7,15 @@ from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from kvstore.index.index import Index
+from kvstore.meta.state import TableDefinition
+from kvstore.request.row_layout import layout_of
+from kvstore.request.take_rows import take_rows
 from logformat.binary_column import BinaryColumn
+from logformat.checksum import key_sums
+from logformat.ids import SchemaId
 
 
 class Effect(NamedTuple):
@@ -55,3 +61,28 @@ class Exchanged:
 def digest_of(hashes: np.ndarray) -> int:
     """Sum of hashes, modulo 2^64."""
     return int(hashes.sum(dtype=np.uint64))
+
+
+def values_of(
+    definition: TableDefinition,
+    schema_id: SchemaId,
+    keys: BinaryColumn,
+    put: np.ndarray,
+    rows: pa.RecordBatch,
+    places: np.ndarray,
+) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """Values to store, by the kernel where it can; see :meth:`WritePath._exchange`.
+
+    Returns:
+        The values and their hashes, of keys that get a row; and the sums of all keys.
+    """
+    from kvstore.bucket.merge.native import native_writes
+
+    native = native_writes(definition) if schema_id == definition.schema_id else None
+    made = None if native is None else native.values(keys, rows, np.where(put, places, -1))
+    if made is None:
+        sums = key_sums(keys)
+        values, hashes = layout_of(definition).encode_values(take_rows(rows, places[put]), sums[put], schema_id)
+    else:
+        values, hashes, sums = made
+    return values.without_empty().to_list(), hashes, sums

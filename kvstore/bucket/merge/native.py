@@ -18,10 +18,7 @@ from kvstore.log.segment_writer import EncodedBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Request
 from kvstore.request.row_layout import layout_of
-from kvstore.request.take_rows import take_rows
 from logformat.binary_column import BinaryColumn
-from logformat.checksum import key_sums
-from logformat.ids import SchemaId
 from logformat.log.batch import BatchHeader
 from logformat.log.few_records import FewRecordsEncoder, sealed
 
@@ -37,14 +34,8 @@ def native_writes(definition: TableDefinition) -> NativeWrites | None:
 
 @lru_cache(maxsize=256)
 def _native_writes(kernel: ctypes.CDLL, definition: TableDefinition) -> NativeWrites | None:
-    found = layout_of(definition).record(definition.schema_id)
-    if found is None or definition.stored is not definition.schema:
-        return None
-    if definition.primary_key is None or any(map(pa.types.is_nested, definition.schema.types)):
-        return None
-    dtype = found[1].dtype
-    table = writes.Table(definition.schema, definition.primary_key, dtype, definition.schema_id)
-    return NativeWrites(kernel, table, FewRecordsEncoder(definition.schema))
+    table = layout_of(definition).flat
+    return None if table is None else NativeWrites(kernel, table, FewRecordsEncoder(definition.schema))
 
 
 class NativeWrites:
@@ -90,26 +81,3 @@ class NativeWrites:
         )
         records.fill(np.frombuffer(batch, np.uint8)[place:])
         return EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, [sealed(batch)])
-
-
-def values_of(
-    definition: TableDefinition,
-    schema_id: SchemaId,
-    keys: BinaryColumn,
-    put: np.ndarray,
-    rows: pa.RecordBatch,
-    places: np.ndarray,
-) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    """Values to store, by the kernel where it can; see :meth:`WritePath._exchange`.
-
-    Returns:
-        The values and their hashes, of keys that get a row; and the sums of all keys.
-    """
-    native = native_writes(definition) if schema_id == definition.schema_id else None
-    made = None if native is None else native.values(keys, rows, np.where(put, places, -1))
-    if made is None:
-        sums = key_sums(keys)
-        values, hashes = layout_of(definition).encode_values(take_rows(rows, places[put]), sums[put], schema_id)
-    else:
-        values, hashes, sums = made
-    return values.without_empty().to_list(), hashes, sums
