@@ -46,10 +46,21 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 	@$(STEP) "native kernel" $(BIN)/python -m kvstore.kernel.build && touch $@ || \
 	  echo "The set-up goes on without the native kernel; see .logs/native-kernel.log."
 
-# The wheel with the connector; pip wheel . gives one without it.
+# Wheels with the connector: one for all systems, and those with the native kernel. pip wheel . gives one without both.
+SYSTEMS := linux-x86_64 linux-aarch64 macos-arm64
+WHEEL := env HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 wheel: setup
-	@$(STEP) "wheel" env HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/pip wheel --quiet --no-deps --no-build-isolation \
-	  --wheel-dir dist .
+	@$(STEP) "wheel" $(WHEEL)
+	@if $(MAKE) --no-print-directory .venv/zig/ready; then \
+	  for system in $(SYSTEMS); do $(STEP) "wheel of $$system" env KVSTORE_WHEEL=$$system $(WHEEL) || exit; done; \
+	else echo "The wheels with the native kernel are left out ($(SYSTEMS)): ziglang can't be installed."; fi
+
+# The C compiler of these wheels, in an environment of its own: nothing else needs it.
+.venv/zig/ready: requirements-zig.lock
+	@$(STEP) "environment of Zig" $(PYTHON) -m venv .venv/zig
+	@$(STEP) "Zig" .venv/zig/bin/pip install --quiet --require-hashes -r requirements-zig.lock
+	@touch $@
 
 demo: setup
 	@$(STEP) --shown "demo" $(BIN)/kvstore demo --repo "$(REPO)"
@@ -73,6 +84,7 @@ test-long: setup lint .venv/connect .venv/docs
 # Tries every promise of reliability; docs/reliability.md has the figures.
 # make proof PEERS=1 also tries other stores under the same damage, which takes a quarter of an hour.
 proof: setup .venv/proof $(if $(PEERS),proof-peers)
+	@$(MAKE) --no-print-directory .venv/zig/ready || echo "Wheels with the native kernel are not tried: no ziglang."
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
 
@@ -147,6 +159,7 @@ lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra proof -c requirements.lock pyproject.toml -o requirements-proof.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra docs -c requirements.lock pyproject.toml -o requirements-docs.lock
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-java.in -o requirements-java.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-zig.in -o requirements-zig.lock
 
 clean:
 	rm -rf .venv .logs .docs

@@ -50,6 +50,13 @@ def test_all_that_prints_is_a_step(target: str) -> None:
     assert [line for line in lines if not re.match(rf"\.ci/step |{quiet}", line)] == []
 
 
+def test_make_wheel_builds_a_wheel_for_each_system_that_has_the_kernel() -> None:
+    done = subprocess.run(["make", "-n", "wheel"], cwd=ROOT, env=alone(), capture_output=True, text=True, check=True)
+    (systems,) = re.findall(r"for system in ([^;]*);", done.stdout)
+    listed = re.findall(r'^    "([a-z0-9_-]+)": \(', (ROOT / "hatch_build.py").read_text(), re.MULTILINE)
+    assert systems.split() == listed == ["linux-x86_64", "linux-aarch64", "macos-arm64"]
+
+
 def test_processes_of_a_run_keep_what_they_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each of hundreds would compile all that it imports, which is a tenth of the time of all tests."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")

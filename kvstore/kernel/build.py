@@ -16,27 +16,28 @@ COMPILER = "cc"
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wconversion", "-Wpedantic")
 
 
-def build(target: Path | None = None, flags: Sequence[str] = ()) -> Path:
+def build(target: Path | None = None, flags: Sequence[str] = (), compiler: Sequence[str] = (COMPILER,)) -> Path:
     """Build the library, and return its path.
 
     Args:
         target: Where it comes to be; None for where it is looked for. Libraries of other sources are removed there.
         flags: More flags for the compiler.
+        compiler: The command that compiles, with the arguments that come first.
 
     Raises:
         UnsupportedOperation: There is no C compiler, or the sources do not compile. An earlier library stays.
     """
-    compiler = shutil.which(COMPILER)
-    if compiler is None:
+    program = shutil.which(compiler[0])
+    if program is None:
         raise UnsupportedOperation(
-            "There is no C compiler; install one that is called `cc`.", path=os.environ.get("PATH", os.defpath)
+            f"There is no C compiler; install one that is called `{compiler[0]}`.",
+            path=os.environ.get("PATH", os.defpath),
         )
     path = target or library_path()
     unfinished = path.with_name(f"new-{os.getpid()}-{path.name}")
     try:
-        done = subprocess.run(
-            [compiler, *FLAGS, *flags, "-o", unfinished, *sources()], capture_output=True, text=True, check=False
-        )
+        command: list[str | Path] = [program, *compiler[1:], *FLAGS, *flags, "-o", unfinished, *sources()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UnsupportedOperation("The native kernel does not compile.", reason=done.stdout + done.stderr)
         unfinished.replace(path)  # processes that run keep the file that they have loaded
