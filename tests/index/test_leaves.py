@@ -284,9 +284,12 @@ class Damaged:
         """Keys of rows by index, and the rows from one to the other."""
         return self._keys[first], self._keys[last], self.true.slice(first, last - first)
 
+    def reader(self) -> Leaves:
+        return Leaves(self._descriptor, PAGE, self.tree, lambda: None)
+
     def read(self, start: bytes = ROW, stop: bytes | None = None) -> pa.Table:
         """The rows, or the damage, which the kernel and Python find alike."""
-        reader = Leaves(self._descriptor, PAGE, self.tree, lambda: None)
+        reader = self.reader()
         read: list[pa.Table | CorruptData] = []
         for _ in both_ways():
             try:
@@ -433,6 +436,16 @@ def test_a_truncated_file_is_detected(damaged: Damaged) -> None:
     os.truncate(damaged._descriptor, (last + 1) * PAGE - 1)
     with pytest.raises(CorruptData):
         damaged.read()
+
+
+def test_a_file_that_is_truncated_during_a_scan_is_detected(damaged: Damaged) -> None:
+    for _ in both_ways():
+        reading = damaged.reader().found(100, ROW, None)
+        next(reading)
+        os.truncate(damaged._descriptor, 3 * PAGE)
+        with pytest.raises(CorruptData, match="beyond the end of the file"):
+            list(reading)
+        os.pwrite(damaged._descriptor, damaged.data, 0)
 
 
 def test_swapped_pages_are_detected(damaged: Damaged) -> None:

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from kvstore.errors import CorruptData
 from kvstore.index import mapped
+from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
 from kvstore.kernel import library, pages
-from kvstore.read import lookup
-from kvstore.read.native_rows import native_columns
+from kvstore.read import lookup, scan
+from kvstore.read.native_rows import native_columns, rows_found
 from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
@@ -81,7 +82,7 @@ def assert_same_columns(
 
 @contextmanager
 def lookups_both_ways() -> Iterator[list[int]]:
-    """Every lookup in this process is made with and without the kernel, however few keys it has.
+    """Every lookup in this process, and each batch of a scan, is made with and without the kernel, however small it is.
 
     Yields:
         For each lookup of the kernel how many keys it had.
@@ -112,7 +113,20 @@ def lookups_both_ways() -> Iterator[list[int]]:
             assert_same_columns(columns, layout, values, places, keys, names)
         return columns
 
+    def scanned(layout: TableLayout, found: FoundRows, names: Sequence[str] | None = None) -> pa.RecordBatch:
+        rows = rows_found(layout, found, names)
+        rows.validate(full=True)
+        with library.switched_off():
+            expected = rows_found(layout, found, names)
+        assert rows.schema == expected.schema
+        assert rows.num_rows == expected.num_rows
+        for column, its in zip(rows.columns, expected.columns, strict=True):
+            assert column.null_count == its.null_count
+            assert values_of(column) == values_of(its)
+        return rows
+
     with (
+        mock.patch.object(scan, "rows_found", scanned),
         mock.patch.object(lookup, "native_columns", decoded),
         mock.patch.object(View, "find", both),
         mock.patch.object(mapped, "KEYS_MIN", 0),

@@ -151,6 +151,34 @@ def found_by_reference(data: bytes, transaction: int, keys: Sequence[bytes]) -> 
     return ([], refusals) if refusals else (values, [])
 
 
+def rows_by_reference(
+    data: bytes, page_bytes: int, places: Sequence[int], numbers: Sequence[int], last: bytes
+) -> list[tuple[int, int, int]] | None:
+    """Where keys, values and their ends lie in leaves; None where the kernel has to ask Python."""
+    rows = []
+    for start, page_number in zip(places, numbers, strict=True):
+        page = data[start : start + page_bytes]
+        number, _, kind, lower, upper = HEAD.unpack_from(page)
+        if (number, kind) != (page_number, LEAF) or lower % 2 or not HEAD.size < lower <= upper <= page_bytes:
+            return None
+        filled = 0
+        for pointer in range(HEAD.size, lower, 2):
+            node = int.from_bytes(page[pointer : pointer + 2], "little")
+            if node % 2 or not upper <= node <= page_bytes - NODE.size:
+                return None
+            low, high, flags, key_bytes = NODE.unpack_from(page, node)
+            key, value = node + NODE.size, node + NODE.size + key_bytes
+            end = value + (low | high << 16)
+            if flags or end == value or end + end % 2 > page_bytes or page[key:value] <= last:
+                return None
+            last = page[key:value]
+            filled += end + end % 2 - node
+            rows.append((start + key, start + value, start + end))
+        if filled != page_bytes - upper:
+            return None
+    return rows
+
+
 def tree_file(rows: dict[bytes, bytes], *, page_bytes: int = 256, per_page: int = 3, transaction: int = 2) -> bytes:
     """A file with rows, as LMDB could have written it, with pages so small that few rows make several levels."""
     pages: list[bytes] = [b"", b""]

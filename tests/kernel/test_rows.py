@@ -134,6 +134,42 @@ def test_every_flipped_bit_of_a_value_or_its_key_is_left_to_python() -> None:
         assert native_columns(layout, values, np.arange(3), others, rows.schema.names) is None
 
 
+def resealed(random: Random, count: int) -> None:
+    """Values of a few rows, some bytes of one changed, under a checksum that is right."""
+    layout = layout_of(FEW)
+    rows, keys, values = a_few(layout)
+    place, verdicts = guarded(values.flat.tobytes()), set[bool]()
+    for _ in range(count):
+        row = random.randrange(3)
+        value = bytearray(values[row])
+        for at in random.choices(range(4, len(value)), k=random.choice((1, 1, 3))):
+            value[at] = random.choice((value[at] ^ 1 << random.randrange(8), random.randrange(256), 0, 255))
+        hashed, _ = hasher(len(keys[row]), len(value))(keys[row], bytes(value))
+        value[:4] = (hashed & CHECKSUM_BITS).to_bytes(4, "little")
+        place[:] = values.flat
+        place[values.offsets[row] : values.offsets[row + 1]] = np.frombuffer(value, np.uint8)
+        changed = BinaryColumn(place, values.offsets)
+        names = random.sample(rows.schema.names, random.randrange(1, 4))
+        found = native_columns(layout, changed, np.arange(3), keys, names)
+        try:
+            layout.decode_values(changed, key_sums(keys), names)
+        except CorruptData:
+            assert found is None
+        if found is not None:
+            assert_same_columns(found, layout, changed, np.arange(3), keys, names, valid=False)
+        verdicts.add(found is not None)
+    assert verdicts == {True, False} or library.kernel() is None
+
+
+def test_changed_values_with_a_right_checksum_are_what_python_decodes() -> None:
+    resealed(Random(2), 400)
+
+
+@pytest.mark.long
+def test_many_changed_values_with_a_right_checksum_are_what_python_decodes() -> None:
+    resealed(Random(), 100_000)
+
+
 @pytest.mark.parametrize("cut", [1, 4, 8, 40])
 def test_a_value_that_is_cut_is_left_to_python(cut: int) -> None:
     layout = layout_of(FEW)

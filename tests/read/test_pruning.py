@@ -85,18 +85,18 @@ def test_a_selective_filter_reads_few_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filter: pc.Expression, rows_read_max: int
 ) -> None:
     read = 0
-    rows_of = View.rows
+    found_by = View.found
 
     def counted(view: View, *arguments: Any) -> Any:
         nonlocal read
-        for keys, values in rows_of(view, *arguments):
-            read += len(keys)
-            yield keys, values
+        for rows in found_by(view, *arguments):
+            read += len(rows.keys())
+            yield rows
 
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())]), "k")
         table.upsert(pa.table({"k": range(100_000), "v": [1] * 100_000}))
-        monkeypatch.setattr(View, "rows", counted)
+        monkeypatch.setattr(View, "found", counted)
         found = table.scan(filter=filter).read_all()
         assert found.num_rows <= read <= rows_read_max
 
