@@ -14,7 +14,7 @@ _numbers = count()
 
 
 @contextmanager
-def catalog_of(spark: SparkSession, path: os.PathLike[str]) -> Iterator[tuple[str, Run]]:
+def catalog_of(spark: SparkSession, path: os.PathLike[str] | str) -> Iterator[tuple[str, Run]]:
     """The name of a catalog, and a function that runs SQL in which the catalog is called ``kv``."""
     name = f"store{next(_numbers)}"  # a name of its own: Spark keeps the catalogs it has once loaded
     settings = {f"spark.sql.catalog.{name}": "kvstore.spark.StoreCatalog", f"spark.sql.catalog.{name}.path": str(path)}

@@ -15,6 +15,7 @@ import kvstore.spark
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, SchemaMismatch, TableExists, UnsupportedOperation
 from kvstore.spark import KvStoreSource, WriteSummary
 from kvstore.spark.failures import raised_here
+from tests.spark.catalogs import catalog_of
 
 pytestmark = pytest.mark.spark
 
@@ -70,6 +71,19 @@ def test_an_error_of_a_task_is_raised_as_it_is(spark: SparkSession, tmp_path: Pa
     text = "Traceback (most recent call last):\n  File ...\nkvstore.errors.InvalidRequest: of the user's own function"
     with pytest.raises(PythonException), raised_here():
         raise PythonException(text)
+
+
+@pytest.mark.long
+def test_shared_tables_are_a_catalog_that_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    url = (tmp_path / "place").as_uri()
+    kvstore.spark.create_table(url, "files", {"k": "int64 not null", "v": "int64"}, primary_key="k")
+    kvstore.spark.write(spark.range(100).selectExpr("id AS k", "id % 7 AS v"), url, "files")
+    with catalog_of(spark, url) as (name, run):
+        assert [row[1] for row in run(f"SHOW TABLES IN {name}")] == ["files"]
+        assert run("SELECT count(*), sum(v) FROM kv.files WHERE k < 50") == [(50, sum(k % 7 for k in range(50)))]
+        assert run("SELECT count(*) FROM kv.`files$changelog`") == [(100,)]
+        with pytest.raises(Exception, match=r"written by kvstore\.spark"):
+            run("CREATE TABLE kv.x (k bigint, PRIMARY KEY (k))")
 
 
 @pytest.mark.long

@@ -17,10 +17,13 @@ from pyspark.sql.types import StructField, StructType
 
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.replica.client import ObjectStore
 from kvstore.replica.location import replica_at
-from kvstore.replica.read.table import ReplicaTable
+from kvstore.shared.in_place import SharedCatalog
+from kvstore.shared.table import has_shared_tables
 from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read.place import opened
+from kvstore.spark.read.replica import found_replica
 from kvstore.spark.types import arrow_schema, spark_schema
 from kvstore.store import Store, open_store
 from logformat.catalog.edits import TableOptions
@@ -48,9 +51,12 @@ _UNITS = {
 
 
 def tables(path: str) -> list[str]:
-    """Names of the tables of a store or a replica."""
+    """Names of the tables of a store, or of the shared tables at a URL."""
     path = directory_of(path)
     if (url := replica_at(path)) is not None:
+        client = ObjectStore(url)
+        if has_shared_tables(client):
+            return SharedCatalog(url, client).names()
         raise UnsupportedOperation("A replica does not list its tables in Spark; name the table.", url=url)
     with opened(path) as store:
         return store.list_tables()
@@ -83,7 +89,7 @@ def described(given: Mapping[str, str]) -> Description:
     """
     options = Options.of(given)
     if (url := replica_at(options.path)) is not None:
-        definition = ReplicaTable.of(url, options.table).definition
+        definition = found_replica(url, options)[0].definition
     else:
         with opened(options.path) as store:
             definition = store.runtime.definition(options.table)
@@ -195,7 +201,11 @@ def rename(path: str, name: str, to: str) -> None:
 def _writable(path: str) -> Store:
     path = directory_of(path)
     if (url := replica_at(path)) is not None:
-        raise UnsupportedOperation("A replica is read-only; change the store that ships to it.", url=url)
+        raise UnsupportedOperation(
+            "A replica is read-only; change the store that ships to it. Shared tables are created and written by "
+            "kvstore.spark.create_table() and write().",
+            url=url,
+        )
     return open_store(path)
 
 
