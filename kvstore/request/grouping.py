@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout
+from kvstore.request.sizes import bytes_of
 
 
 def grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping:
@@ -24,5 +25,5 @@ def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | N
     kernel, table = library.kernel(), layout.flat
     if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
         return None
-    found = writes.group(kernel, table, rows)
+    found = writes.group(kernel, table, rows, bytes_of(rows))
     return None if found is None else Grouping(*found)

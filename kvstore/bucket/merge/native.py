@@ -18,6 +18,7 @@ from kvstore.log.segment_writer import EncodedBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Request
 from kvstore.request.row_layout import layout_of
+from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
 from logformat.log.batch import BatchHeader
 from logformat.log.few_records import FewRecordsEncoder, sealed
@@ -52,7 +53,7 @@ class NativeWrites:
         """Values of keys; see :func:`kvstore.kernel.writes.encode`."""
         if not rows.num_rows or not rows.schema.equals(self._table.schema):
             return None
-        return writes.encode(self._kernel, self._table, rows, places, keys)
+        return writes.encode(self._kernel, self._table, rows, bytes_of(rows), places, keys)
 
     def records(self, request: Request, exchanged: Exchanged, *, preimages: bool) -> writes.Records | None:
         """Change records of a request whose rows are in the index; None if Python has to make them."""
