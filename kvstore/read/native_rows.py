@@ -45,9 +45,10 @@ def rows_found(layout: TableLayout, found: FoundRows, names: Sequence[str] | Non
     """
     schema = layout.columns(names)
     of_key = set(layout.key_names)
-    columns = _decoded(
-        layout, found.key_places, found.value_places, [name for name in schema.names if name not in of_key]
-    )
+    others = [name for name in schema.names if name not in of_key]
+    # An empty value would be a row that is not there; a row that a scan has found is damaged then.
+    is_whole = bool(found.value_places.lengths.all())
+    columns = _decoded(layout, found.key_places, found.value_places, others) if is_whole else None
     if columns is None:
         return layout.decode_found(found.keys(), found.values(), names)[0]
     decoded = iter(columns)
