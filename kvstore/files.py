@@ -128,18 +128,13 @@ class Files:
 
     def exists(self, path: Path) -> bool:
         """Whether a name exists, also as a broken link."""
-        at = self._at(path)
-        try:
-            os.stat(at.name, dir_fd=at.descriptor, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        return self.status(path) is not None
 
-    def size(self, path: Path) -> int | None:
-        """Size of a file in bytes; None if there is none."""
+    def status(self, path: Path) -> os.stat_result | None:
+        """Status of a name, also of a link itself; None if there is none."""
         at = self._at(path)
         try:
-            return os.stat(at.name, dir_fd=at.descriptor, follow_symlinks=False).st_size
+            return os.stat(at.name, dir_fd=at.descriptor, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -439,9 +439,9 @@ class LogFiles:
 
 
 class KnownEnd:
-    """Where the whole batches in a log's files end, and where its last file ended when that was last read.
+    """Where the whole batches in a log's files end, and what its last file was when that was last read.
 
-    * A file is remembered only if it ended where its last batch did: while its size stays, it has no other batch.
+    * A file is remembered only if it ended where its last batch did: until it is written again, it has no other batch.
 
     Args:
         directory: Of the log.
@@ -450,7 +450,7 @@ class KnownEnd:
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
-        self._known: tuple[Offset, Path, Position] | None = None
+        self._known: tuple[Offset, Path, _Version] | None = None
 
     def after(self, offset: Offset, log: LogFiles) -> Offset:
         """Where the whole batches that follow an offset end, in the files as they are now.
@@ -461,15 +461,31 @@ class KnownEnd:
         known = self._known
         if known is not None and known[0] == offset and self._still_ends(*known):
             return offset
-        end, start = offset, log.start()
-        path, position = paths.segment_file(self._directory, start), Position(HEAD_BYTES)
-        with suppress(CorruptBatch):  # at the end of the log, or at half a batch
-            for found in log.batches(max(Offset(offset - 1), start), OFFSET_MAX):
-                end, path, position = found.header.next_offset, found.path, found.end
-        self._known = (offset, path, position) if end == offset else None
+        self._known, end = None, offset
+        with suppress(CorruptBatch):  # the log is missing
+            start = log.start()
+            path, position = paths.segment_file(self._directory, start), Position(HEAD_BYTES)
+            with suppress(CorruptBatch):  # at the end of the log, or at half a batch
+                for found in log.batches(max(Offset(offset - 1), start), OFFSET_MAX):
+                    end, path, position = found.header.next_offset, found.path, found.end
+            version = self._version(path)
+            if end == offset and version is not None and version.size == position:
+                self._known = offset, path, version
         return max(end, offset)
 
-    def _still_ends(self, offset: Offset, path: Path, position: Position) -> bool:
+    def _still_ends(self, offset: Offset, path: Path, version: _Version) -> bool:
         # Another file that has the batch at the offset is named after it.
         following = paths.segment_file(self._directory, offset)
-        return self._files.size(path) == position and (path == following or not self._files.exists(following))
+        return self._version(path) == version and (path == following or not self._files.exists(following))
+
+    def _version(self, path: Path) -> _Version | None:
+        status = self._files.status(path)
+        return None if status is None else _Version(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class _Version(NamedTuple):
+    """What differs when a file was written or replaced: also one that was cut may have its old size again."""
+
+    number: int
+    size: int
+    changed_ns: int

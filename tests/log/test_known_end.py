@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kvstore.files import Files
 from kvstore.log.segments import KnownEnd, LogFiles
 from logformat.ids import Offset
 from tests.support.calls_made import calls_made
-from tests.support.logs import IDENTITY, append, open_log
+from tests.support.logs import IDENTITY, append, open_log, stretch
 
 
 def ends(directory: Path, known: KnownEnd, *committed: int) -> list[int]:
@@ -48,3 +49,23 @@ def test_asking_again_costs_little_while_nothing_was_written(tmp_path: Path) -> 
     append(log, 5)
     first, again = (calls_made(lambda: known.after(Offset(5), LogFiles(tmp_path, IDENTITY))) for _ in range(2))
     assert again < first / 5
+
+
+def test_a_log_that_was_cut_and_written_again_to_the_same_size_is_read_again(tmp_path: Path) -> None:
+    log, known = open_log(tmp_path), KnownEnd(tmp_path, Files())
+    append(log, 2)
+    size = log.end.position
+    append(log, 1, 8)
+    log.close()
+    path = next(tmp_path.glob("*.log"))
+    os.utime(path, (1, 1))  # written long ago
+    assert ends(tmp_path, known, 10) == [10]
+    whole = path.stat().st_size
+    os.truncate(path, size)
+    open_log(tmp_path).append([stretch(2, 10), stretch(10, 11), stretch(11, 12)])
+    assert path.stat().st_size == whole
+    assert ends(tmp_path, known, 10) == [12]
+
+
+def test_a_log_that_is_missing_ends_at_the_offset(tmp_path: Path) -> None:
+    assert ends(tmp_path, KnownEnd(tmp_path, Files()), 3) == [3]
