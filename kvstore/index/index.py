@@ -110,9 +110,12 @@ class View:
         found = None if self._mapped is None else self._mapped.find(self._transaction, keys)
         if found is not None:
             return found
-        values = self.get(keys.to_list())
-        there = np.fromiter(map(bool, values), bool, len(values))
-        return there, BinaryColumn.from_list(list(filter(None, values)))
+        values = list(map(self._transaction.get, keys.to_list()))
+        there = np.fromiter((value is not None for value in values), bool, len(values))
+        stored = list(filter(None, values))
+        if len(stored) != there.sum():
+            raise CorruptData("A row in an index is empty; run `kvstore check`.", key=keys[values.index(b"")].hex())
+        return there, BinaryColumn.from_list(stored)
 
     def rows(
         self, chunk: int, start: bytes = ROW, stop: bytes | None = None

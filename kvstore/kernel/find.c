@@ -177,7 +177,8 @@ static inline int take_value(pages_t *pages, lane_t *lane, u32 entries) {
         return DONE;
     u32 value_bytes = read_32(page + node), flags = read_16(page + node + 4);
     u64 value = node + NODE_BYTES + (u32)key_bytes;
-    if (flags & ~(u32)BIG || value + (flags ? NUMBER_BYTES : value_bytes) > pages->page_bytes)
+    /* No stored value is empty. */
+    if (!value_bytes || flags & ~(u32)BIG || value + (flags ? NUMBER_BYTES : value_bytes) > pages->page_bytes)
         return at_fault(pages, lane->number, DAMAGED);
     lane->value = lane->number * pages->page_bytes + value;
     lane->value_bytes = value_bytes;

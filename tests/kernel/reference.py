@@ -72,7 +72,7 @@ class Reference:
         start, length = node + NODE.size + key_bytes, low | high << 16
         if page[node + NODE.size : start] != key:
             return b""
-        if flags not in (0, BIG) or start + (8 if flags else length) > len(page):
+        if not length or flags not in (0, BIG) or start + (8 if flags else length) > len(page):
             raise Refused(number)
         return (
             self._big_value(int.from_bytes(page[start : start + 8], "little"), length)
