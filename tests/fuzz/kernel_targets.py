@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from tempfile import TemporaryFile
+
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptData
+from kvstore.index.leaves import Leaves
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
+from kvstore.pages import tree_of
 from kvstore.read.native_rows import native_columns
 from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import WORD, BinaryColumn
@@ -45,6 +49,31 @@ def index_pages_seeds() -> list[bytes]:
         tree_file(_ROWS | _BIG),
         tree_file(_ROWS, page_bytes=512, per_page=12),
     ]
+
+
+def scanned_pages(data: bytes) -> None:
+    """All rows of a file of any bytes are read: the kernel finds those that Python finds, or the same damage."""
+    with TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with library.switched_off():
+            expected = _scanned(file.fileno())
+        found = _scanned(file.fileno())
+    assert str(found) == str(expected)
+    if isinstance(expected, CorruptData):
+        raise expected
+
+
+def _scanned(descriptor: int) -> list[tuple[list[bytes], list[bytes]]] | CorruptData | None:
+    """Keys and values of all rows; None if the last commit is another one."""
+    try:
+        tree = tree_of(descriptor, _TRANSACTION)
+        if tree is None:
+            return None
+        leaves = Leaves(descriptor, *tree, lambda: None)
+        return [(rows.keys().to_list(), rows.values().to_list()) for rows in leaves.found(7, b"\0", None)]
+    except CorruptData as error:
+        return error
 
 
 _KEY = pa.field("k", pa.int64(), False)

@@ -55,6 +55,7 @@ TARGETS = {
     "file_names": Target(request_targets.file_names, request_targets.file_names_seeds, 3, 10),
     "log_segment": Target(segment_targets.log_segment, segment_targets.log_segment_seeds, 0.3, 20),
     "index_pages": Target(kernel_targets.index_pages, kernel_targets.index_pages_seeds, 3, 20),
+    "scanned_pages": Target(kernel_targets.scanned_pages, kernel_targets.index_pages_seeds, 0.5, 20),
     "native_rows": Target(kernel_targets.native_rows, kernel_targets.native_rows_seeds, 1, 20),
     "rebuild": Target(segment_targets.rebuild, segment_targets.rebuild_seeds, 0.003, 15),
 }
