@@ -234,6 +234,7 @@ SCENES: dict[str, Scene] = {
     "repair a replica": Scene(_plain(lambda world: world.open.replica("there").repair()), replicates=True),
     "report": Scene(_plain(lambda world: world.open.replicas), replicates=True),
     "replicate": Scene(_plain(_replicated), replicates=True),
+    "publish": Scene(_after_writes(lambda world: world.open.publish(MANY, str(world.path.parent / "shared")))),
     "begin to follow": Scene(_plain(_pulled), opens=False, replicates=True),
     "follow a replica": Scene(_following, opens=False, replicates=True),
     "promote": Scene(_promotable, opens=False, replicates=True),
