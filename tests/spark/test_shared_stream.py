@@ -13,7 +13,14 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from kvstore import Changes
-from kvstore.errors import CorruptData, InvalidRequest, OffsetOutOfRange, ReplicaBehind, UnsupportedOperation
+from kvstore.errors import (
+    CorruptData,
+    InvalidRequest,
+    NoSuchTable,
+    OffsetOutOfRange,
+    ReplicaBehind,
+    UnsupportedOperation,
+)
 from kvstore.replica.client import ObjectStore
 from kvstore.shared.snapshots import take_snapshots
 from kvstore.shared.vacuum import remove_unneeded
@@ -199,14 +206,16 @@ def test_a_checkpoint_is_that_of_one_table(shared: Shared) -> None:
     shared.write()
     query = shared.query(startingOffsets="earliest")
     query.run()
-    running = query.reader
+    query.stop()
+    loaded = shared.query(startingOffsets="earliest")
+    loaded.start()
     (shared.place / definition_name("t")).unlink()
     created(ObjectStore(shared.place.as_uri()), buckets=BUCKETS)
-    query.reader = None
+    with pytest.raises(NoSuchTable, match="dropped since it was loaded"):
+        loaded.run()
     with pytest.raises(InvalidRequest, match="belongs to another table"):
         query.run()
     query.stop()
-    running.stop()
 
 
 def test_what_a_stream_from_a_shared_table_refuses(shared: Shared) -> None:
