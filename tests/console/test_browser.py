@@ -247,9 +247,10 @@ def test_many_tables_and_columns_and_a_long_value_stay_usable(tmp_path: Path) ->
     with kvstore.open(tmp_path / "s") as store:
         fill(store)
         for number in range(1_000):
-            store.create_table(f"table {number:04}", {"k": "int64"}, primary_key="k")
+            store.create_table(f"table {number:04}", {"k": "int64"}, primary_key="k").upsert({"k": number})
+        store.add_replica(str(tmp_path / "r"), "r").ship()
     paths = ["/", "/?page=12", "/api/tables/1", "/tables/3", "/tables/3/rows", "/tables/3/changes", "/tables/1/changes",
-             "/consumers", "/tables/1/undo?start=6"]  # fmt: skip
+             "/consumers", "/tables/1/undo?start=6", "/metrics", "/replicas", "/replicas/replica?name=r"]  # fmt: skip
     with asking(tmp_path / "s") as client:
         for path in paths:
             assert client.get(path).status_code == 200  # opens what it needs
