@@ -144,7 +144,7 @@ class WritePath:
         first = len(outcomes)
         while rest := requests[len(outcomes) - first :]:
             now_ms = self._now_ms()
-            count = beginning(rest, self._replaces, partial(self._is_new, now_ms))
+            count = beginning(rest, self._replaces, partial(self._is_new, now_ms)) if len(rest) > 1 else 1
             if count > 1:
                 try:
                     outcomes += map(_applied, self._replace(rest[:count], now_ms))
@@ -486,9 +486,7 @@ class WritePath:
             both = np.empty(len(listed), object)
             both[put], both[~put] = old_of_put, old_of_removed
             old = both.tolist()
-        found = BinaryColumn.from_list(old)
-        there = found.lengths > 0
-        return Exchanged(listed, sums, put, hashes, old, there, found.without_empty())
+        return Exchanged(listed, sums, put, hashes, old, np.fromiter(map(len, old), np.int64, len(old)))
 
     def _batches(
         self,

@@ -23,8 +23,8 @@ enum { ALIGNMENT = 8 };
  * operations, keys   how many
  * order              operations by key; those of the nth key are from starts[nth] to lasts[nth]
  * is_delete          for each operation
- * there              for each key, whether there is an old value
- * old, old_ends      old values of those keys, one after the other
+ * lengths            for each key, the size of its old value; 0 if it has none
+ * old, old_bytes     old values, one after the other
  * sums               of all keys
  * preimages          whether the rows before updates are recorded
  * inserts            whether inserts are told from updates
@@ -32,10 +32,10 @@ enum { ALIGNMENT = 8 };
 typedef struct {
     u64 operations, keys;
     const i64 *order, *starts, *lasts;
-    const u8 *is_delete, *there, *old;
-    const i64 *old_ends;
+    const u8 *is_delete, *old;
+    const i64 *lengths;
     const u64 *sums;
-    u64 preimages, inserts;
+    u64 old_bytes, preimages, inserts;
 } batch_t;
 
 /* Records: for each its type, the operation whose row it has, and the position of the old value that has the columns
@@ -66,17 +66,17 @@ static int is_right(const table_t *table, const weights_t *weights, u64 sum, con
 /* For each operation the row before it. */
 static int rows_before(const table_t *table, const batch_t *batch, i64 *before, u64 *digest) {
     weights_t weights = some_weights();
-    u64 found = 0;
+    u64 start = 0;
     *digest = 0;
     for (u64 key = 0; key < batch->keys; key++) {
         i64 row = NO_ROW, last = batch->lasts[key];
-        if (batch->there[key]) {
-            i64 start = batch->old_ends[found], end = batch->old_ends[found + 1];
-            if (end < start ||
-                !is_right(table, &weights, batch->sums[key], batch->old + start, (u64)(end - start), digest))
+        u64 bytes = (u64)batch->lengths[key];
+        if (bytes) {
+            if (bytes > batch->old_bytes - start ||
+                !is_right(table, &weights, batch->sums[key], batch->old + start, bytes, digest))
                 return ASK_PYTHON;
-            row = STORED - start;
-            found++;
+            row = STORED - (i64)start;
+            start += bytes;
         }
         if (batch->starts[key] < 0 || last >= (i64)batch->operations)
             return ASK_PYTHON;

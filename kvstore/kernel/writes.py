@@ -32,8 +32,8 @@ class Batch(NamedTuple):
         rows: Rows of the operations, at least one.
         order, starts, lasts: See :class:`merge_engines.engine.Operations`.
         is_delete: bool, for each operation.
-        there: bool, for each key, whether there is an old value.
-        old: The old values of those keys.
+        old: uint8, the old values of the keys that have one, one after the other.
+        lengths: int64, for each key the bytes of its old value, 0 if it has none.
         sums: uint64, of all keys.
     """
 
@@ -42,8 +42,8 @@ class Batch(NamedTuple):
     starts: np.ndarray
     lasts: np.ndarray
     is_delete: np.ndarray
-    there: np.ndarray
-    old: BinaryColumn
+    old: np.ndarray
+    lengths: np.ndarray
     sums: np.ndarray
 
 
@@ -171,11 +171,11 @@ class Records:
         buffers = nodes + 2 * len(batch.rows.schema)
         self._buffers = _address(numbers) + WORD * buffers
         self._column, self._array = _exported(batch.rows)
-        self._old = batch.old.flat
+        self._old = batch.old
         given = [np.ascontiguousarray(each) for each in (batch.order, batch.starts, batch.lasts, batch.is_delete)]
-        more = [batch.there, batch.old.flat, batch.old.offsets, batch.sums]
+        given += [self._old, batch.lengths, batch.sums]
         operations = np.array(
-            [count, len(batch.starts), *map(_address, given), *map(_address, more), preimages, inserts], np.uint64
+            [count, len(batch.starts), *map(_address, given), len(self._old), preimages, inserts], np.uint64
         )
         base = _address(numbers)
         self._types = base + WORD * 5 * count

@@ -34,8 +34,7 @@ class Exchanged:
         put: Whether a row was stored for the key.
         hashes: Hashes of the stored rows.
         old: Values that the index held; empty where there was none.
-        there: Whether the index held a value.
-        values: The values that the index held.
+        lengths: int64, bytes of these values.
     """
 
     keys: list[bytes]
@@ -43,12 +42,22 @@ class Exchanged:
     put: np.ndarray
     hashes: np.ndarray
     old: list[bytes]
-    there: np.ndarray
-    values: BinaryColumn
+    lengths: np.ndarray
+
+    @property
+    def there(self) -> np.ndarray:
+        """Whether the index held a value."""
+        there: np.ndarray = self.lengths > 0
+        return there
+
+    @property
+    def values(self) -> BinaryColumn:
+        """The values that the index held."""
+        return BinaryColumn.from_list(self.old).without_empty()
 
     def effect(self, old_digest: int) -> Effect:
         """Change of the count and the digest, given the sum of the hashes of the old rows."""
-        added = np.count_nonzero(self.put) - np.count_nonzero(self.there)
+        added = np.count_nonzero(self.put) - np.count_nonzero(self.lengths)
         return Effect(int(added), digest_of(self.hashes) - old_digest)
 
     def put_back(self, index: Index) -> None:

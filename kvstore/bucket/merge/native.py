@@ -60,16 +60,17 @@ class NativeWrites:
         grouping, changes = request.grouping, request.changes
         if (
             grouping is None
-            or len(exchanged.values) < _STORED_MIN
+            or np.count_nonzero(exchanged.lengths) < _STORED_MIN
             or not changes.rows.schema.equals(self._table.schema)
         ):
             return None
         if not preimages and not changes.is_delete.true_count:
             return None  # the records are the rows as they came
         is_delete = changes.is_delete.to_numpy(zero_copy_only=False)
+        old = np.frombuffer(b"".join(exchanged.old), np.uint8)
         batch = writes.Batch(
             *(changes.rows, grouping.order, grouping.starts, grouping.lasts),
-            *(is_delete, exchanged.there, exchanged.values, exchanged.sums),
+            *(is_delete, old, exchanged.lengths, exchanged.sums),
         )
         # As in Python, without preimages an insert is not told from an update.
         records = writes.Records(self._kernel, self._table, batch, preimages=preimages, inserts=preimages)

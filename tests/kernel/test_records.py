@@ -1,0 +1,68 @@
+"""Old values that say other sizes than they have are not believed, and nothing beyond them is read."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, strategies as st
+
+from kvstore.kernel import library, writes
+from kvstore.meta.state import TableDefinition
+from kvstore.request.grouping import grouped
+from kvstore.request.row_layout import TableLayout
+from logformat.catalog.edits import TableOptions
+from logformat.checksum import hasher
+from logformat.ids import SchemaId, TableId
+from tests.kernel.guarded import guarded
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64(), False),
+        pa.field("a", pa.string()),
+        pa.field("f", pa.bool_()),
+        pa.field("b", pa.binary()),
+    ]
+)
+LAYOUT = TableLayout(TableDefinition(TableId(1), "t", {SchemaId(1): SCHEMA}, ("k",), 1, TableOptions()))
+ROWS = pa.RecordBatch.from_pylist([{"k": nth, "a": "a" * nth, "f": True, "b": b"b" * nth} for nth in range(20)], SCHEMA)
+
+
+def sealed(key: bytes, value: bytes) -> bytes:
+    """The value with the checksum that it would have."""
+    if len(value) < 8 or len(value) % 8:
+        return value
+    hash, _ = hasher(len(key), len(value))(key, bytes(4) + value[4:])
+    return struct.pack("<I", hash & 0xFFFFFFFF) + value[4:]
+
+
+@given(st.integers(0, 1 << 30), st.booleans())
+def test_damaged_values_are_left_to_python(seed: int, seals: bool) -> None:
+    kernel, table, random = library.kernel(), LAYOUT.flat, Random(seed)
+    if kernel is None:
+        return
+    assert table is not None
+    grouping = grouped(LAYOUT, ROWS)
+    keys = grouping.keys.to_list()
+    made = writes.encode(kernel, table, ROWS, ROWS.nbytes, grouping.order[grouping.lasts], grouping.keys)
+    assert made is not None
+    values, _, sums = made
+    old = values.to_list()
+    place = random.choice([0, len(old) - 1, random.randrange(len(old))])
+    damaged = bytearray(old[place])
+    # What says how long the rest is: the sizes of the two texts, after checksum, schema id and null bitmap.
+    at = random.choice([4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15])
+    damaged[at] ^= 1 << random.randrange(8)
+    given = bytes(damaged[: random.choice([len(damaged), len(damaged) - 8, 8, 4])])
+    old[place] = sealed(keys[place], given) if seals else given
+    lengths = np.fromiter(map(len, old), np.int64, len(old))
+    batch = writes.Batch(
+        *(ROWS, grouping.order, grouping.starts, grouping.lasts, np.zeros(len(keys), bool)),
+        *(guarded(b"".join(old)), lengths, sums),
+    )
+    found = writes.Records(kernel, table, batch, preimages=True, inserts=True)
+    assert found.count == 0 or seals
+    if found.count:
+        found.rows().validate()
