@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvstore.errors import CorruptData, MissingVersion, UnsupportedVersion
 from kvstore.replica.check import read_object
+from kvstore.shared.first import first_epoch, is_before, listed_numbers
 from kvstore.shared.table import SharedTable
 from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId
@@ -54,19 +55,20 @@ class SharedReport:
 def report_of(table: SharedTable) -> SharedReport:
     """Verify a table; see ``check``."""
     while True:
-        numbers = _numbers(table)
-        report = _Check(table).run(min(numbers), max(numbers))
+        numbers = listed_numbers(table)
+        report = _Check(table).run(_first(table, numbers), numbers[-1])
         # A vacuum may have removed what was found missing.
-        if report or min(_numbers(table)) == min(numbers):
+        if report or listed_numbers(table)[0] == numbers[0]:
             return report
 
 
-def _numbers(table: SharedTable) -> list[int]:
-    prefix = shared_table.epochs_prefix(table.described.table_id)
-    listed = [int(name.removeprefix(prefix)) for name, _ in table.client.list(prefix)]
-    if not listed:
-        raise MissingVersion("The epochs of the shared table are gone.", table=table.described.name, url=table.url)
-    return listed
+def _first(table: SharedTable, numbers: list[int]) -> int:
+    """The first epoch to be checked: that of the table; if that can't be known, the first one that is there."""
+    try:
+        newest = table.epoch(numbers[-1])
+        return numbers[0] if newest is None else first_epoch(table, numbers, newest)
+    except (CorruptData, MissingVersion):
+        return numbers[0]
 
 
 class _Check:
@@ -92,7 +94,7 @@ class _Check:
                 newest = self._newest(found, full)
                 for bucket in range(self._table.definition.buckets):
                     sizes |= {} if newest is None else newest.sizes(BucketId(bucket))
-            elif not _is_before(found, full, newest):
+            elif not is_before(found, full, newest):
                 reason = f"It has other ranges than epoch {newest.epoch}."
                 self._add("BAD", shared_table.epoch_name(found.table_id, number), reason)
             for bucket, snapshots in enumerate(full.snapshots if full is found else []):
@@ -138,12 +140,3 @@ class _Check:
         except CorruptData as error:
             gone = isinstance(error.__cause__, FileNotFoundError)
             self._add("MISSING" if gone else "BAD", str(name), error.message)
-
-
-def _is_before(found: EpochObject, full: EpochObject, newest: SharedEpoch) -> bool:
-    """Whether the ranges of an earlier epoch are the first ones of the newest."""
-    for more, first, now in zip(found.ranges, full.ranges, newest.ranges, strict=True):
-        at = 0 if found is full else len(first)
-        if now[at : at + len(more)] != more:
-            return False
-    return True

@@ -237,10 +237,12 @@ class SharedTable:
         if snapshots:
             taken = [snapshots.get(BucketId(bucket), before) for bucket, before in enumerate(base.snapshots)]
             made = replace(made, snapshots=taken).as_full()
-        if not self._created(made):
+        is_there = self._created(made)
+        if self._is_removed(base.epoch):
+            # A vacuum may have removed this one, too; or the name was free because it had removed the one that had it.
+            is_there = self._has(made, base, writer)
+        if not is_there:
             return None
-        if self._is_removed(base.epoch) and not self._has(made, base, writer):
-            return None  # the name was free because a vacuum had removed the epoch that had it; the next removes this
         self._note(made.epoch)
         return made
 

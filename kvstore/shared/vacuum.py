@@ -5,7 +5,8 @@
 * What no epoch names may be of a write that is under way: it goes after a week, and commits take place within five days
   of their first upload.
 * Manifests go from the oldest on, so those that are left have no holes. A writer whose base is removed finds out after
-  it has created the next epoch (:meth:`SharedTable.commit`).
+  it has created the next epoch (:meth:`SharedTable.commit`). That one is none of the table, and goes with the next
+  vacuum, as does what a vacuum that was stopped has left (:mod:`kvstore.shared.first`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uuid import uuid4
 
 from kvstore.errors import MissingVersion
 from kvstore.replica.client import Client
+from kvstore.shared.first import first_epoch, listed_numbers
 from kvstore.shared.table import SharedTable
 from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId
@@ -47,13 +49,24 @@ class VacuumSummary:
 
 def remove_unneeded(table: SharedTable, *, older_than_ms: int, retain_last: int, dry_run: bool) -> VacuumSummary:
     """Remove old manifests and what no epoch names; see ``vacuum``."""
+    while True:
+        before = listed_numbers(table)[0]
+        try:
+            return _removed(table, older_than_ms, retain_last, dry_run=dry_run)
+        except MissingVersion:
+            if listed_numbers(table)[0] <= before:
+                raise
+            # else another vacuum has removed it: begin again
+
+
+def _removed(table: SharedTable, older_than_ms: int, retain_last: int, *, dry_run: bool) -> VacuumSummary:
     client, id = table.client, table.described.table_id
     prefix = shared_table.epochs_prefix(id)
     # Listed before the newest epoch is read: what that does not name was not committed before.
     listed = dict(client.list(shared_table.objects_prefix(id)))
     newest, now_ms = table.newest(), _now_ms(client)
     numbers = sorted(int(name.removeprefix(prefix)) for name in listed if name.startswith(prefix))
-    first = _first_retained(table, numbers, newest, now_ms - older_than_ms, retain_last)
+    first = _first_retained(table, _numbers_of(table, numbers, newest), newest, now_ms - older_than_ms, retain_last)
     named = set(_named(table, newest, first))
     epochs = [shared_table.epoch_name(id, number) for number in numbers if number < first]
     parsed = {name: parse_name(name) for name in listed}
@@ -67,6 +80,16 @@ def remove_unneeded(table: SharedTable, *, older_than_ms: int, retain_last: int,
             client.delete(name)
     sizes = listed | staged
     return VacuumSummary(len(epochs), len(unneeded), sum(sizes[name] for name in (*epochs, *unneeded)), first)
+
+
+def _numbers_of(table: SharedTable, numbers: list[int], newest: SharedEpoch) -> list[int]:
+    """The numbers of the table's epochs up to the newest, of those that are there."""
+    known = set(numbers)
+    begin = newest.epoch
+    while begin - 1 in known:
+        begin -= 1
+    first = first_epoch(table, range(begin, newest.epoch + 1), newest)
+    return list(range(first, newest.epoch + 1))
 
 
 def _now_ms(client: Client) -> int:
@@ -90,7 +113,7 @@ def _first_retained(
 
     # Manifests are created in the order of their numbers.
     old = bisect_left(candidates, older_than_ms, key=modified_ms)
-    first = candidates[old] if old < len(candidates) else max(newest.epoch - retain_last + 1, min(numbers))
+    first = candidates[old] if old < len(candidates) else max(newest.epoch - retain_last + 1, numbers[0])
     return _existing(table, first).full
 
 

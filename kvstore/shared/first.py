@@ -1,0 +1,60 @@
+"""Finds where the epochs of a shared table begin: with a full one that has a beginning of its history.
+
+Before it may be what does not count, and what the next vacuum removes: epochs that add to one that is gone, because a
+vacuum was stopped, and those of writers that were so slow that a vacuum had removed what had the name before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.errors import MissingVersion
+from kvstore.shared.table import SharedTable
+from logformat.replica import shared_table
+from logformat.replica.shared_table import EpochObject, SharedEpoch
+
+
+def listed_numbers(table: SharedTable) -> list[int]:
+    """Numbers of all epochs that are there, in order; not all of them need be the table's.
+
+    Raises:
+        MissingVersion: There are none.
+        Unavailable: The object store can't be reached.
+    """
+    prefix = shared_table.epochs_prefix(table.described.table_id)
+    found = sorted(int(name.removeprefix(prefix)) for name, _ in table.client.list(prefix))
+    if not found:
+        raise MissingVersion("The epochs of the shared table are gone.", table=table.described.name, url=table.url)
+    return found
+
+
+def first_epoch(table: SharedTable, numbers: Sequence[int], newest: SharedEpoch) -> int:
+    """Number of the first epoch of a table.
+
+    Args:
+        numbers: Numbers of epochs that are there, in order.
+
+    Raises:
+        CorruptData: The object of an epoch is damaged.
+        Unavailable: The object store can't be reached.
+    """
+    for number in numbers:
+        if number >= newest.full:
+            break
+        found = table.stored(number)
+        if found is not None and found.full is None and is_before(found, found, newest):
+            return number
+    return newest.full
+
+
+def is_before(found: EpochObject, full: EpochObject, newest: SharedEpoch) -> bool:
+    """Whether the ranges of an earlier epoch are the first ones of the newest.
+
+    Args:
+        full: The object of the full epoch to which it adds; the same object if it is full itself.
+    """
+    for more, first, now in zip(found.ranges, full.ranges, newest.ranges, strict=True):
+        at = 0 if found is full else len(first)
+        if now[at : at + len(more)] != more:
+            return False
+    return True
