@@ -51,7 +51,10 @@ class WheelHook(BuildHookInterface):
         from kvstore.kernel.build import build
         from kvstore.kernel.library import library_path
 
+        zig = Path(self.root, ZIG)
+        if not zig.exists():
+            raise FileNotFoundError("Install the C compiler of these wheels first: make .venv/zig/ready")
         directory = self._built.enter_context(tempfile.TemporaryDirectory())
-        os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(Path(self.root, ZIG).parents[1] / "cache"))
-        compiler = (str(Path(self.root, ZIG)), "-m", "ziglang", "cc", "-target", target)
+        os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig.parents[1] / "cache"))
+        compiler = (str(zig), "-m", "ziglang", "cc", "-target", target)
         return build(Path(directory, library_path().name), ["-g0"], compiler)
