@@ -42,12 +42,12 @@ static inline u64 number_of(const keys_t *keys, u64 row, u64 from) {
     return word;
 }
 
+/* Order of two keys; none begins with another. */
 static int compare(const keys_t *keys, u64 one, u64 other, u64 from) {
     u64 bytes = key_bytes(keys, one), others = key_bytes(keys, other), common = bytes < others ? bytes : others;
-    int order = from < common ? memcmp(keys->keys + keys->ends[one] + from, keys->keys + keys->ends[other] + from,
-                                       common - from)
-                              : 0;
-    return order ? order : (bytes > others) - (bytes < others);
+    return from < common ? memcmp(keys->keys + keys->ends[one] + from, keys->keys + keys->ends[other] + from,
+                                  common - from)
+                         : 0;
 }
 
 /* Bytes from one on that all entries have in common. */
