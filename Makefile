@@ -49,10 +49,12 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 # Wheels with the connector: one for all systems, and those with the native kernel. pip wheel . gives one without both.
 SYSTEMS := linux-x86_64 linux-aarch64 macos-arm64
 WHEEL := env HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+# Not $(MAKE) in the step itself: make -n would run all of that.
+ZIG = $(MAKE) --no-print-directory .venv/zig/ready
 
 wheel: setup
 	@$(STEP) "wheel" $(WHEEL)
-	@if $(MAKE) --no-print-directory .venv/zig/ready; then \
+	@if $(ZIG); then \
 	  for system in $(SYSTEMS); do $(STEP) "wheel of $$system" env KVSTORE_WHEEL=$$system $(WHEEL) || exit; done; \
 	else echo "The wheels with the native kernel are left out ($(SYSTEMS)): ziglang can't be installed."; fi
 
@@ -84,7 +86,7 @@ test-long: setup lint .venv/connect .venv/docs
 # Tries every promise of reliability; docs/reliability.md has the figures.
 # make proof PEERS=1 also tries other stores under the same damage, which takes a quarter of an hour.
 proof: setup .venv/proof $(if $(PEERS),proof-peers)
-	@$(MAKE) --no-print-directory .venv/zig/ready || echo "Wheels with the native kernel are not tried: no ziglang."
+	@$(ZIG) || echo "Wheels with the native kernel are not tried: no ziglang."
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
 

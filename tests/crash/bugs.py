@@ -20,6 +20,7 @@ from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.environment import Environment
 from kvstore.files import Files
 from kvstore.index.index import Index
+from kvstore.kernel import library
 from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
 from kvstore.meta.image import TXID_MAX
@@ -61,9 +62,9 @@ def _index_is_committed_before_the_log_is_synced() -> Patches:
     return [patch.object(WritePath, "commit", commit)]
 
 
-def _no_small_writes() -> Any:
+def _no_other_ways() -> Patches:
     """For bugs of the long way."""
-    return patch.object(apply, "small_writes", return_value=None)
+    return [patch.object(apply, "small_writes", return_value=None), library.switched_off()]
 
 
 def _file_is_published_before_it_is_synced() -> Patches:
@@ -110,7 +111,7 @@ def _empty_batch_is_not_appended() -> Patches:
                 end = self.state.applied_offset
                 return Applied(AppendResult(end, end, False, 0), None)
 
-    return [patch.object(bucket_recovery, "WritePath", WithoutEmptyBatches), _no_small_writes()]
+    return [patch.object(bucket_recovery, "WritePath", WithoutEmptyBatches), *_no_other_ways()]
 
 
 def _replay_merges_again() -> Patches:
@@ -144,7 +145,7 @@ def _checksum_leaves_the_header_out() -> Patches:
         return crc32c(data[header:])
 
     checksums = patch.object(apply, "encode_parts", encode_parts), patch.object(batches, "checksum", checksum)
-    return [*checksums, _no_small_writes()]
+    return [*checksums, *_no_other_ways()]
 
 
 def _image_is_not_synced() -> Patches:
