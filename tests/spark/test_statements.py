@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 import kvstore
+from kvstore.errors import Conflict
 from kvstore.spark.connector.messages import Broken, Messages
 from kvstore.spark.connector.plans import encode_read
 from kvstore.spark.connector.requests import answer
@@ -151,6 +152,17 @@ def test_an_update_that_assigns_a_number_of_the_table_is_refused(run: Run, store
     run("UPDATE kv.t SET n = n, s = 'b' WHERE k = 1")
     run(merge.format("NULL"))
     assert rows_of(table) == before | {1: ("b", before[1][1]), 2: ("b", before[2][1])}
+
+
+def test_an_update_of_a_row_that_has_another_number_by_now_conflicts(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA.set(2, pa.field("n", pa.int64())), "k", auto_increment="n")
+    table.upsert([{"k": 1, "s": "a"}])
+    statement = RowsRead({bucket: end for bucket, (_, end) in table.offsets().items()})
+    table.delete([1])
+    table.upsert([{"k": 1, "s": "a"}])
+    update = pa.record_batch({"k": [1], "s": ["b"], "n": [1], "_change_type": ["update_postimage"]})
+    with pytest.raises(Conflict, match="have changed since it has read them"):
+        statement.completed(table, update, store.runtime.definition("t").schema_id)
 
 
 @pytest.mark.parametrize(
