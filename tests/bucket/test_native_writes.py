@@ -146,3 +146,18 @@ def test_damage_is_found(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) 
     assert {row["s"] for row in rows_of(table)} == {"a"}
     table.upsert(batch_of("c"))
     assert {row["s"] for row in rows_of(table)} == {"c"}
+
+
+def test_what_lies_under_nulls_goes_where_python_puts_it(tmp_path: Path) -> None:
+    """With few stored rows, Arrow writes the columns of a batch as they came."""
+    floats = strategies.under_nulls(pa.array([1.5, 2.5, 3.5, 4.5]), [False, True, True, False])
+    rows = pa.RecordBatch.from_arrays([pa.array([1, 2, 3, 4]), pa.array(list("abcd")), floats], schema=SCHEMA)
+    found = []
+    for name, way in (("with", nullcontext()), ("without", library.switched_off())):
+        with way, noticed(), store_at(tmp_path / name) as store:
+            for stored in range(4):
+                table = store.create_table(f"t{stored}", SCHEMA, "k")
+                table.upsert(rows.slice(0, stored))
+                table.upsert(rows)
+                found.append(written(table))
+    assert found[:4] == found[4:]
