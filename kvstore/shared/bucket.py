@@ -17,7 +17,7 @@ import lmdb
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
-from kvstore.errors import CorruptData
+from kvstore.errors import CorruptData, OffsetOutOfRange
 from kvstore.files import Files
 from kvstore.lock import ProcessLock
 from kvstore.log.segment_writer import EncodedBatch
@@ -94,7 +94,8 @@ def apply_changes(
     try:
         try:
             encoded = _encoded(table, base, place, request, files, clock)
-        except (CorruptData, lmdb.Error):  # the copy is damaged, or a range of the epoch: that is raised again
+        except (CorruptData, OffsetOutOfRange, lmdb.Error):
+            # The copy is damaged, its parts are of different times, or a range of the epoch is damaged: raised again.
             files.remove_tree(place.directory)
             encoded = _encoded(table, base, place, request, files, clock)
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.shared.snapshots import take_snapshots
 from tests.replica.objects import Objects
 from tests.shared.hosts import Host, created, read, upserts
 
@@ -132,3 +133,22 @@ def test_a_copy_after_the_epoch_of_a_slow_task_is_left_as_it_is(hosts: Hosts) ->
     saved = record.read_bytes()
     assert one.ranges(before, upserts([1], 0)) is None
     assert record.read_bytes() == saved
+
+
+def test_a_copy_whose_index_ends_before_its_log_begins_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
+    """Its log begins with a snapshot; the index was put back from a backup of before."""
+    one, two = hosts
+    one.write(upserts([1], 1))
+    one.write(upserts([1], 2))
+    shutil.copytree(next(one.cache.rglob("index")), tmp_path / "index")
+    for value in (4, 8):
+        two.write(upserts([1], value))
+    take_snapshots(one.table, tmp_path / "taken", one.clock, again=False)
+    shutil.rmtree(one.cache)
+    for value in (16, 32):
+        one.write(upserts([1], value))
+    index = next(one.cache.rglob("index"))
+    shutil.rmtree(index)
+    shutil.copytree(tmp_path / "index", index)
+    one.write(upserts([1], 64))
+    assert read(one.table, tmp_path)[0] == {1: 127}

@@ -405,7 +405,7 @@ class TestOpening:
     @pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "az://c/x", "memory://x", "https://host/x"])
     def test_the_url_of_an_object_store(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(UnsupportedOperation, match="only read: kvstore.open\\(url, read_only=True\\)"):
+        with pytest.raises(UnsupportedOperation, match=r"only read: kvstore.open\(url, read_only=True\)"):
             kvstore.open(url)
         for read_only in (False, True):
             with pytest.raises(InvalidRequest, match="a directory on a local disk") as raised:
