@@ -14,8 +14,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -98,8 +99,12 @@ class View:
         return {id: writer_entry.decode_entry(id, value) for id, value in found if value is not None}
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values of keys, in order; empty where a key is missing. No stored value is empty."""
-        return list(map(self._transaction.get, keys, repeat(b"")))
+        """Values of keys, in order; empty where a key is missing. No stored value is empty.
+
+        Raises:
+            CorruptData: One is.
+        """
+        return _or_empty(map(self._transaction.get, keys))
 
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """For each key whether it is there, bool ``(n,)``; and the values of those that are, in their order.
@@ -277,14 +282,22 @@ class Index:
         self._writable()
 
     def replace(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
-        """Store rows and return the values they replace, empty if none. Keys are sorted and unique."""
+        """Store rows and return the values they replace, empty if none. Keys are sorted and unique.
+
+        Raises:
+            CorruptData: A value is damaged. The open transaction is to be aborted.
+        """
         with self._writable().cursor() as cursor:
-            replaced = [old or b"" for old in map(cursor.replace, keys, values)]
+            replaced = _or_empty(map(cursor.replace, keys, values))
         self._touched += len(keys)
         return replaced
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values of keys, committed or not; empty where there is none."""
+        """Values of keys, committed or not; empty where there is none.
+
+        Raises:
+            CorruptData: A value is damaged.
+        """
         return View(self._writable()).get(keys)
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
@@ -299,10 +312,14 @@ class Index:
         self._touched += len(keys)
 
     def remove(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Remove rows and return their values, empty if there is none. Keys are sorted and unique."""
+        """Remove rows and return their values, empty if there is none. Keys are sorted and unique.
+
+        Raises:
+            CorruptData: A value is damaged. The open transaction is to be aborted.
+        """
         transaction = self._writable()
         self._touched += len(keys)
-        return [old or b"" for old in map(transaction.pop, keys)]
+        return _or_empty(map(transaction.pop, keys))
 
     def put_writer(self, writer_id: WriterId, entry: WriterEntry | None) -> None:
         """Store a writer's entry; None removes it."""
@@ -417,3 +434,12 @@ def _until(pairs: Iterator[tuple[bytes, bytes]], stop: bytes) -> Iterator[tuple[
         if pair[0] >= stop:
             return
         yield pair
+
+
+def _or_empty(values: Iterable[bytes | None]) -> list[bytes]:
+    """Values of rows, empty where there is none."""
+    return [b"" if value is None else value or _lost() for value in values]
+
+
+def _lost() -> NoReturn:
+    raise CorruptData("A row of the index is empty; run `kvstore check`.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import lmdb
@@ -14,6 +15,7 @@ import pytest
 import kvstore
 from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
 from kvstore.index.index import Index
+from kvstore.kernel import library
 from kvstore.log import segments
 from kvstore.options import StoreOptions
 from kvstore.store import Store
@@ -168,6 +170,37 @@ def test_only_the_request_at_fault_fails(store_path: Path, disk: FailingDisk) ->
         assert all(row["v"] == 1 for row in found)
         with pytest.raises(CorruptData):
             table.get(5)
+        assert not store.check().ok
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("change", ["put_one", "put_many", "delete_one", "delete_many", "add_many"])
+def test_a_row_whose_stored_size_became_zero_is_damaged_and_not_new(
+    store_path: Path, change: str, native: bool
+) -> None:
+    with kvstore.open(store_path) as store:
+        engine = kvstore.Aggregate({"v": "sum"}) if change == "add_many" else "last_row"
+        table = store.create_table("t", SCHEMA, primary_key="k", merge_engine=engine)
+        table.upsert([{"k": key, "v": 0} for key in range(200)])
+    with lmdb.open(str(store_path / "tables/1/0/index")) as environment, environment.begin(write=True) as transaction:
+        assert transaction.put(b"\x02\x80" + bytes(6) + b"\x05", b"")
+    many = [{"k": key, "v": 1} for key in range(100)]
+    with nullcontext() if native else library.switched_off(), kvstore.open(store_path) as store:
+        table = store.table("t")
+        changes = {
+            "put_one": lambda: table.upsert({"k": 5, "v": 1}),
+            "put_many": lambda: table.upsert(pa.Table.from_pylist(many)),
+            "delete_one": lambda: table.delete({"k": 5}),
+            "delete_many": lambda: table.delete(pa.table({"k": range(100)})),
+            "add_many": lambda: table.upsert(pa.Table.from_pylist(many)),
+        }
+        with pytest.raises(CorruptData, match="kvstore check"):
+            changes[change]()
+        with pytest.raises(CorruptData):
+            table.get(5)
+        assert (table.count(), table.changelog().read_all().num_rows) == (200, 200)
+        table.upsert({"k": 6, "v": 1})
+        assert table.get(6) == {"k": 6, "v": 1}
         assert not store.check().ok
 
 

@@ -62,10 +62,11 @@ def merge_small(
     for code, cells, after, its_hash in operations:
         before = rows.get(code)
         if before is None:
-            before = rows[code] = get(code) or b""
-            if before:
-                old_bytes += len(before)
-                old_hash = writes.rows.hash_of(code, before)
+            stored = get(code)
+            before = rows[code] = stored or b""
+            if stored is not None:
+                old_bytes += len(stored)
+                old_hash = writes.rows.hash_of(code, stored)
                 if old_hash is None or old_bytes > BYTES_MAX:
                     return None
                 old_hashes[code] = old_hash
