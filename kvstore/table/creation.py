@@ -161,7 +161,8 @@ class TableDirectories:
                 self._refuse_unknown(state)
                 orphans = self._ids() - state.tables.keys()
                 for id in orphans:
-                    self._files.rename(self._tables / str(id), self._tables / f"{id}.{state.txid}{paths.TEMPORARY}")
+                    with suppress(FileNotFoundError):  # the process that dropped it has just removed it
+                        self._files.rename(self._tables / str(id), self._tables / f"{id}.{state.txid}{paths.TEMPORARY}")
             for id in orphans:
                 if id < state.next_table_id:  # it was in the catalog once, and is never again
                     Staging(self._store, id, self._files).sweep(())

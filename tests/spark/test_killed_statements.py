@@ -13,6 +13,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -72,7 +73,7 @@ def test_a_helper_that_is_killed_in_the_middle_of_a_merge(spark: SparkSession, s
         def merge() -> None:
             try:
                 run(MERGE.format(number=1))
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:  # the second if a job fails as it writes
                 failed.append(str(error))
 
         statement = threading.Thread(target=merge)

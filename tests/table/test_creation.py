@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -216,6 +217,27 @@ def test_two_processes_create_tables_at_once(store: kvstore.Store) -> None:
     assert store.table("theirs").count() == 1
     check_usable(store, "ours")
     assert tables_in(store.path) == ids(store)
+
+
+def test_a_table_is_created_while_another_process_removes_the_files_of_one_it_dropped(store_path: Path) -> None:
+    class Dropping(Files):
+        """A disk on which the files of the dropped table go just before they are renamed."""
+
+        def rename(self, old: Path, new: Path) -> None:
+            if old == dropped:
+                self.remove_tree(old)
+            super().rename(old, new)
+
+    with kvstore.open(store_path) as store:
+        dropped = store.create_table("t", SCHEMA, "k").bucket(0).handle.place.directory.parent
+        other = store_path.parent / "kept"
+        shutil.copytree(dropped, other)
+        store.drop_table("t")
+    shutil.copytree(other, dropped)
+    with Store(store_path, StoreOptions(), files=Dropping()) as store:
+        store.create_table("u", SCHEMA, "k")
+        check_usable(store, "u")
+    assert not dropped.exists()
 
 
 def test_a_stopped_creation_is_named_and_stops_nothing_else(
