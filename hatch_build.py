@@ -57,4 +57,4 @@ class WheelHook(BuildHookInterface):
         directory = self._built.enter_context(tempfile.TemporaryDirectory())
         os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(zig.parents[1] / "cache"))
         compiler = (str(zig), "-m", "ziglang", "cc", "-target", target)
-        return build(Path(directory, library_path().name), ["-g0"], compiler)
+        return build(Path(directory, library_path().name), ["-g0", "-Werror"], compiler)

@@ -6,8 +6,8 @@
 #include "common.h"
 
 enum { FIXED, FLAG, VARIABLE }; /* kinds of columns */
-enum { OF_KEY = UINT32_MAX };   /* the place of a column of the key, which no value has */
 enum { KEY_COLUMNS_MAX = 64 };
+#define OF_KEY UINT32_MAX /* the place of a column of the key, which no value has */
 
 /* The struct of the interface. */
 typedef struct arrow_array {

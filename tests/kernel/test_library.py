@@ -51,6 +51,20 @@ def test_sources_that_do_not_compile_leave_the_library(room: Path) -> None:
     assert {path.name for path in room.iterdir()} == {"one.c", first.name}
 
 
+def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
+    if shutil.which(build.COMPILER) is None:
+        return
+    build.build(tmp_path / "kernel.so", ("-O0", "-Werror"))
+
+
+def test_a_machine_of_another_byte_order_goes_without(tmp_path: Path) -> None:
+    if shutil.which(build.COMPILER) is None:
+        return
+    other = "__BYTE_ORDER__"
+    with pytest.raises(UnsupportedOperation, match="little-endian"):
+        build.build(tmp_path / "kernel.so", (f"-U{other}", f"-D{other}=__ORDER_BIG_ENDIAN__"))
+
+
 def test_without_a_compiler_the_set_up_says_so(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(SystemExit, match=r"Without the native kernel, .*There is no C compiler"):
