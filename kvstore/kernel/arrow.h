@@ -39,10 +39,9 @@ typedef struct {
     part_t parts[];
 } table_t;
 
-/* One column of the rows at hand; validity is NULL if no row is null. */
+/* One column of the rows at hand, whose buffers may begin at any address; validity is NULL if no row is null. */
 typedef struct {
-    const u8 *validity, *data;
-    const int32_t *offsets;
+    const u8 *validity, *data, *offsets;
     u64 first; /* the row of its buffers that is row 0 */
 } cells_t;
 
@@ -52,13 +51,18 @@ static inline int has(const cells_t *cells, u64 row) {
     return !cells->validity || bit_at(cells->validity, cells->first + row);
 }
 
-static inline u64 text_bytes(const cells_t *cells, u64 row) {
-    return (u64)(cells->offsets[cells->first + row + 1] - cells->offsets[cells->first + row]);
+/* Where the text of a row begins in the data; that of the row after it is where it ends. */
+static inline i64 text_start(const cells_t *cells, u64 row) {
+    int32_t offset;
+    memcpy(&offset, cells->offsets + (cells->first + row) * sizeof offset, sizeof offset);
+    return offset;
 }
 
-static inline const u8 *text_at(const cells_t *cells, u64 row) {
-    return cells->data + cells->offsets[cells->first + row];
+static inline u64 text_bytes(const cells_t *cells, u64 row) {
+    return (u64)(text_start(cells, row + 1) - text_start(cells, row));
 }
+
+static inline const u8 *text_at(const cells_t *cells, u64 row) { return cells->data + text_start(cells, row); }
 
 /* The nth column of rows. */
 static inline cells_t cells_of(const arrow_array_t *rows, const table_t *table, u64 nth) {
@@ -81,9 +85,8 @@ static inline int fit(const arrow_array_t *rows, const table_t *table) {
         i64 buffers = table->parts[nth].kind == VARIABLE ? 3 : 2;
         if (column->n_buffers != buffers || column->dictionary || column->length < rows->length)
             return 0;
-        for (i64 buffer = 1; rows->length && buffer < 2; buffer++)
-            if (!column->buffers[buffer])
-                return 0;
+        if (rows->length && !column->buffers[1])
+            return 0;
     }
     return 1;
 }

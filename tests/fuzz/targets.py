@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import CorruptData, InvalidRequest
-from tests.fuzz import catalog_targets, kernel_targets, log_targets, replica_targets, request_targets, segment_targets
+from tests.fuzz import (
+    catalog_targets,
+    kernel_targets,
+    log_targets,
+    replica_targets,
+    request_targets,
+    segment_targets,
+    write_targets,
+)
 
 ALLOWED = (CorruptData, InvalidRequest)
 """UnsupportedVersion is a CorruptData."""
@@ -57,5 +65,6 @@ TARGETS = {
     "index_pages": Target(kernel_targets.index_pages, kernel_targets.index_pages_seeds, 3, 20),
     "scanned_pages": Target(kernel_targets.scanned_pages, kernel_targets.index_pages_seeds, 0.5, 20),
     "native_rows": Target(kernel_targets.native_rows, kernel_targets.native_rows_seeds, 1, 20),
+    "native_writes": Target(write_targets.native_writes, write_targets.native_writes_seeds, 0.5, 20),
     "rebuild": Target(segment_targets.rebuild, segment_targets.rebuild_seeds, 0.003, 15),
 }

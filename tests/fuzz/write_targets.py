@@ -1,0 +1,275 @@
+"""A target about writes by the native kernel: it makes the groups, values and change records that Python makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle, islice
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.bucket import cdc
+from kvstore.errors import KeyTooLarge
+from kvstore.kernel import library, writes
+from kvstore.meta.state import TableDefinition
+from kvstore.request.request import Grouping, group
+from kvstore.request.row_layout import TableLayout
+from kvstore.request.rules import OVERWRITE
+from kvstore.request.sizes import bytes_of
+from kvstore.request.take_rows import take_rows
+from logformat.binary_column import WORD, BinaryColumn
+from logformat.catalog.edits import TableOptions
+from logformat.checksum import hasher, key_sums
+from logformat.ids import SchemaId, TableId
+from logformat.log import arrow_message
+from logformat.rows.schema import fixed_width, is_variable
+from merge_engines.engine import Operations
+from tests.kernel.guarded import guarded
+
+_KEYS = [
+    *(("n", pa.int64()), ("f", pa.bool_()), ("d", pa.decimal128(20, 2)), ("x", pa.binary(7)), ("u", pa.uint16())),
+    *(("s", pa.string()), ("r", pa.binary())),
+]
+_VALUES = [
+    *(("a", pa.int32()), ("b", pa.string()), ("c", pa.bool_()), ("e", pa.binary()), ("g", pa.int8())),
+    *(("h", pa.float16()), ("i", pa.decimal128(30, 2)), ("j", pa.binary(3)), ("k", pa.timestamp("us", "UTC"))),
+    *(("l", pa.string()), ("m", pa.bool_())),
+]
+_SCHEMA = SchemaId(1)
+
+
+def _layout(key: Sequence[str], values: int) -> TableLayout:
+    """Of a table with these columns in its key, and so many others around them."""
+    keys = [pa.field(name, kind, False) for name, kind in _KEYS if name in key]
+    others = [pa.field(name, kind, name not in "al") for name, kind in _VALUES[:values]]
+    schema = pa.schema([*others[:2], *keys, *others[2:]])
+    return TableLayout(TableDefinition(TableId(1), "t", {_SCHEMA: schema}, tuple(key), 1, TableOptions()))
+
+
+_LAYOUTS = [_layout("sn", 11), _layout("n", 9), _layout("xduf", 11), _layout("rs", 3), _layout("f", 0)]
+
+
+class _Part(NamedTuple):
+    """A column as bytes: its buffers, what it says about its nulls, and where in them it begins."""
+
+    kind: pa.DataType
+    count: int
+    buffers: list[bytes | None]
+    nulls: int
+    offset: int
+
+    def array(self, placed: Callable[[bytes], np.ndarray]) -> pa.Array:
+        buffers = [None if each is None else pa.py_buffer(placed(each)) for each in self.buffers]
+        return pa.Array.from_buffers(self.kind, self.count, buffers, self.nulls, self.offset)
+
+
+class _Given:
+    """Numbers and bytes that are made of other bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = cycle(data or b"\0")
+
+    def number(self, end: int) -> int:
+        return next(self._bytes) % end
+
+    def bytes(self, count: int) -> bytes:
+        return bytes(islice(self._bytes, count))
+
+
+def native_writes(data: bytes) -> None:
+    """Rows with any bytes, some of them deletes, take the place of others, some of which have any bytes, too."""
+    given = _Given(data)
+    layout, preimages = _LAYOUTS[given.number(len(_LAYOUTS))], given.number(3) > 0
+    placed = guarded if given.number(3) else _misplaced
+    count, first = 1 + given.number(40), given.number(10)
+    different = 1 + given.number(min(12, first + count))
+    which = [given.number(different) for _ in range(first + count)]
+    parts = [_part(given, field, first, which, is_key=field.name in layout.key_names) for field in layout.schema]
+    is_delete = np.array([given.number(5) == 0 for _ in range(count)])
+    plain = pa.RecordBatch.from_arrays([part.array(_copied) for part in parts], schema=layout.schema)
+    rows = pa.RecordBatch.from_arrays([part.array(placed) for part in parts], schema=layout.schema)
+    grouping = _grouped(layout, plain, rows)
+    sums = key_sums(grouping.keys)
+    lasts = grouping.order[grouping.lasts]
+    _assert_same_values(layout, plain, rows, grouping, np.where(is_delete[lasts], -1, lasts))
+    old, is_any = _old_values(given, layout, plain, grouping)
+    expected = partial(_records, layout, plain, grouping, is_delete, old, preimages=preimages)
+    if (found := _found_records(layout, rows, grouping, is_delete, old, sums, preimages=preimages)) is None:
+        types, _, _ = expected()  # raises what is wrong
+        assert library.kernel() is None or not len(types), "the kernel knows all that is right"
+        return
+    types, change_rows, digest = expected()
+    assert found.types.tobytes() == types.tobytes()
+    assert found.digest % 2**64 == digest
+    its_rows = found.rows()
+    body = guarded(bytes(found.body_bytes))
+    found.fill(body)
+    its_rows.validate()
+    if is_any or sum(map(bool, old)) < 2:  # with fewer, Arrow may write what lies under nulls
+        assert _encoded(layout, its_rows) == _encoded(layout, change_rows)
+    else:
+        message = bytes(arrow_message.encode(its_rows, None))
+        assert message == bytes(arrow_message.encode(change_rows, None))
+        assert body.tobytes() in message
+
+
+def native_writes_seeds() -> list[bytes]:
+    """Rows for each layout: some that begin at odd addresses, and some with nothing but zeros in them."""
+    random = Random(1)
+    heads = [bytes([nth, 1, nth & 1, 12, 0, 3]) for nth in range(len(_LAYOUTS))]
+    return [head + more for head in heads for more in (random.randbytes(600), b"\0")]
+
+
+def _part(given: _Given, field: pa.Field, first: int, which: Sequence[int], *, is_key: bool) -> _Part:
+    """A column; equal numbers in ``which`` have equal values in a column of the key."""
+    rows = len(which)
+    nth = which if is_key else range(rows)
+    bitmap_bytes = (rows + 7) // 8
+    validity, nulls = None, 0
+    if field.nullable and given.number(3):
+        validity = given.bytes(bitmap_bytes)
+        there = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[first:rows]
+        nulls = int(np.count_nonzero(there == 0)) if given.number(2) else -1
+    if pa.types.is_boolean(field.type):
+        bits = [given.number(2) for _ in range(rows)]
+        buffers = [np.packbits([bits[each] for each in nth], bitorder="little").tobytes()]
+    elif is_variable(field.type):
+        longest = 200 if given.number(8) == 0 else 9
+        texts = [given.bytes(given.number(longest)) for _ in range(rows)]
+        if pa.types.is_string(field.type):
+            texts = [bytes(byte & 0x7F for byte in text) for text in texts]
+        before = b"\0" * given.number(4)
+        ends = np.cumsum([len(before), *(len(texts[each]) for each in nth)], dtype=np.int32)
+        data = before + b"".join(texts[each] for each in nth)
+        buffers = [ends.tobytes(), data]
+    else:
+        values = [given.bytes(fixed_width(field.type)) for _ in range(rows)]
+        buffers = [b"".join(values[each] for each in nth)]
+    return _Part(field.type, rows - first, [validity, *buffers], nulls, first)
+
+
+def _copied(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8).copy()
+
+
+def _misplaced(data: bytes) -> np.ndarray:
+    """A copy at an odd address."""
+    return np.frombuffer(bytes(7 - -len(data) % 2) + data + b"\0", np.uint8)[7 - -len(data) % 2 :][: len(data)]
+
+
+def _grouped(layout: TableLayout, plain: pa.RecordBatch, rows: pa.RecordBatch) -> Grouping:
+    kernel, table = library.kernel(), layout.flat
+    assert table is not None
+    found = None if kernel is None else writes.group(kernel, table, rows, bytes_of(rows))
+    try:
+        expected = group(layout.encode_keys(plain))
+    except KeyTooLarge:
+        assert found is None
+        raise
+    assert found is not None or kernel is None, "the kernel knows all that is right"
+    if found is not None:
+        keys, *numbers = found
+        assert keys.to_list() == expected.keys.to_list()
+        assert keys.width == expected.keys.width
+        for its, other in zip(numbers, (expected.order, expected.starts, expected.lasts), strict=True):
+            assert its.tolist() == other.tolist()
+    return expected
+
+
+def _assert_same_values(
+    layout: TableLayout, plain: pa.RecordBatch, rows: pa.RecordBatch, grouping: Grouping, places: np.ndarray
+) -> None:
+    kernel, table = library.kernel(), layout.flat
+    if kernel is None or table is None:
+        return
+    found = writes.encode(kernel, table, rows, bytes_of(rows), places, grouping.keys)
+    assert found is not None, "the kernel knows all that is right"
+    values, hashes, sums = found
+    expected_sums, put = key_sums(grouping.keys), places >= 0
+    expected, expected_hashes = layout.encode_values(take_rows(plain, places[put]), expected_sums[put], _SCHEMA)
+    assert sums.tolist() == expected_sums.tolist()
+    assert hashes[put].tolist() == expected_hashes.tolist()
+    assert not hashes[~put].any()
+    assert values.lengths[~put].sum() == 0
+    assert values.without_empty().to_list() == expected.to_list()
+
+
+def _old_values(
+    given: _Given, layout: TableLayout, plain: pa.RecordBatch, grouping: Grouping
+) -> tuple[list[bytes], bool]:
+    """For each key its stored value, if there is one; and whether some of them have any bytes, under right checksums."""
+    firsts, sums = take_rows(plain, grouping.order[grouping.starts]), key_sums(grouping.keys)
+    old = layout.encode_values(firsts, sums, _SCHEMA)[0].to_list()
+    is_any = False
+    for nth, key in enumerate(grouping.keys.to_list()):
+        match given.number(16):
+            case 0 | 1 | 2:
+                old[nth] = b""
+            case 3 | 4 if given.number(4) == 0:
+                is_any = True
+                start, size = given.number(8), WORD * given.number(12)
+                found = given.bytes(6) + old[nth][6:start] + given.bytes(size) + old[nth][6 + start :]
+                found = found[: len(found) // WORD * WORD].ljust(WORD, b"\1")
+                found = bytes(4) + _SCHEMA.to_bytes(2, "little") + found[6:]
+                hash, _ = hasher(len(key), len(found))(key, found)
+                old[nth] = (hash % 2**32).to_bytes(4, "little") + found[4:]
+    return old, is_any
+
+
+def _records(
+    layout: TableLayout,
+    plain: pa.RecordBatch,
+    grouping: Grouping,
+    is_delete: np.ndarray,
+    old: Sequence[bytes],
+    *,
+    preimages: bool,
+) -> tuple[np.ndarray, pa.RecordBatch, int]:
+    """Types and rows of the change records that Python makes, and the sum of the old rows' hashes."""
+    there = np.array([bool(value) for value in old])
+    values = BinaryColumn.from_list([value for value in old if value])
+    keys_of = take_rows(plain, grouping.order[grouping.starts[there]])
+    old_rows, hashes = layout.decode(values, key_sums(grouping.keys)[there], keys_of)
+    operations = Operations(
+        pool=pa.concat_batches([old_rows, plain]) if old_rows.num_rows else plain,
+        stored=np.where(there, there.cumsum() - 1, -1),
+        order=grouping.order,
+        starts=grouping.starts,
+        lasts=grouping.lasts,
+        is_delete=is_delete,
+        targets=None,
+        key_names=layout.key_names,
+        automatic=None,
+    )
+    merged = OVERWRITE.merge(operations)
+    types, rows, _ = cdc.records_of(merged, grouping.order, preimages=preimages, inserts=preimages)
+    return types, rows, int(hashes.sum(dtype=np.uint64))
+
+
+def _found_records(
+    layout: TableLayout,
+    rows: pa.RecordBatch,
+    grouping: Grouping,
+    is_delete: np.ndarray,
+    old: Sequence[bytes],
+    sums: np.ndarray,
+    *,
+    preimages: bool,
+) -> writes.Records | None:
+    kernel, table = library.kernel(), layout.flat
+    if kernel is None or table is None:
+        return None
+    lengths = np.fromiter(map(len, old), np.int64, len(old))
+    of_keys = grouping.order, grouping.starts, grouping.lasts
+    batch = writes.Batch(rows, *of_keys, is_delete, guarded(b"".join(old)), lengths, sums)
+    found = writes.Records(kernel, table, batch, preimages=preimages, inserts=preimages)
+    return found if found.count else None
+
+
+def _encoded(layout: TableLayout, rows: pa.RecordBatch) -> list[list[bytes]]:
+    """The rows, without what lies under their nulls."""
+    keys = layout.encode_keys(rows)
+    return [keys.to_list(), layout.encode_values(rows, key_sums(keys), _SCHEMA)[0].to_list()]
