@@ -139,11 +139,13 @@ class Places:
     Attributes:
         flat: uint8, the buffer.
         starts, ends: int64 ``(n,)``, where in it each string begins and ends.
+        bytes_max: Limit of the length of each, if there is one.
     """
 
     flat: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    bytes_max: int | None = None
 
     @classmethod
     def of(cls, column: BinaryColumn) -> Places:
@@ -157,6 +159,10 @@ class Places:
     def lengths(self) -> np.ndarray:
         """Length of each string: int64 ``(n,)``."""
         return self.ends - self.starts
+
+    def longest(self) -> int:
+        """The length of the longest, or its limit."""
+        return int(self.lengths.max(initial=0)) if self.bytes_max is None else self.bytes_max
 
 
 def scalar(string: bytes) -> pa.BinaryScalar:

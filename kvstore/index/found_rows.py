@@ -54,18 +54,18 @@ class PlacedRows:
 
     Args:
         flat: uint8, the leaves, and as many bytes after them as a page has.
+        page_bytes: Size of a leaf.
         keys, values, ends: int64 ``(n,)``, where in it the key of each row begins, its value, and where that ends.
-
-    Attributes:
-        value_bytes: Size of each value.
     """
 
-    def __init__(self, flat: np.ndarray, keys: np.ndarray, values: np.ndarray, ends: np.ndarray) -> None:
+    def __init__(
+        self, flat: np.ndarray, page_bytes: int, keys: np.ndarray, values: np.ndarray, ends: np.ndarray
+    ) -> None:
         self._flat = flat
+        self._page_bytes = page_bytes
         self._keys = keys
         self._values = values
         self._ends = ends
-        self.value_bytes = ends - values
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -73,7 +73,12 @@ class PlacedRows:
     def __getitem__(self, place: int) -> bytes:
         return self._flat[self._keys[place] : self._values[place]].tobytes()
 
+    def value_bytes(self) -> np.ndarray:
+        """Size of each value: int64 ``(n,)``."""
+        return self._ends - self._values
+
     def some(self, start: int, stop: int) -> FoundRows:
         """The rows from ``start`` to ``stop`` (exclusive)."""
         keys, values, ends = self._keys[start:stop], self._values[start:stop], self._ends[start:stop]
-        return FoundRows(Places(self._flat, keys, values), Places(self._flat, values, ends))
+        page_bytes = self._page_bytes
+        return FoundRows(Places(self._flat, keys, values, page_bytes), Places(self._flat, values, ends, page_bytes))

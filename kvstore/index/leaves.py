@@ -73,16 +73,17 @@ class Leaves:
             flat, places = self._read(numbers, np.ones_like(numbers), reader, buffer)
             found: PlacedRows | _NodeRows | None = None
             if reader is not None and (native := reader.find(flat, places, numbers, last)) is not None:
-                found = PlacedRows(flat, *native)
+                found = PlacedRows(flat, self._page_bytes, *native)
             if found is None:
                 nodes = self._nodes(flat, places, numbers, LEAF)
                 found = _NodeRows(self, flat, nodes)
                 _check_order(last, found.keys)
             last = found[len(found) - 1]
             low, high = bisect_left(found, start), len(found) if stop is None else bisect_left(found, stop)
-            ends = found.value_bytes[:high].cumsum()
+            lengths = found.value_bytes()[:high]
+            ends = lengths.cumsum()
             while low < high:
-                enough = int(np.searchsorted(ends, ends[low] - found.value_bytes[low] + CHUNK_BYTES, "right"))
+                enough = int(np.searchsorted(ends, ends[low] - lengths[low] + CHUNK_BYTES, "right"))
                 until = min(max(enough, low + 1), low + chunk, high)
                 yield found.some(low, until)
                 low = until
@@ -278,13 +279,15 @@ class _NodeRows:
     def __init__(self, leaves: Leaves, flat: np.ndarray, nodes: _Nodes) -> None:
         self._leaves, self._flat, self._nodes = leaves, flat, nodes
         self.keys = gather((flat,), nodes.keys, nodes.key_bytes)
-        self.value_bytes = nodes.value_bytes
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __getitem__(self, place: int) -> bytes:
         return self.keys[place]
+
+    def value_bytes(self) -> np.ndarray:
+        return self._nodes.value_bytes
 
     def some(self, start: int, stop: int) -> FoundRows:
         some = slice(start, stop)

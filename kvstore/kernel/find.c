@@ -56,32 +56,6 @@ static inline u64 read_number(const u8 *at) {
 
 static inline u32 read_32(const u8 *at) { return (u32)read_16(at) | (u32)read_16(at + 2) << 16; }
 
-static inline u64 big_endian(const u8 *at) {
-    u64 word;
-    memcpy(&word, at, sizeof word);
-    return __builtin_bswap64(word);
-}
-
-static inline int order_of(u64 one, u64 other) { return (one > other) - (one < other); }
-
-/* LMDB's order: bytes, and of two of which one begins the other, the shorter first. */
-static inline int compare(const u8 *one, u32 one_bytes, const u8 *other, u32 other_bytes) {
-    u32 common = one_bytes < other_bytes ? one_bytes : other_bytes, at = 0;
-    int order = 0;
-    if (common >= 8 && common <= 16) {
-        /* No branch: keys of numbers have these sizes, and the processor can't foresee where two differ. */
-        int first = order_of(big_endian(one), big_endian(other));
-        int last = order_of(big_endian(one + common - 8), big_endian(other + common - 8));
-        order = 2 * first + last;
-    } else {
-        for (; !order && at + 8 <= common; at += 8)
-            order = order_of(big_endian(one + at), big_endian(other + at));
-        for (; !order && at < common; at++)
-            order = order_of(one[at], other[at]);
-    }
-    return 2 * order + order_of(one_bytes, other_bytes);
-}
-
 static int at_fault(pages_t *pages, u64 number, int status) {
     pages->bad = number;
     return status;
@@ -137,7 +111,7 @@ static int search(pages_t *pages, lane_t *lanes, u32 count, int kind) {
             int32_t key_bytes = key_bytes_of(pages, page, lane->node);
             if (key_bytes < 0)
                 return at_fault(pages, lane->number, DAMAGED);
-            int order = compare(page + lane->node + NODE_BYTES, (u32)key_bytes, lane->key, lane->key_bytes);
+            int order = compare_bytes(page + lane->node + NODE_BYTES, (u32)key_bytes, lane->key, lane->key_bytes);
             u32 middle = (lane->low + lane->high) >> 1;
             int after = order < (kind == BRANCH);
             lane->low = after ? middle + 1 : lane->low;
@@ -173,7 +147,7 @@ static inline int take_value(pages_t *pages, lane_t *lane, u32 entries) {
     int32_t key_bytes = node ? key_bytes_of(pages, page, node) : -1;
     if (key_bytes < 0)
         return at_fault(pages, lane->number, DAMAGED);
-    if (compare(page + node + NODE_BYTES, (u32)key_bytes, lane->key, lane->key_bytes))
+    if (compare_bytes(page + node + NODE_BYTES, (u32)key_bytes, lane->key, lane->key_bytes))
         return DONE;
     u32 value_bytes = read_32(page + node), flags = read_16(page + node + 4);
     u64 value = node + NODE_BYTES + (u32)key_bytes;

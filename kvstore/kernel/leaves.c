@@ -51,18 +51,6 @@ static inline u64 word_at(const u8 *at) {
     return word;
 }
 
-/* Whether a key is after another one: by their bytes, and of two of which one begins the other, the longer. */
-static inline int is_after(const u8 *key, u64 bytes, const u8 *other, u64 other_bytes) {
-    u64 common = bytes < other_bytes ? bytes : other_bytes;
-    if (common >= 8) { /* most keys differ here, and a call of memcmp takes as long as all the rest */
-        u64 one = __builtin_bswap64(word_at(key)), two = __builtin_bswap64(word_at(other));
-        if (one != two)
-            return one > two;
-    }
-    int order = memcmp(key, other, common);
-    return order ? order > 0 : bytes > other_bytes;
-}
-
 /* Find the rows of leaves that lie in a buffer.
  *
  * places, numbers      where in the buffer each page begins, and its number; in the order of keys
@@ -72,7 +60,7 @@ static inline int is_after(const u8 *key, u64 bytes, const u8 *other, u64 other_
  * rows                 how many rows were found
  */
 EXPORT int kv_leaves(const u8 *flat, u64 page_bytes, const i64 *places, const i64 *numbers, u64 count, const u8 *last,
-                     u64 last_bytes, u64 rows_max, i64 *keys, i64 *values, i64 *ends, u64 *rows) {
+                     u32 last_bytes, u64 rows_max, i64 *keys, i64 *values, i64 *ends, u64 *rows) {
     u64 row = 0;
     for (u64 nth = 0; nth < count; nth++) {
         const u8 *page = flat + places[nth];
@@ -89,10 +77,11 @@ EXPORT int kv_leaves(const u8 *flat, u64 page_bytes, const i64 *places, const i6
             /* Flags are of values with pages of their own, and no row has an empty value. */
             if (head >> 32 & 0xFFFF || end == value || end + (end & 1) > page_bytes)
                 return ASK_PYTHON;
-            if (!is_after(page + key, value - key, last, last_bytes))
+            u32 key_bytes = (u32)(value - key);
+            if (compare_bytes(page + key, key_bytes, last, last_bytes) <= 0)
                 return ASK_PYTHON;
             last = page + key;
-            last_bytes = value - key;
+            last_bytes = key_bytes;
             /* Keys rise, so no two nodes are the same; those that fill their part of the page leave out none. */
             filled += end + (end & 1) - node;
             keys[row] = places[nth] + (i64)key;

@@ -86,7 +86,7 @@ def _loaded() -> ctypes.CDLL | None:
         address,
         number,
         ctypes.c_char_p,
-        number,
+        ctypes.c_uint32,
         number,
         *[address] * 4,
     ]

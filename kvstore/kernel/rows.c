@@ -69,13 +69,11 @@ EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 cou
 EXPORT int kv_is_right(const u8 *key, int key_size, const u8 *value, int size) {
     if (size <= 0 || size % WORD || key_size < 0)
         return 0;
-    u64 key_bytes = (u64)key_size, bytes = (u64)size, sum = key_bytes * GOLDEN, nth = 0, last = 0;
+    u64 key_bytes = (u64)key_size, bytes = (u64)size, sum = key_bytes * GOLDEN, nth = 0;
     for (; (nth + 1) * WORD <= key_bytes; nth++)
         sum += word_at(key + nth * WORD) * weight(KEYS, nth);
-    if (key_bytes % WORD) {
-        memcpy(&last, key + nth * WORD, key_bytes % WORD);
-        sum += last * weight(KEYS, nth);
-    }
+    if (key_bytes % WORD)
+        sum += rest_of(key, key_bytes) * weight(KEYS, nth);
     for (nth = 0; nth * WORD < bytes; nth++)
         sum += word_at(value + nth * WORD) * weight(VALUES, nth);
     u32 stored = half_at(value);
@@ -188,18 +186,18 @@ static void decode_variable(const u8 *flat, const i64 *starts, const i64 *ends, 
 /* Decode rows that kv_measure has found whole, into buffers of the sizes that it gave.
  *
  * columns          as there; those after the last one that is wanted may be missing
- * cursors          count numbers that the function may use
+ * cursors          count numbers that the function may use; NULL if no VARIABLE column is wanted
  */
 EXPORT void kv_decode(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 fixed,
                       const column_t *columns, u64 width, i64 *cursors) {
-    for (u64 row = 0; row < count; row++)
+    for (u64 row = 0; cursors && row < count; row++)
         cursors[row] = starts[row] + (ends[row] == starts[row] ? 0 : (i64)fixed);
     for (u64 nth = 0; nth < width; nth++) {
         const column_t *column = &columns[nth];
+        if (column->kind == VARIABLE ? !cursors : !column->values)
+            continue;
         if (column->kind == VARIABLE)
             decode_variable(flat, starts, ends, count, column, cursors);
-        else if (!column->values)
-            continue;
         else if (column->kind == FLAG)
             decode_flags(flat, starts, ends, count, column);
         else

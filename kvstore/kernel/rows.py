@@ -73,9 +73,8 @@ def verified_schema(kernel: ctypes.CDLL, values: Places, keys: Places) -> int | 
     Returns:
         None if there is no row, if they were written with several schemas, or if one is damaged.
     """
-    longest, longest_key = int(values.lengths.max(initial=0)), int(keys.lengths.max(initial=0))
     # Held until the call has ended: another thread that meets a longer row takes new ones into use.
-    weights = weights_of_values(longest // WORD + 1), weights_of_keys(longest_key // WORD + 1)
+    weights = weights_of_values(values.longest() // WORD + 1), weights_of_keys(keys.longest() // WORD + 1)
     schema_id = ctypes.c_int32()
     status = kernel.kv_verify(
         *_addresses(values.flat, values.starts, values.ends),
@@ -107,9 +106,12 @@ def decode(kernel: ctypes.CDLL, values: Places, shape: Shape, wanted: Sequence[i
     if kernel.kv_measure(*measured, shape.bitmap_bytes, shape.fixed, columns.ctypes.data, len(columns)) != _DONE:
         return None
     buffers = {place: _buffers(columns[place], count) for place in wanted_places}
-    cursors = np.empty(count, np.int64)
-    last = max(wanted_places, default=-1) + 1
-    kernel.kv_decode(*measured, shape.fixed, columns.ctypes.data, last, cursors.ctypes.data)
+    is_variable_wanted = (columns[wanted_places, _KIND] == _VARIABLE).any()
+    cursors = np.empty(count, np.int64) if is_variable_wanted else None
+    until = max(wanted_places, default=-1) + 1
+    kernel.kv_decode(
+        *(*measured, shape.fixed, columns.ctypes.data, until), None if cursors is None else cursors.ctypes.data
+    )
     nulls = columns[:, _NULLS].tolist()
     return [
         pa.Array.from_buffers(shape.types[number], count, buffers[place], null_count=nulls[place])

@@ -28,15 +28,21 @@ static inline u64 mix(u64 word) {
     return word ^ (word >> 31);
 }
 
+/* The last bytes of a string that are no whole word, with zeros after them; there is at least one. */
+static inline u64 rest_of(const u8 *string, u64 bytes) {
+    u64 rest = 0;
+    if (bytes >= WORD)
+        return word_at(string + bytes - WORD) >> 8 * (WORD - bytes % WORD);
+    for (u64 nth = bytes; nth-- > 0;)
+        rest = rest << 8 | string[nth];
+    return rest;
+}
+
 static inline u64 key_sum(const u8 *key, u64 bytes, const u64 *weights) {
-    u64 sum = bytes * GOLDEN, nth = 0, last = 0;
+    u64 sum = bytes * GOLDEN, nth = 0;
     for (; (nth + 1) * WORD <= bytes; nth++)
         sum += word_at(key + nth * WORD) * weights[nth];
-    if (bytes % WORD) {
-        memcpy(&last, key + nth * WORD, bytes % WORD);
-        sum += last * weights[nth];
-    }
-    return sum;
+    return bytes % WORD ? sum + rest_of(key, bytes) * weights[nth] : sum;
 }
 
 /* Weight of the nth word of a value, or with seed 1 << 63 of a key. */
