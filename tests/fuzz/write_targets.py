@@ -200,7 +200,7 @@ def _assert_same_values(
 def _old_values(
     given: _Given, layout: TableLayout, plain: pa.RecordBatch, grouping: Grouping
 ) -> tuple[list[bytes], bool]:
-    """For each key its stored value, if there is one; and whether some of them have any bytes, under right checksums."""
+    """For each key its stored value, if there is one; and whether some have any bytes, under right checksums."""
     firsts, sums = take_rows(plain, grouping.order[grouping.starts]), key_sums(grouping.keys)
     old = layout.encode_values(firsts, sums, _SCHEMA)[0].to_list()
     is_any = False
