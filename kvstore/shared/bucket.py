@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def apply_changes(
     clock: Clock,
     *,
     at_ms: int,
+    columns: Sequence[str] | None = None,
 ) -> SharedRange | None:
     """Apply changes to a bucket as of an epoch, and upload the range that results; :meth:`SharedTable.commit` adds it.
 
@@ -69,6 +71,7 @@ def apply_changes(
         changes: Changes of this bucket.
         cache: Directory of the machine for copies of buckets.
         at_ms: Time of the commit (ms), later than that of the epoch.
+        columns: Columns of a partial update; None for whole rows.
 
     Returns:
         None if the epoch is not the newest any more, as the copy of this machine shows.
@@ -80,7 +83,7 @@ def apply_changes(
         StoreFull, LogFailed: The disk of the copy is full or failed.
         Unavailable: The object store can't be reached.
     """
-    fit, targets = fitted(changes, table.definition, table.definition.schema_id, None, overwrite=False)
+    fit, targets = fitted(changes, table.definition, table.definition.schema_id, columns, overwrite=False)
     request, files = request_of(fit, table.definition, targets=targets), Files()
     place = BucketPlace.of(cache / "shared" / str(base.store_id), base.store_id, table.definition.id, bucket)
     place.directory.parent.mkdir(0o700, parents=True, exist_ok=True)

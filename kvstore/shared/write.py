@@ -48,12 +48,13 @@ def write_once(table: SharedTable, writer: str | None, apply: Apply, clock: Cloc
     Raises:
         Unavailable: The object store can't be reached, or others commit all the time. Without a name, it is not known
             whether this was written; with one, write again.
+        OutOfOrderSequence: It is a batch of a stream, of which the table has a later one. Nothing was written.
         MissingVersion, CorruptData: See :meth:`SharedTable.newest`.
     """
     for _ in range(TRIES):
         base = table.newest()
-        if writer is not None and writer in base.writers:
-            return WriteSummary(base.writers[writer], duplicated=True)
+        if writer is not None and (known := base.written(writer)) is not None:
+            return WriteSummary(known, duplicated=True)
         began, at_ms = clock.monotonic(), max(clock.now_ms(), base.committed_ms + 1)
         ranges = apply(base, at_ms)
         if ranges is None:

@@ -48,7 +48,7 @@ from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
 from logformat.checksum import crc32c
 from logformat.ids import BucketId, TableId
 from logformat.log.arrow_message import Compression
-from logformat.replica.shared_table import STAGING, SharedDefinition, SharedEpoch, SharedRange
+from logformat.replica.shared_table import STAGING, SharedDefinition, SharedEpoch, SharedRange, batch_name
 from logformat.rows import schema as schemas
 from logformat.rows.changes import Changes
 from logformat.rows.intake import empty
@@ -115,14 +115,19 @@ def create_table(
     SharedTable.create(place.url, place, table, SystemClock())
 
 
-def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> WriteSummary:
+def write(
+    df: DataFrame, url: str, table: str, *, txn: str | None = None, columns: Sequence[str] | None = None
+) -> WriteSummary:
     """Write a DataFrame to a shared table: all of it in one commit, or nothing.
 
     Args:
         df: Rows to be upserted. With a column ``_change_type`` it says what each row does, as in other writes; columns
             ``_commit_timestamp`` and ``_log_offset`` order them.
         url, table: See :func:`create_table`.
-        txn: Name under which this is written once, however often it is repeated. The table remembers the last 10,000.
+        txn: Name under which this is written once, however often it is repeated. The table remembers the last 10,000
+            names: a name that is repeated after as many others is written once more.
+        columns: Columns of a partial update, with the key; the others of a row stay as they are, and are null in a new
+            row. A delete makes these columns null. By default rows are whole.
 
     Returns:
         The epoch of the commit, and whether an earlier write of this name had it already.
@@ -141,14 +146,17 @@ def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> Wri
             Nothing was written.
         StoreError: The staged rows of a task are gone or damaged; write again.
     """
+    return _written(df, url, table, None if txn is None else printable("txn", txn, NAME_BYTES_MAX), columns)
+
+
+def _written(df: DataFrame, url: str, table: str, name: str | None, columns: Sequence[str] | None) -> WriteSummary:
     url = normalised(url_without_credentials("url", url))
-    name = None if txn is None else printable("txn", txn, NAME_BYTES_MAX)
     shared = SharedTable.find(url, ObjectStore(url), table)
-    job = _Write(url, shared.described, uuid4().hex)
+    job = _Write(url, shared.described, uuid4().hex, None if columns is None else column_names("columns", columns))
     job.fitting(shared, empty(arrow_schema(df.schema)))  # columns that do not fit are refused before any task runs
     base = shared.newest()
-    if name is not None and name in base.writers:
-        return WriteSummary(base.writers[name], duplicated=True)
+    if name is not None and (known := base.written(name)) is not None:
+        return WriteSummary(known, duplicated=True)
     pieces = sorted(
         (piece for result in _results(mapped(df, job.stage, _RESULT)) for piece in result),
         key=lambda piece: (piece["partition"], piece["number"]),
@@ -176,16 +184,20 @@ def write(df: DataFrame, url: str, table: str, *, txn: str | None = None) -> Wri
                 shared.client.delete(piece["object"])
 
 
-def sink(url: str, table: str, *, writer: str) -> Callable[[DataFrame, int], None]:
+def sink(
+    url: str, table: str, *, writer: str, columns: Sequence[str] | None = None
+) -> Callable[[DataFrame, int], None]:
     """A function for ``foreachBatch`` that writes each batch of a stream to a shared table, once.
 
     Args:
         url, table: See :func:`create_table`.
         writer: Name of the stream. A batch is known by it, the query and the number of the batch, so a query with a new
             checkpoint is another one.
+        columns: See :func:`write`.
 
     Returns:
-        The function; it raises what :func:`write` raises, and Spark repeats the batch when the query starts again.
+        The function; it raises what :func:`write` raises, and Spark repeats the batch when the query starts again. A
+        batch before the last one that the table has of the stream is OutOfOrderSequence: nothing is written.
 
     Raises:
         InvalidRequest: It is no name.
@@ -196,7 +208,7 @@ def sink(url: str, table: str, *, writer: str) -> Callable[[DataFrame, int], Non
         query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query is None:
             raise UnsupportedOperation("This is for `writeStream.foreachBatch`; write a DataFrame with write().")
-        write(df, url, table, txn=f"{writer} {query} {batch}")
+        _written(df, url, table, batch_name(writer, query, batch), columns)
 
     return write_batch
 
@@ -208,6 +220,7 @@ class _Write:
     url: str
     described: SharedDefinition
     id: str
+    columns: list[str] | None
 
     def table(self) -> SharedTable:
         return SharedTable(self.url, ObjectStore(self.url), self.described)
@@ -216,7 +229,7 @@ class _Write:
         """Changes of the table that Spark's rows are, and the columns that define their order."""
         changes, order = changes_of(batch)
         definition = table.definition
-        return fitted(changes, definition, definition.schema_id, None, overwrite=False)[0], order
+        return fitted(changes, definition, definition.schema_id, self.columns, overwrite=False)[0], order
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage the rows of one task; one row with the pieces, as JSON."""
@@ -295,8 +308,8 @@ class _Applying:
                 bucket, pieces = self.pieces[number]
                 with shown_alone():
                     changes = together([found for piece in pieces for found in _staged(table, piece)])
-                    place = BucketId(bucket), changes, self._cache()
-                    found = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms)
+                    place, columns = (BucketId(bucket), changes, self._cache()), self.write.columns
+                    found = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms, columns=columns)
                 yield _result({"bucket": bucket, "range": None if found is None else msgspec.to_builtins(found)})
 
 

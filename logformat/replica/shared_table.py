@@ -17,7 +17,7 @@ import msgspec
 from logformat import json_line
 from logformat.catalog.edits import TableOptions
 from logformat.catalog.replicas import Stream
-from logformat.errors import CorruptData
+from logformat.errors import CorruptData, OutOfOrderSequence
 from logformat.ids import BucketId, Epoch, TableId
 from logformat.replica.object_file import TABLES_PREFIX, ObjectName
 
@@ -34,7 +34,9 @@ FIRST_ATTEMPT = 1 << 40
 COPY_RECORD = "APPLIED"
 COPY_RECORD_BYTES_MAX = 1 << 10
 WRITERS_MAX = 10_000
-"""Names of writers that an epoch remembers; the ones that committed last."""
+"""Names of writes that an epoch remembers, the ones that committed last; a stream has one."""
+_IN_STREAM = "\n"
+"""Between the parts of the name of a stream's batch."""
 
 
 class SharedDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,7 +110,8 @@ class SharedEpoch:
 
     Attributes:
         commit: Random id of the commit, by which a committer that got no answer knows its own.
-        writers: For each name under which something was written once, the epoch that has it.
+        writers: For each name under which something was written once, the epoch that has it; of a stream the name of
+            its last batch.
         ranges: For each bucket its ranges, in order and without holes from offset 0 on.
         snapshots: For each bucket its snapshots, in order.
         full: Number of the full epoch to which its object adds; its own number if it is full.
@@ -134,6 +137,25 @@ class SharedEpoch:
     def end(self, bucket: int) -> int:
         """The offset after the last change of a bucket."""
         return self.ranges[bucket][-1].end if self.ranges[bucket] else 0
+
+    def written(self, name: str) -> int | None:
+        """The epoch that has the write of a name; None if the table does not know the name.
+
+        Raises:
+            OutOfOrderSequence: The table has a later batch of the stream.
+        """
+        stream, batch = _stream_of(name), name.rpartition(_IN_STREAM)[2]
+        if stream is None or name in self.writers:
+            return self.writers.get(name)
+        last = next((int(each.rpartition(_IN_STREAM)[2]) for each in self.writers if _stream_of(each) == stream), -1)
+        if last > int(batch):
+            raise OutOfOrderSequence(
+                "The table has a later batch of this stream: the checkpoint is older than the table, or another driver "
+                "runs the query. If the checkpoint was restored, begin a new one, after the changes that the table has.",
+                batch=int(batch),
+                last_batch=last,
+            )
+        return self.writers.get(name.replace(_IN_STREAM, " "))  # an earlier version wrote it
 
     def sizes(self, bucket: BucketId) -> dict[ObjectName, int]:
         """Names and sizes in bytes of a bucket's ranges and snapshots."""
@@ -305,8 +327,19 @@ def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
     )
 
 
+def batch_name(writer: str, query: str, batch: int) -> str:
+    """The name of a batch of a stream; other names have no line feeds."""
+    return _IN_STREAM.join((writer, query, str(batch)))
+
+
+def _stream_of(name: str) -> str | None:
+    return name.rpartition(_IN_STREAM)[0] if _IN_STREAM in name else None
+
+
 def last_writers(writers: dict[str, int]) -> dict[str, int]:
-    """The names that committed last, as many as an epoch remembers."""
-    if len(writers) <= WRITERS_MAX:
-        return writers
-    return {name: writers[name] for name in sorted(writers, key=writers.__getitem__)[-WRITERS_MAX:]}
+    """The names that committed last, as many as an epoch remembers, and of each stream its last batch only."""
+    names = sorted(writers, key=writers.__getitem__)
+    last = {_stream_of(name) or name: name for name in names}
+    if len(last) < len(names):
+        names = [name for name in names if last[_stream_of(name) or name] == name]
+    return {name: writers[name] for name in names[-WRITERS_MAX:]}

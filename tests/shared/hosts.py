@@ -27,9 +27,16 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())]
 Ranges = Mapping[BucketId, SharedRange]
 
 
-def created(client: Any, name: str = "t", buckets: int = 1, engine: str | MergeEngine = "last_row") -> SharedTable:
+def created(
+    client: Any,
+    name: str = "t",
+    buckets: int = 1,
+    engine: str | MergeEngine = "last_row",
+    *,
+    schema: pa.Schema = SCHEMA,
+) -> SharedTable:
     options = options_of(
-        SCHEMA,
+        schema,
         ["k"],
         merge_engine=engine,
         changelog_image="full",
@@ -42,7 +49,7 @@ def created(client: Any, name: str = "t", buckets: int = 1, engine: str | MergeE
     table = CreateTable(
         table_id=TableId(0),
         name=name,
-        columns=schemas.to_json(SCHEMA),
+        columns=schemas.to_json(schema),
         primary_key=["k"],
         buckets=buckets,
         bucket_key=["k"],
@@ -57,17 +64,22 @@ class Host:
     def __init__(self, table: SharedTable, cache: Path, clock: Clock | None = None) -> None:
         self.table, self.cache, self.clock = table, cache, clock or SetClock()
 
-    def ranges(self, base: SharedEpoch, changes: Changes, at_ms: int = 2_000_000) -> Ranges | None:
+    def ranges(
+        self, base: SharedEpoch, changes: Changes, at_ms: int = 2_000_000, columns: Sequence[str] | None = None
+    ) -> Ranges | None:
         found = {}
         for bucket, part in spread(self.table.definition, changes, BucketId(0)):
-            range = apply_changes(self.table, base, bucket, part, self.cache, self.clock, at_ms=at_ms)
+            place = self.cache, self.clock
+            range = apply_changes(self.table, base, bucket, part, *place, at_ms=at_ms, columns=columns)
             if range is None:
                 return None
             found[bucket] = range
         return found
 
-    def write(self, changes: Changes, writer: str | None = None) -> WriteSummary:
-        return write_once(self.table, writer, lambda base, at_ms: self.ranges(base, changes, at_ms), self.clock)
+    def write(self, changes: Changes, writer: str | None = None, columns: Sequence[str] | None = None) -> WriteSummary:
+        return write_once(
+            self.table, writer, lambda base, at_ms: self.ranges(base, changes, at_ms, columns), self.clock
+        )
 
 
 def upserts(keys: Sequence[int], value: int) -> Changes:

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from kvstore.errors import CorruptData, MissingVersion
+from kvstore.errors import CorruptData, MissingVersion, OutOfOrderSequence
 from kvstore.shared.table import SharedTable
 from logformat.ids import BucketId
 from logformat.replica import shared_table
-from logformat.replica.shared_table import SharedEpoch, SharedRange
+from logformat.replica.shared_table import SharedEpoch, SharedRange, batch_name
 from tests.replica.objects import Objects
-from tests.shared.hosts import Host, created, upserts
+from tests.shared.hosts import Host, created, read, upserts
 
 
 def committed(table: SharedTable, count: int, random: Random) -> list[SharedEpoch]:
@@ -82,3 +82,23 @@ def test_a_full_manifest_that_is_gone_or_damaged_is_reported(tmp_path: Path) -> 
         host.write(upserts([1], 2))
     objects.held[full] = whole
     assert host.write(upserts([1], 2)).epoch == newest.epoch + 1
+
+
+def test_a_stream_takes_one_name_and_a_batch_that_is_too_old_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shared_table, "WRITERS_MAX", 4)
+    host = Host(created(Objects()), tmp_path / "cache")
+    host.write(upserts([1], 0), "nightly")
+    host.write(upserts([1], 0), "loader query 0")  # so an earlier version named a batch
+    assert host.write(upserts([1], 9), batch_name("loader", "query", 0)).duplicated
+    for batch in range(1, 40):
+        host.write(upserts([1], batch), batch_name("loader", "query", batch))
+        host.write(upserts([1], batch), batch_name("loader", "another query", batch))
+    again = host.write(upserts([1], 9), batch_name("loader", "query", 39))
+    assert again.duplicated
+    assert again.epoch == host.table.newest().epoch - 1
+    with pytest.raises(OutOfOrderSequence, match="batch=38 last_batch=39"):
+        host.write(upserts([1], 9), batch_name("loader", "query", 38))
+    assert host.write(upserts([1], 9), "nightly").duplicated, "streams do not displace the names of other writes"
+    assert read(host.table, tmp_path)[0] == {1: 39}

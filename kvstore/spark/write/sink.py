@@ -3,7 +3,7 @@
 * A failed job leaves files that are removed later, but never a row.
 * A stream's batch is an epoch: the sink is the name of its writer, the query its run, the batch its number. A repeated
   batch gets the same result as the first time, whatever was committed of it then.
-* The columns of a changelog define the changes: ``_change_type`` their kinds, ``_commit_timestamp`` and
+* The columns of a changelog define the changes: ``_change_type`` their kinds, ``_bucket``, ``_commit_timestamp`` and
   ``_log_offset`` their order. So a changelog can be written to another table unchanged.
 """
 

@@ -34,7 +34,7 @@ from logformat.rows.changes import Changes
 OLD_SECONDS = 7 * 24 * 3600
 """Age at which a file without a commit is removed; no job takes that long."""
 CHANGE_TYPE = "_change_type"
-ORDER = ("_commit_timestamp", "_log_offset")
+_BUCKET, _TIME, _OFFSET = ORDER = ("_bucket", "_commit_timestamp", "_log_offset")
 """Columns that order rows, if given; a table has no columns of these names."""
 _UPSERT, _DELETE = (pa.scalar(int(kind), pa.uint8()) for kind in (ChangeType.INSERT, ChangeType.DELETE))
 
@@ -181,12 +181,30 @@ def together(batches: Sequence[pa.RecordBatch]) -> Changes:
             bytes=size,
         )
     whole = pa.concat_batches(batches)
-    order = [whole.column(name).cast(pa.int64()).to_numpy() for name in ORDER if name in whole.schema.names]
-    places = np.lexsort(order[::-1]) if order else np.zeros(0, np.int64)
+    given = [name for name in ORDER if name in whole.schema.names]
+    places = _in_order({name: whole.column(name).cast(pa.int64()).to_numpy() for name in given})
     if (np.diff(places) < 0).any():
         whole = whole.take(pa.array(places))
     rows = whole.drop_columns([name for name in (CHANGE_TYPE, *ORDER) if name in whole.schema.names])
     return Changes(rows, pc.equal(whole.column(CHANGE_TYPE), _DELETE))
+
+
+def _in_order(given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Places of rows in the order of the given columns of ``ORDER``; empty if they give none.
+
+    Changes of a bucket come by their offsets, also where its times go back because a clock was wrong. Those of several
+    buckets come by time.
+    """
+    if _BUCKET not in given or _OFFSET not in given:
+        order = [given[name] for name in (_TIME, _OFFSET) if name in given]
+        return np.lexsort(order[::-1]) if order else np.zeros(0, np.int64)
+    places = np.lexsort((given[_OFFSET], given[_BUCKET]))
+    if _TIME not in given:
+        return places
+    buckets, times = given[_BUCKET][places], given[_TIME][places]
+    for one in np.split(times, np.flatnonzero(np.diff(buckets)) + 1):
+        np.maximum.accumulate(one, out=one)  # a part of `times`: none is earlier than that of the change before
+    return places[np.argsort(times, kind="stable")]
 
 
 def remove(files: Iterable[str]) -> None:
