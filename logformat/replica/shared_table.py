@@ -151,7 +151,7 @@ class SharedEpoch:
         if last > int(batch):
             raise OutOfOrderSequence(
                 "The table has a later batch of this stream: the checkpoint is older than the table, or another driver "
-                "runs the query. If the checkpoint was restored, begin a new one, after the changes that the table has.",
+                "runs the query. If the checkpoint was restored, begin a new one, after what the table has.",
                 batch=int(batch),
                 last_batch=last,
             )
