@@ -80,7 +80,7 @@ EXPORT int kv_encode(const table_t *table, const arrow_array_t *rows, const i64 
     if (!fit(rows, table))
         return ASK_PYTHON;
     for (u64 nth = 0; nth < count; nth++) {
-        if (places[nth] >= rows->length || key_ends[nth + 1] - key_ends[nth] > WEIGHTS * WORD)
+        if (places[nth] >= rows->length || (u64)(key_ends[nth + 1] - key_ends[nth]) > WEIGHTS * WORD)
             return ASK_PYTHON;
         cursors[nth] = places[nth] < 0 ? 0 : (i64)table->fixed;
     }

@@ -136,9 +136,10 @@ def encode(
     capacity = rows_bytes + (table.fixed_bytes + WORD) * count
     flat = np.empty(capacity, np.uint8)
     column, _array = _exported(rows)
+    places, offsets = np.ascontiguousarray(places), np.ascontiguousarray(keys.offsets)  # copies live until the end
     status = kernel.kv_encode(
-        *(table.address, column, _address(np.ascontiguousarray(places)), count),
-        *(_address(keys.flat), _address(np.ascontiguousarray(keys.offsets)), _address(flat), capacity),
+        *(table.address, column, _address(places), count),
+        *(_address(keys.flat), _address(offsets), _address(flat), capacity),
         *(address + WORD * (3 * count), address, address + WORD * count, address + WORD * 2 * count),
     )
     if status != _DONE:

@@ -13,6 +13,7 @@ from kvstore.kernel import library, writes
 from kvstore.meta.state import TableDefinition
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import TableLayout
+from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher
 from logformat.ids import SchemaId, TableId
@@ -66,3 +67,20 @@ def test_damaged_values_are_left_to_python(seed: int, seals: bool) -> None:
     assert found.count == 0 or seals
     if found.count:
         found.rows().validate()
+
+
+def test_places_that_do_not_lie_together_are_kept_until_the_kernel_has_read_them() -> None:
+    """A copy whose memory was given back would have other numbers."""
+    kernel, table = library.kernel(), LAYOUT.flat
+    if kernel is None:
+        return
+    assert table is not None
+    rows = ROWS.take(pa.array(np.arange(1_000) % len(ROWS)))
+    keys = BinaryColumn(np.zeros(9_000, np.uint8), np.repeat(np.arange(1_001) * 9, 2)[::2])
+    places = np.repeat(np.arange(1_000), 2)
+    apart, together = (
+        writes.encode(kernel, table, rows, rows.nbytes, each, keys) for each in (places[::2], places[::2].copy())
+    )
+    assert apart is not None
+    assert together is not None
+    assert apart[0].to_list() == together[0].to_list()
