@@ -64,6 +64,9 @@ static inline u64 text_bytes(const cells_t *cells, u64 row) {
 
 static inline const u8 *text_at(const cells_t *cells, u64 row) { return cells->data + text_start(cells, row); }
 
+/* Bytes of a text, of which so many have room: it may have changed since there was room for it. */
+static inline u64 at_most(u64 bytes, u64 room) { return bytes < room ? bytes : room; }
+
 /* The nth column of rows. */
 static inline cells_t cells_of(const arrow_array_t *rows, const table_t *table, u64 nth) {
     const arrow_array_t *column = rows->children[nth];

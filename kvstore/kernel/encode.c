@@ -2,7 +2,8 @@
  *
  * - The columns are valid, as Arrow defines it: their buffers hold every row, offsets rise, texts are within the data.
  *   Which rows are taken is held against their number.
- * - Nothing outside the results is written: sizes are summed up before anything is.
+ * - Nothing outside the results is written: sizes are summed up before anything is, and a text that is longer by then,
+ *   since its owner changes it meanwhile, is cut.
  * - What is not as it should be makes the caller ask Python; results then mean nothing.
  * - A row that is not taken has no bytes.
  * - No function keeps anything, allocates, or calls Python.
@@ -49,7 +50,7 @@ static void encode_texts(const part_t *part, const cells_t *cells, const i64 *pl
     for (u64 nth = 0; nth < count; nth++) {
         if (places[nth] < 0 || !has(cells, (u64)places[nth]))
             continue;
-        u32 size = (u32)text_bytes(cells, (u64)places[nth]);
+        u32 size = (u32)at_most(text_bytes(cells, (u64)places[nth]), (u64)(ends[nth + 1] - cursors[nth]));
         if (!size)
             continue;
         memcpy(values + ends[nth] + part->place, &size, sizeof size);
@@ -96,7 +97,7 @@ EXPORT int kv_encode(const table_t *table, const arrow_array_t *rows, const i64 
     for (u64 nth = 0; nth < count; nth++) {
         ends[nth] = (i64)end;
         end += ((u64)cursors[nth] + WORD - 1) / WORD * WORD;
-        if (end > capacity)
+        if (end > capacity || (places[nth] >= 0 && cursors[nth] < (i64)table->fixed))
             return ASK_PYTHON;
         cursors[nth] = ends[nth] + (i64)table->fixed;
     }

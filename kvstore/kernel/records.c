@@ -1,7 +1,8 @@
 /* Makes the change records of a batch (docs/format.md, Change records, Record batch): kvstore/bucket/cdc.py in one pass.
  *
- * - The columns are valid, as in encode.c. Old values lie in a buffer of the caller, which nothing else writes; their
- *   checksums are verified, and their sizes held against what they say that they have.
+ * - The columns are valid, as in encode.c; what is written stays in its place even if they change meanwhile. Old values
+ *   lie in a buffer of the caller, which nothing else writes; their checksums are verified, and their sizes held against
+ *   what they say that they have.
  * - Places of operations and of keys are held against their numbers.
  * - kv_records says what kv_fill writes, which writes no more than that.
  * - What is not as it should be makes the caller ask Python, which says what is wrong; results then mean nothing.
@@ -68,6 +69,8 @@ static int rows_before(const table_t *table, const batch_t *batch, i64 *before, 
     weights_t weights = some_weights();
     u64 start = 0;
     *digest = 0;
+    for (u64 operation = 0; operation < batch->operations; operation++)
+        before[operation] = NO_ROW;
     for (u64 key = 0; key < batch->keys; key++) {
         i64 row = NO_ROW, last = batch->lasts[key];
         u64 bytes = (u64)batch->lengths[key];
@@ -228,9 +231,9 @@ static void fill_validity(const table_t *table, const part_t *part, const cells_
     }
 }
 
-/* One VARIABLE column; moves the cursors to the next one. */
+/* One VARIABLE column, of room bytes at most; moves the cursors to the next one. */
 static void fill_texts(const part_t *part, const cells_t *cells, const u8 *old, const records_t *records, u64 count,
-                       i64 *cursors, u8 *offsets, u8 *data) {
+                       i64 *cursors, u8 *offsets, u8 *data, u64 room) {
     u32 end = 0;
     for (u64 nth = 0; nth < count; nth++) {
         i64 value = part->place == OF_KEY ? -1 : records->values[nth];
@@ -242,7 +245,7 @@ static void fill_texts(const part_t *part, const cells_t *cells, const u8 *old, 
             text = old + cursors[nth];
             cursors[nth] += size;
         } else if (has(cells, row)) {
-            size = (u32)text_bytes(cells, row);
+            size = (u32)at_most(text_bytes(cells, row), room - end);
             text = text_at(cells, row);
         }
         memcpy(offsets + nth * sizeof end, &end, sizeof end);
@@ -269,7 +272,8 @@ EXPORT void kv_fill(const table_t *table, const arrow_array_t *rows, const u8 *o
             fill_validity(table, part, &cells, old, &records, count, body + buffers[0]);
         buffers += 2;
         if (part->kind == VARIABLE) {
-            fill_texts(part, &cells, old, &records, count, cursors, body + buffers[0], body + buffers[2]);
+            fill_texts(part, &cells, old, &records, count, cursors, body + buffers[0], body + buffers[2],
+                       buffers[3]);
             buffers += 2;
         } else if (part->kind == FLAG)
             fill_flags(part, &cells, old, &records, count, body + buffers[0]);

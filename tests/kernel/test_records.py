@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, strategies as st
 
 from kvstore.kernel import library, writes
@@ -17,6 +18,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher
 from logformat.ids import SchemaId, TableId
+from logformat.log.change import ChangeType
 from tests.kernel.guarded import guarded
 
 SCHEMA = pa.schema(
@@ -84,3 +86,51 @@ def test_places_that_do_not_lie_together_are_kept_until_the_kernel_has_read_them
     assert apart is not None
     assert together is not None
     assert apart[0].to_list() == together[0].to_list()
+
+
+def test_operations_of_no_key_are_inserts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read at what memory happened to hold."""
+    kernel, table = library.kernel(), LAYOUT.flat
+    if kernel is None:
+        return
+    assert table is not None
+    order, one = np.arange(len(ROWS)), np.zeros(1, np.int64)
+    monkeypatch.setattr(np, "empty", lambda count, kind: np.full(count, -(1 << 40), kind))
+    batch = writes.Batch(ROWS, order, one, one, np.zeros(len(ROWS), bool), np.zeros(0, np.uint8), one, one)
+    found = writes.Records(kernel, table, batch, preimages=True, inserts=True)
+    assert found.types.tolist() == [ChangeType.INSERT] * len(ROWS)
+    assert found.rows().equals(ROWS)
+
+
+def test_rows_that_change_meanwhile_are_not_written_beyond_their_place() -> None:
+    """Who submits rows could write to their memory before it is their turn."""
+    kernel, table = library.kernel(), LAYOUT.flat
+    if kernel is None:
+        return
+    assert table is not None
+    ends, is_there = np.arange(len(ROWS) + 1, dtype=np.int32), np.zeros(8, np.uint8)
+    text = pa.Array.from_buffers(pa.string(), len(ROWS), [None, pa.py_buffer(ends), pa.py_buffer(b"a" * 20_000)])
+    raw = [pa.py_buffer(each) for each in (is_there, ends, b"b" * 20_000)]
+    columns = [ROWS["k"], text, ROWS["f"], pa.Array.from_buffers(pa.binary(), len(ROWS), raw)]
+    rows = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    of_keys, none = np.arange(len(ROWS)), np.zeros(len(ROWS), np.int64)
+    batch = writes.Batch(rows, *[of_keys] * 3, none.view(bool)[:20], np.zeros(0, np.uint8), none, none)
+    found = writes.Records(kernel, table, batch, preimages=True, inserts=True)
+    ends *= 1_000
+    is_there[:] = 255
+    body = guarded(bytes(found.body_bytes))
+    found.fill(body)
+    assert found.body_bytes < 2_000
+
+
+def test_texts_that_end_before_they_begin_are_left_to_python() -> None:
+    kernel, table = library.kernel(), LAYOUT.flat
+    if kernel is None:
+        return
+    assert table is not None
+    ends = pa.py_buffer(np.array([0, 20, 0, 20, 20], np.int32))
+    text = pa.Array.from_buffers(pa.string(), 4, [None, ends, pa.py_buffer(b"a" * 20)])
+    some = ROWS.slice(0, 4)
+    rows = pa.RecordBatch.from_arrays([some["k"], text, some["f"], some["b"]], schema=SCHEMA)
+    keys = grouped(LAYOUT, ROWS.slice(0, 4)).keys
+    assert writes.encode(kernel, table, rows, 1_000, np.arange(4), keys) is None
