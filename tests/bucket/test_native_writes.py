@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -161,3 +162,25 @@ def test_what_lies_under_nulls_goes_where_python_puts_it(tmp_path: Path) -> None
                 table.upsert(rows)
                 found.append(written(table))
     assert found[:4] == found[4:]
+
+
+def test_a_log_that_one_way_wrote_is_replayed_by_the_other(tmp_path: Path) -> None:
+    """A copy of a store that is open is what a kill leaves."""
+    found: list[Any] = []
+    ways: dict[str, Callable[[], Any]] = {"with": nullcontext, "without": library.switched_off}
+    for name, way in ways.items():
+        with way(), noticed(), store_at(tmp_path / name) as store:
+            table = store.create_table("t", SCHEMA, "k")
+            for nth in range(4):
+                rows = batch_of("ab"[nth % 2] * nth, 60 + 10 * nth)
+                table.apply(kvstore.Changes(rows, [row % 7 == nth for row in range(len(rows))]))
+            shutil.copytree(tmp_path / name, tmp_path / f"{name}, killed")
+            found.append(written(table))
+    for name in ways:
+        for other, way in ways.items():
+            shutil.copytree(tmp_path / f"{name}, killed", path := tmp_path / f"{name}, then {other}")
+            with way(), noticed() as counts, store_at(path) as store:
+                found.append(written(store.table("t")))
+            replayed_natively = other == "with" and library.kernel() is not None
+            assert (counts["values"] > 0) == replayed_natively
+    assert all(each == found[0] for each in found)
