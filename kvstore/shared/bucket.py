@@ -33,8 +33,6 @@ from logformat.replica.object_file import ObjectName
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 from logformat.rows.changes import Changes
 
-_ATTEMPTS = 1 << 20
-"""Numbers that an attempt chooses from, so that two attempts rarely choose one."""
 _LOCK = "LOCK"
 LOCK_SECONDS = 60
 _PAUSE_SECONDS = 0.02
@@ -135,8 +133,7 @@ def _uploaded(table: SharedTable, base: SharedEpoch, bucket: BucketId, encoded: 
     stream = Stream(table.definition.id, bucket)
 
     def name(random: int) -> ObjectName:
-        attempt = base.attempt + 1 + random % _ATTEMPTS
-        return SharedRange(encoded.base_offset, encoded.next_offset, attempt, 0).name(stream)
+        return SharedRange(encoded.base_offset, encoded.next_offset, base.next_attempt(random), 0).name(stream)
 
     made, size = table.upload(name, [b"".join(encoded.pieces)])
     return SharedRange(made.start, made.end, made.epoch, size)

@@ -7,7 +7,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import replace
+from heapq import merge
+from itertools import groupby, takewhile
+from operator import attrgetter, itemgetter
 
 from kvstore.clock import Clock
 from kvstore.replica.read.reader import ReplicaReader
@@ -15,7 +20,7 @@ from kvstore.replica.read.table import ReplicaTable
 from kvstore.shared.table import SharedTable
 from logformat.ids import Epoch, Offset
 from logformat.replica import shared_table
-from logformat.replica.shared_table import SharedEpoch
+from logformat.replica.shared_table import SharedEpoch, SharedRange
 
 
 class SharedTail:
@@ -48,7 +53,7 @@ class SharedTail:
             MissingVersion, CorruptData, Unavailable: See :meth:`SharedTable.newest`. The next poll continues.
         """
         now_ms, id = self._clock.now_ms(), self._shared.definition.id
-        known, prefix = shared_table.epoch_name(id, self._number), shared_table.epochs_prefix(id)
+        known, prefix = shared_table.epoch_name(id, self._epoch.epoch), shared_table.epochs_prefix(id)
         newest = max((name for name, _ in self._shared.client.list(prefix, known)), default=known)
         if newest != known:
             self._take(self._shared.epoch(int(newest.removeprefix(prefix))) or self._shared.newest(), now_ms)
@@ -82,6 +87,33 @@ class SharedTail:
                 return header.base_offset if header.base_offset > start else header.next_offset
         return end
 
+    def whole_ends(
+        self, before: Mapping[int, Offset], ends: Mapping[int, Offset], records: int
+    ) -> tuple[dict[int, Offset], bool]:
+        """Ends of a read that has each write whole; see :meth:`kvstore.replica.read.tail.Tail.whole_ends`.
+
+        Ranges that were published, or that an earlier version wrote, do not say of which write they are.
+        """
+        left = {bucket: self._ranges(bucket, offset, ends[bucket]) for bucket, offset in before.items()}
+        unknown = {bucket: list(takewhile(lambda each: each.epoch is None, found)) for bucket, found in left.items()}
+        if any(unknown.values()):
+            return {b: Offset(found[-1].end) if found else before[b] for b, found in unknown.items()}, False
+        in_order = merge(*([(each.epoch, bucket, each) for each in ranges] for bucket, ranges in left.items()))
+        taken, count = dict(before), 0
+        for _, found in groupby(in_order, key=itemgetter(0)):
+            write = {bucket: each for _, bucket, each in found}
+            more = sum(each.end - max(each.start, before[bucket]) for bucket, each in write.items())
+            if count and count + more > records:
+                break
+            taken |= {bucket: Offset(each.end) for bucket, each in write.items()}
+            count += more
+        return taken, True
+
+    def _ranges(self, bucket: int, start: int, end: int) -> list[SharedRange]:
+        """Ranges of a bucket with changes from an offset to the end of a range."""
+        ranges, by_end = self._epoch.ranges[bucket], attrgetter("end")
+        return ranges[bisect_right(ranges, start, key=by_end) : bisect_right(ranges, end, key=by_end)]
+
     def last_timestamp(self, bucket: int, end: int) -> int:
         """Timestamp of the last commit before an offset (ms); 0 if there is none.
 
@@ -97,6 +129,6 @@ class SharedTail:
 
     def _take(self, epoch: SharedEpoch, now_ms: int) -> None:
         table = self._shared.at(epoch)
-        self._number = epoch.epoch
+        self._epoch = epoch
         # The table is as of the time at which it was looked at; the time of now is rounded up where it is given.
         self.table = replace(table, as_of_ms=max(now_ms + 1, table.as_of_ms))

@@ -31,6 +31,9 @@ EPOCH_BYTES_MAX = 64 << 20
 NEWEST_BYTES_MAX = 20
 FIRST_ATTEMPT = 1 << 40
 """Attempts of ranges are larger; of tables that an earlier version wrote, some are not."""
+_NUMBERED = 1 << 50
+"""Attempts from here on say for which epoch a range was uploaded; those of earlier versions are smaller."""
+_ATTEMPT_BITS = 20
 COPY_RECORD = "APPLIED"
 COPY_RECORD_BYTES_MAX = 1 << 10
 WRITERS_MAX = 10_000
@@ -61,6 +64,11 @@ class SharedRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     end: int
     attempt: int
     bytes: int
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch for which it was uploaded; None of ranges that were published, or that an earlier version wrote."""
+        return None if self.attempt < _NUMBERED else self.attempt - _NUMBERED >> _ATTEMPT_BITS
 
     def name(self, stream: Stream) -> ObjectName:
         """Name of the object."""
@@ -133,6 +141,11 @@ class SharedEpoch:
     def attempt(self) -> int:
         """The largest number of an attempt."""
         return max((each.attempt for bucket in self.ranges for each in bucket), default=FIRST_ATTEMPT)
+
+    def next_attempt(self, random: int) -> int:
+        """The number of an attempt for the next epoch: larger than all in this one."""
+        least = _NUMBERED + (self.epoch + 1 << _ATTEMPT_BITS)
+        return max(self.attempt + 1, least) + random % (1 << _ATTEMPT_BITS)
 
     def end(self, bucket: int) -> int:
         """The offset after the last change of a bucket."""

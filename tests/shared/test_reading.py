@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -88,3 +88,31 @@ def test_where_commits_end_and_when_they_were(tmp_path: Path) -> None:
         take_snapshots(host.table, tmp_path / "snapshots", host.clock, again=False)
     for start, most, end in ((0, 1, 3), (0, 3, 3), (0, 8, 3), (0, 9, 9), (3, 1, 9), (9, 100, 21)):
         assert tail.commit_end(0, Offset(start), Offset(21), most) == end
+
+
+def test_a_limited_read_ends_after_whole_writes(tmp_path: Path) -> None:
+    host = Host(created(Objects(), buckets=3), tmp_path)
+    begun = {BucketId(0): SharedRange(0, 4, 1 << 40, 100), BucketId(2): SharedRange(0, 4, 1 << 41, 100)}
+    write_once(host.table, None, partial(uploaded, begun), SetClock())  # as an earlier version did
+    for end in (10, 20, 30):
+        base = host.table.newest()
+        ranges = {
+            BucketId(bucket): SharedRange(base.end(bucket), end, base.next_attempt(random), 100)
+            for bucket, random in ((0, end * 99_991), (1, 7), (2, (1 << 20) - 1))
+            if (bucket, end) != (1, 20)
+        }
+        write_once(host.table, None, partial(uploaded, ranges), SetClock())
+    tail = SharedTail(host.table, SetClock())
+
+    def ends(before: list[int], records: int, last: Sequence[int] = (30, 30, 30)) -> tuple[list[int], bool]:
+        about = ({bucket: Offset(offset) for bucket, offset in enumerate(place)} for place in (before, last))
+        found, is_whole = tail.whole_ends(*about, records)
+        return [found[bucket] for bucket in range(3)], is_whole
+
+    assert ends([0, 0, 2], 99) == ([4, 0, 4], False), "nothing says of which commits these are"
+    assert ends([4, 0, 4], 1) == ([10, 10, 10], True), "the first write is whole, however large"
+    assert ends([4, 0, 4], 41) == ([10, 10, 10], True)
+    assert ends([4, 0, 4], 42) == ([20, 10, 20], True)
+    assert ends([9, 10, 5], 26) == ([20, 10, 20], True), "also from within a write"
+    assert ends([10, 10, 10], 99, (20, 10, 20)) == ([20, 10, 20], True)
+    assert ends([30, 30, 30], 5) == ([30, 30, 30], True)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvstore.errors import OffsetOutOfRange
@@ -53,6 +54,20 @@ class Tail(Protocol):
 
     def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
+
+    def whole_ends(
+        self, before: Mapping[int, Offset], ends: Mapping[int, Offset], records: int
+    ) -> tuple[dict[int, Offset], bool]:
+        """Ends of a read that has commits over several buckets whole, and whether that can be known.
+
+        Args:
+            before, ends: For each bucket where the read begins, and where it ends at the latest.
+            records: Most changes of the read, if its first commit does not have more.
+
+        Returns:
+            The ends, and true; or, where it is not known which changes are of one commit, their ends, and false: there
+            only the changes of a bucket in one commit are to be kept together, see :meth:`commit_end`.
+        """
 
     def last_timestamp(self, bucket: int, end: int) -> int:
         """Timestamp of the last commit before an offset (ms); 0 if there is none."""
@@ -155,6 +170,13 @@ class ReplicaTail:
             if header.next_offset > start + records:
                 return header.base_offset if header.base_offset > start else header.next_offset
         return end
+
+    def whole_ends(
+        self, before: Mapping[int, Offset], ends: Mapping[int, Offset], records: int
+    ) -> tuple[dict[int, Offset], bool]:
+        """``ends``, and false: only the catalog and all batches together say which are of one commit."""
+        del before, records
+        return dict(ends), False
 
     def last_timestamp(self, bucket: int, end: int) -> int:
         """Timestamp of the last commit before an offset (ms); 0 if there is none.

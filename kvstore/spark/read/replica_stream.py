@@ -1,8 +1,8 @@
 """Streams from a replica in its place, or from a shared table, from any machine: the offsets are those of the table.
 
 * The process that lives as long as the query follows the table; executors read the objects it names.
-* Ends of batches are consistent cuts, or epochs of a shared table: without a limit, no commit over several buckets is
-  in a batch in part.
+* Ends of batches are consistent cuts, or epochs of a shared table, so no commit over several buckets is in a batch in
+  part. With a limit that is so for shared tables only.
 * An offset has the epoch of the leader, so that a stream notices a later leader that lacks what it has read.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from kvstore.errors import UnsupportedOperation
@@ -85,6 +86,13 @@ class KvStoreReplicaStreamReader(StreamReader):
             rows_of = {bucket: tail.last_timestamp(bucket, end) for bucket, end in tail.table.ends().items()}
         ranges = tail.table.offset_ranges(start, "latest", fail_on_data_loss=self._options.fail_on_data_loss)
         return {bucket: Offset(first) for bucket, (first, _) in ranges.items()}, rows_of
+
+    def _limited(self, before: Mapping[int, Offset], ends: Mapping[int, Offset], limit: ReadLimit) -> dict[int, Offset]:
+        if isinstance(limit, ReadMaxRows):
+            ends, is_whole = self._followed().whole_ends(before, ends, limit.max_rows)
+            if is_whole:
+                return ends
+        return super()._limited(before, ends, limit)
 
     def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         return self._followed().commit_end(bucket, start, end, records)
