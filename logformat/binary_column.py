@@ -86,6 +86,11 @@ class BinaryColumn:
         """The strings from ``start`` to ``stop`` (exclusive); they lie in order and are not copied."""
         return BinaryColumn(self.flat, self.offsets[start : stop + 1], self.width)
 
+    def moved(self) -> BinaryColumn:
+        """The same strings, not copied, the first at the beginning of ``flat``."""
+        start, end = self.offsets[0], self.offsets[-1]
+        return BinaryColumn(self.flat[start:end], self.offsets - start, self.width)
+
     def without_empty(self) -> BinaryColumn:
         """The strings that are not empty."""
         there = self.lengths > 0

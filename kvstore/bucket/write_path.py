@@ -25,8 +25,9 @@ import pyarrow as pa
 
 from kvstore.bucket import cdc
 from kvstore.bucket.batching import beginning, joined
-from kvstore.bucket.merge.exchange import Effect, Exchanged, digest_of, values_of
+from kvstore.bucket.merge.exchange import Effect, Exchanged, digest_of, exchange
 from kvstore.bucket.merge.identical import without_identical
+from kvstore.bucket.merge.replay import FinalChanges, replay
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
@@ -48,7 +49,7 @@ from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
-from logformat.ids import Offset, SchemaId, WriterId
+from logformat.ids import Offset, WriterId
 from logformat.log.batch import (
     APPEND_ONLY,
     NAMED_WRITER,
@@ -74,10 +75,6 @@ REPLAY_BYTES_MAX = 256 << 20
 REPLAY_TOGETHER_BYTES_MAX = 32 << 20
 """Batches with up to this many bytes of rows are replayed together."""
 
-_LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
-_LEAVES_A_ROW[[ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
-_IS_FINAL = _LEAVES_A_ROW.copy()
-_IS_FINAL[ChangeType.DELETE] = True
 _NO_CHANGE_TYPES = np.zeros(0, np.uint8)
 _NO_ROWS = pa.record_batch([], names=[])
 
@@ -229,26 +226,35 @@ class WritePath:
 
     def _replay_all(self, found: Iterable[tuple[BatchHeader, memoryview]]) -> None:
         """Replay batches of the log, many in one pass: only the last change of each key is stored."""
+        automatic = self.definition.options.auto_increment
         waiting: list[LogBatch] = []
+        changes: list[FinalChanges] = []
         waiting_bytes = 0
         for header, data in found:
             batch = decode_verified(header, data, self.definition.schema_of(header.schema_id))
-            size = batch.rows.nbytes
+            final = FinalChanges.of(batch)
+            size = final.rows.nbytes
             # A row is stored with the schema of its batch.
             if waiting and (
                 batch.schema_id != waiting[0].schema_id or waiting_bytes + size > REPLAY_TOGETHER_BYTES_MAX
             ):
-                self._replay(waiting)
-                waiting, waiting_bytes = [], 0
+                self._replay(waiting, changes)
+                waiting, changes, waiting_bytes = [], [], 0
+            if automatic is None:
+                batch.rows = _NO_ROWS  # rows before updates would take as much memory again
             waiting.append(batch)
+            changes.append(final)
             waiting_bytes += size
         if waiting:
-            self._replay(waiting)
+            self._replay(waiting, changes)
 
-    def _replay(self, batches: Sequence[LogBatch]) -> None:
+    def _replay(self, batches: Sequence[LogBatch], changes: Sequence[FinalChanges]) -> None:
         """Replay batches of one schema."""
-        has_key = self.definition.primary_key is not None
-        self._note(batches, self._replay_rows(batches) if has_key else Effect(sum(b.record_count for b in batches)))
+        if self.definition.primary_key is None:
+            effect = Effect(sum(batch.record_count for batch in batches))
+        else:
+            effect = replay(self.index, self.definition, batches[0].schema_id, changes)
+        self._note(batches, effect)
         # Little is not durable, and the sync may be what failed.
         if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
             self._commit_index()
@@ -337,7 +343,8 @@ class WritePath:
         assert grouping is not None
         is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
         lasts = grouping.order[grouping.lasts]
-        exchanged = self._exchange(grouping.keys, ~is_delete[lasts], incoming, lasts, self.definition.schema_id)
+        schema_id = self.definition.schema_id
+        exchanged = exchange(self.index, self.definition, schema_id, grouping.keys, ~is_delete[lasts], incoming, lasts)
         try:
             batches, encoded, old_digest = self._recorded(requests, timestamp, request, exchanged)
         except InvalidRequest:
@@ -452,41 +459,6 @@ class WritePath:
         return cdc.records_of(
             merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
         )
-
-    def _replay_rows(self, batches: Sequence[LogBatch]) -> Effect:
-        kinds = [batch.change_types for batch in batches]
-        finals = [_IS_FINAL[each] for each in kinds]
-        rows = pa.concat_batches(
-            [batch.rows.filter(pa.array(final)) for batch, final in zip(batches, finals, strict=True)]
-        )
-        kinds_of_rows = np.concatenate([each[final] for each, final in zip(kinds, finals, strict=True)])
-        grouping = grouped(self._layout, rows)
-        lasts = grouping.order[grouping.lasts]
-        put = _LEAVES_A_ROW[kinds_of_rows[lasts]]
-        exchanged = self._exchange(grouping.keys, put, rows, lasts, batches[0].schema_id)
-        return exchanged.effect(digest_of(verified(exchanged.values, exchanged.sums[exchanged.there])))
-
-    def _exchange(
-        self, keys: BinaryColumn, put: np.ndarray, rows: pa.RecordBatch, places: np.ndarray, schema_id: SchemaId
-    ) -> Exchanged:
-        """Store or remove the rows of keys, and return the values that the index held: one pass does both.
-
-        Args:
-            keys: Distinct keys, in order.
-            put: For each key, whether it gets a row; otherwise its row is removed.
-            rows, places: The row of each key is ``rows[place]``.
-        """
-        listed = keys.to_list()
-        values, hashes, sums = values_of(self.definition, schema_id, keys, put, rows, places)
-        if put.all():
-            old = self.index.replace(listed, values)
-        else:
-            old_of_put = self.index.replace(list(compress(listed, put)), values)
-            old_of_removed = self.index.remove(list(compress(listed, ~put)))
-            both = np.empty(len(listed), object)
-            both[put], both[~put] = old_of_put, old_of_removed
-            old = both.tolist()
-        return Exchanged(listed, sums, put, hashes, old, np.fromiter(map(len, old), np.int64, len(old)))
 
     def _batches(
         self,

@@ -72,6 +72,40 @@ def digest_of(hashes: np.ndarray) -> int:
     return int(hashes.sum(dtype=np.uint64))
 
 
+def exchange(
+    index: Index,
+    definition: TableDefinition,
+    schema_id: SchemaId,
+    keys: BinaryColumn,
+    put: np.ndarray,
+    rows: pa.RecordBatch,
+    places: np.ndarray,
+) -> Exchanged:
+    """Store or remove the rows of keys, and return the values that the index held: one pass does both.
+
+    Args:
+        keys: Distinct keys, in order.
+        put: For each key, whether it gets a row; otherwise its row is removed.
+        rows, places: The row of each key is ``rows[place]``.
+    """
+    values, hashes, sums = values_of(definition, schema_id, keys, put, rows, places)
+    listed = keys.to_list()
+    old = exchange_values(index, listed, put, values.to_list())
+    return Exchanged(listed, sums, put, hashes, old, np.fromiter(map(len, old), np.int64, len(old)))
+
+
+def exchange_values(index: Index, keys: list[bytes], put: np.ndarray, values: list[bytes]) -> list[bytes]:
+    """Store values of the keys that get one, remove the others, and return what the index held for each key."""
+    if put.all():
+        return index.replace(keys, values)
+    old_of_put = index.replace(list(compress(keys, put)), values)
+    old_of_removed = index.remove(list(compress(keys, ~put)))
+    both = np.empty(len(keys), object)
+    both[put], both[~put] = old_of_put, old_of_removed
+    old: list[bytes] = both.tolist()
+    return old
+
+
 def values_of(
     definition: TableDefinition,
     schema_id: SchemaId,
@@ -79,8 +113,11 @@ def values_of(
     put: np.ndarray,
     rows: pa.RecordBatch,
     places: np.ndarray,
-) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    """Values to store, by the kernel where it can; see :meth:`WritePath._exchange`.
+) -> tuple[BinaryColumn, np.ndarray, np.ndarray]:
+    """Values to store, by the kernel where it can.
+
+    Args:
+        put, rows, places: See :func:`exchange`.
 
     Returns:
         The values and their hashes, of keys that get a row; and the sums of all keys.
@@ -94,4 +131,4 @@ def values_of(
         values, hashes = layout_of(definition).encode_values(take_rows(rows, places[put]), sums[put], schema_id)
     else:
         values, hashes, sums = made
-    return values.without_empty().to_list(), hashes, sums
+    return values.without_empty(), hashes, sums

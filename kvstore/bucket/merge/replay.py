@@ -1,0 +1,84 @@
+"""Replays changes of the log into an index: only the last change of each key is stored.
+
+Theory of operation. The rows of many batches are grouped by key at once, so that LMDB meets each key once, and in
+order. Then the keys are taken a stretch at a time: their values are encoded, LMDB exchanges them for the old ones, and
+these are verified. A stretch is small enough that all of it stays in the processor's caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.bucket.merge.exchange import Effect, digest_of, exchange_values, values_of
+from kvstore.index.index import Index
+from kvstore.meta.state import TableDefinition
+from kvstore.request.grouping import grouped
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
+from logformat.ids import SchemaId
+from logformat.log.batch import LogBatch
+from logformat.log.change import ChangeType
+from logformat.rows.rows import verified
+
+STRETCH_KEYS = 4096
+"""Keys whose values are exchanged at a time."""
+
+_LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
+_LEAVES_A_ROW[[ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
+_IS_FINAL = _LEAVES_A_ROW.copy()
+_IS_FINAL[ChangeType.DELETE] = True
+
+
+class FinalChanges(NamedTuple):
+    """The changes of a batch without the rows before updates.
+
+    Attributes:
+        leaves_row: bool, for each change whether it leaves a row, or else removes it.
+        rows: Their rows.
+    """
+
+    leaves_row: np.ndarray
+    rows: pa.RecordBatch
+
+    @classmethod
+    def of(cls, batch: LogBatch) -> FinalChanges:
+        """Those of a batch; its rows are not copied if all of them are."""
+        is_final = _IS_FINAL[batch.change_types]
+        leaves_row = _LEAVES_A_ROW[batch.change_types]
+        if is_final.all():
+            return cls(leaves_row, batch.rows)
+        return cls(leaves_row[is_final], batch.rows.filter(pa.array(is_final)))
+
+
+def replay(index: Index, definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]) -> Effect:
+    """Store and remove rows in an index that holds what came before.
+
+    Args:
+        schema_id: Schema of all rows.
+        given: Changes in order, at least one.
+
+    Raises:
+        CorruptData: A stored row is damaged. The open transaction is to be aborted, as after errors of LMDB.
+    """
+    rows = pa.concat_batches([each.rows for each in given])
+    grouping = grouped(layout_of(definition), rows)
+    lasts, keys = grouping.order[grouping.lasts], grouping.keys
+    put = np.concatenate([each.leaves_row for each in given])[lasts]
+    values, hashes, sums = values_of(definition, schema_id, keys, put, rows, lasts)
+    added, digest, stored = len(values), digest_of(hashes), 0
+    for first in range(0, len(keys), STRETCH_KEYS):
+        last = min(first + STRETCH_KEYS, len(keys))
+        end = stored + int(np.count_nonzero(put[first:last]))
+        listed, its_values = (each.moved().to_list() for each in (keys.slice(first, last), values.slice(stored, end)))
+        old = exchange_values(index, listed, put[first:last], its_values)
+        if any(old):
+            there = np.fromiter(map(bool, old), bool, len(old))
+            found = BinaryColumn.from_list(list(filter(None, old)))
+            added -= len(found)
+            digest -= digest_of(verified(found, sums[first:last][there]))
+        stored = end
+    return Effect(added, digest)
