@@ -43,7 +43,7 @@ def vacuum(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old manifests, and what was uploaded a week ago and never committed; rows and changes stay."""
+    """Remove old manifests, expired changes, and what was uploaded a week ago and never committed; rows stay."""
     older_than = dt.timedelta(days=older_than_days)
     done = kvstore.shared.vacuum(url, table, older_than=older_than, retain_last=retain_last, dry_run=dry_run)
     _print(asdict(done), as_json=as_json)

@@ -94,11 +94,14 @@ class _Check:
                 newest = self._newest(found, full)
                 for bucket in range(self._table.definition.buckets):
                     sizes |= {} if newest is None else newest.sizes(BucketId(bucket))
-            elif not is_before(found, full, newest):
+            elif not is_before(found, newest):
                 reason = f"It has other ranges than epoch {newest.epoch}."
                 self._add("BAD", shared_table.epoch_name(found.table_id, number), reason)
-            for bucket, snapshots in enumerate(full.snapshots if full is found else []):
+            # What it names more than the newest: snapshots, and ranges that have expired since.
+            for bucket, ranges in enumerate(found.ranges):
                 stream = Stream(full.table_id, BucketId(bucket))
+                sizes |= {each.name(stream): each.bytes for each in ranges}
+                snapshots = found.snapshots[bucket] if found.snapshots else []
                 sizes |= {each.name(stream): each.bytes for each in snapshots}
         for name, size in sorted(sizes.items()):
             self._read(name, size)

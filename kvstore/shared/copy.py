@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
@@ -44,7 +42,7 @@ def open_copy(
     last = _last(place, files)
     if last in base.ranges[bucket]:
         path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
-        if path.state.applied_offset > last.end:
+        if not base.start(bucket) <= path.state.applied_offset <= last.end:  # changes that it lacks may have expired
             path.close()
             path = _new(table, base, place, files, clock)
     elif last is not None and last in table.newest().ranges[bucket]:
@@ -61,13 +59,18 @@ def open_copy(
 
 def _new(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
     """A copy with the newest snapshot that is right, or with nothing; the one that was there is removed."""
+    damaged: CorruptData | None = None
     for taken in reversed(base.snapshots[place.identity.bucket_id]):
         name = taken.name(Stream(place.identity.table_id, place.identity.bucket_id))
-        with suppress(CorruptData):
+        try:
             found = read_object(table.client, base.store_id, name, taken.bytes)
             with refusals(place.directory):
                 _begin(place, found, files)
             return open_for_writing(place, table.definition, StoreOptions(), files, clock)
+        except CorruptData as error:
+            damaged = error
+    if damaged is not None and base.start(place.identity.bucket_id):
+        raise damaged  # the first changes have expired, so there is nothing else to begin with
     with refusals(place.directory):
         _begin(place, None, files)
     return open_for_writing(place, table.definition, StoreOptions(), files, clock)

@@ -42,19 +42,11 @@ def first_epoch(table: SharedTable, numbers: Sequence[int], newest: SharedEpoch)
         if number >= newest.full:
             break
         found = table.stored(number)
-        if found is not None and found.full is None and is_before(found, found, newest):
+        if found is not None and found.full is None and is_before(found, newest):
             return number
     return newest.full
 
 
-def is_before(found: EpochObject, full: EpochObject, newest: SharedEpoch) -> bool:
-    """Whether the ranges of an earlier epoch are the first ones of the newest.
-
-    Args:
-        full: The object of the full epoch to which it adds; the same object if it is full itself.
-    """
-    for more, first, now in zip(found.ranges, full.ranges, newest.ranges, strict=True):
-        at = 0 if found is full else len(first)
-        if now[at : at + len(more)] != more:
-            return False
-    return True
+def is_before(found: EpochObject, newest: SharedEpoch) -> bool:
+    """Whether the newest epoch has the ranges that the object of an earlier one names, but for what has expired."""
+    return all(map(shared_table.has_ranges, newest.ranges, found.ranges))

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
 from kvstore.bucket.handle import BucketHandle
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
@@ -23,6 +21,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.replica.client import Client
 from kvstore.replica.ship.merging import RANGE_BYTES
 from kvstore.shared.table import Content, SharedTable
+from kvstore.shared.write import check_age
 from kvstore.table.open_table import OpenTable
 from logformat.catalog.edits import CreateTable
 from logformat.catalog.replicas import Stream
@@ -59,7 +58,7 @@ def publish(table: OpenTable, url: str, client: Client, clock: Clock) -> SharedT
     create = _created_from(moment.definition)
     for handle in table.handles:
         _check_whole(handle)
-    return SharedTable.create(url, client, create, clock, partial(_content, table.handles, moment))
+    return SharedTable.create(url, client, create, clock, partial(_content, table.handles, moment, clock))
 
 
 @uninterrupted
@@ -105,7 +104,7 @@ def _created_from(definition: TableDefinition) -> CreateTable:
         primary_key=None if definition.primary_key is None else list(definition.primary_key),
         buckets=definition.buckets,
         bucket_key=None if definition.bucket_key is None else list(definition.bucket_key),
-        options=msgspec.structs.replace(definition.options, retention_ms=None),
+        options=definition.options,
     )
 
 
@@ -120,8 +119,10 @@ def _check_whole(handle: BucketHandle) -> None:
         )
 
 
-def _content(handles: Sequence[BucketHandle], moment: _Moment, shared: SharedTable) -> Content:
+def _content(handles: Sequence[BucketHandle], moment: _Moment, clock: Clock, shared: SharedTable) -> Content:
+    began = clock.monotonic()
     ranges = [list(_uploaded(handle, end, shared)) for handle, end in zip(handles, moment.ends, strict=True)]
+    check_age(began, clock)
     return Content(ranges, dict.fromkeys(moment.transactions[-WRITERS_MAX:], 0), moment.last_ms)
 
 

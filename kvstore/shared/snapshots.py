@@ -1,13 +1,15 @@
 """Snapshots of the buckets of a shared table: a copy, and a read of rows, begin with the newest one.
 
 * A snapshot is taken in a directory of its own, so no write of this machine waits for it. It is committed as an epoch.
-* All changes stay: what was written before a snapshot can still be read.
+* What was written before a snapshot can still be read, but for changes that are older than the table's retention: an
+  epoch that has a snapshot of their end no longer names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,59 +40,108 @@ class SnapshotSummary:
         epoch: The epoch that has them; the newest one if there was nothing to do.
         buckets: Those that got a snapshot.
         bytes: Size of the snapshots.
+        expired: For each bucket of which changes have expired, how many.
     """
 
     epoch: int
     buckets: list[int]
     bytes: int
+    expired: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """A snapshot that was uploaded, and the range whose end it is of."""
+    """A snapshot that was uploaded, and the range whose end it is of.
+
+    Attributes:
+        expires: Whether the changes before it expire.
+    """
 
     bucket: BucketId
     after: SharedRange
     snapshot: SharedSnapshot
+    expires: bool
 
 
 def take_snapshots(table: SharedTable, cache: Path, clock: Clock, *, again: bool) -> SnapshotSummary:
-    """Take a snapshot of each bucket that has changes since its newest one, and commit them; see ``snapshot``."""
+    """Take a snapshot of each bucket that has changes since its newest one, and commit them; see ``snapshot``.
+
+    Where changes are older than the retention, a snapshot of their end is taken, too, and they expire.
+    """
     began, base = clock.monotonic(), table.newest()
     taken = []
     for bucket in map(BucketId, range(table.definition.buckets)):
-        snapshots = base.snapshots[bucket]
+        snapshots, expired = base.snapshots[bucket], _expired(table, base, bucket, clock)
+        if expired:
+            taken.append(_taken(table, _up_to(base, bucket, expired), bucket, cache, clock, expires=True))
         if base.ranges[bucket] and (again or not snapshots or snapshots[-1].offset < base.end(bucket)):
             taken.append(_taken(table, base, bucket, cache, clock))
     if not taken:
         return SnapshotSummary(base.epoch, [], 0)
     for _ in range(TRIES):
-        # Others may have committed meanwhile: ranges are only added, so the snapshots are still of this history.
+        # Others may have committed meanwhile. What is left of the ranges is of the same history; if a range is gone,
+        # another process has let it expire, with a snapshot of its own.
         base = table.newest()
         kept = [each for each in taken if each.after in base.ranges[each.bucket]]
+        starts = {each.bucket: each.snapshot.offset for each in kept if each.expires}
         check_age(began, clock)
-        made = table.commit(base, {}, None, max(clock.now_ms(), base.committed_ms + 1), _named(base, kept, alone=again))
+        named = _named(base, kept, starts, alone=again)
+        # The time of this machine is that of no write, and decides nothing.
+        made = table.commit(base, {}, None, base.committed_ms + 1, named, starts)
         if made is not None:
-            return SnapshotSummary(
-                made.epoch, [int(each.bucket) for each in kept], sum(each.snapshot.bytes for each in kept)
-            )
+            expired_changes = {int(bucket): start - base.start(bucket) for bucket, start in starts.items()}
+            size = sum(each.snapshot.bytes for each in kept)
+            return SnapshotSummary(made.epoch, sorted({int(each.bucket) for each in kept}), size, expired_changes)
     raise Unavailable("Others write the shared table all the time; try again.", table=table.definition.name)
 
 
-def _named(base: SharedEpoch, taken: Iterable[_Taken], *, alone: bool) -> dict[BucketId, list[SharedSnapshot]]:
-    """For each bucket with a new snapshot, those that the epoch names.
+def _expired(table: SharedTable, base: SharedEpoch, bucket: BucketId, clock: Clock) -> int:
+    """Number of the first ranges of a bucket that expire: all their changes are older than the retention.
+
+    The last range stays. The time of the last commit is taken for that of now if it is earlier: a clock that is ahead,
+    here or where that was written, lets nothing expire early.
+    """
+    retention_ms, ranges = table.definition.options.retention_ms, base.ranges[bucket]
+    if retention_ms is None or len(ranges) < 2:
+        return 0
+    oldest_ms = min(clock.now_ms(), base.committed_ms) - retention_ms
+    first = table.at(base).first_at_or_after(bucket, oldest_ms, table.client)
+    return min(bisect_right(ranges, first, key=lambda each: each.end), len(ranges) - 1)
+
+
+def _up_to(base: SharedEpoch, bucket: BucketId, count: int) -> SharedEpoch:
+    """The epoch with the first ranges of a bucket only."""
+    ranges, snapshots = list(base.ranges), list(base.snapshots)
+    ranges[bucket] = ranges[bucket][:count]
+    snapshots[bucket] = [each for each in snapshots[bucket] if each.offset <= ranges[bucket][-1].end]
+    return replace(base, ranges=ranges, snapshots=snapshots)
+
+
+def _named(
+    base: SharedEpoch, taken: Iterable[_Taken], starts: Mapping[BucketId, int], *, alone: bool
+) -> dict[BucketId, list[SharedSnapshot]]:
+    """For each bucket with a new snapshot, those that the epoch names: that of its start, and the newest.
 
     Args:
-        alone: Whether it names no older ones.
+        starts: For each bucket of which changes expire, the offset of the first one that stays.
+        alone: Whether the epoch names no older snapshots, but for that of the start.
     """
-    found = {}
+    new: dict[BucketId, dict[int, SharedSnapshot]] = {}
     for each in taken:
-        others = [] if alone else [old for old in base.snapshots[each.bucket] if old.offset != each.snapshot.offset]
-        found[each.bucket] = sorted([*others, each.snapshot], key=lambda snapshot: snapshot.offset)[-KEPT:]
+        new.setdefault(each.bucket, {})[each.snapshot.offset] = each.snapshot
+    found = {}
+    for bucket, snapshots in new.items():
+        start = starts.get(bucket, base.start(bucket))
+        old = {each.offset: each for each in base.snapshots[bucket] if not alone or each.offset == start}
+        by_offset = {offset: each for offset, each in sorted((old | snapshots).items()) if offset >= start}
+        newest = set(list(by_offset)[-KEPT:])
+        found[bucket] = [each for offset, each in by_offset.items() if offset in newest or offset == start]
     return found
 
 
-def _taken(table: SharedTable, base: SharedEpoch, bucket: BucketId, cache: Path, clock: Clock) -> _Taken:
+def _taken(
+    table: SharedTable, base: SharedEpoch, bucket: BucketId, cache: Path, clock: Clock, *, expires: bool = False
+) -> _Taken:
     """Take a snapshot of a bucket as of an epoch, and upload it."""
     files, stream, ranges = Files(), Stream(table.definition.id, bucket), base.ranges[bucket]
     with refusals(cache):
@@ -120,4 +171,4 @@ def _taken(table: SharedTable, base: SharedEpoch, bucket: BucketId, cache: Path,
         return SharedSnapshot(found.offset, random % ranges[0].attempt, 0).name(stream)
 
     made, size = table.upload(name, parts)
-    return _Taken(bucket, ranges[-1], SharedSnapshot(made.start, made.epoch, size))
+    return _Taken(bucket, ranges[-1], SharedSnapshot(made.start, made.epoch, size), expires)

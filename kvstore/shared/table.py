@@ -132,6 +132,7 @@ class SharedTable:
             existing = cls.find(url, client, table.name)
             if existing.described != described:  # else the answer to an earlier request was lost
                 raise TableExists("There is a shared table of that name; choose another.", table=table.name, url=url)
+        found._note(0)  # also shows a vacuum that the table was created
         return found
 
     @classmethod
@@ -221,6 +222,7 @@ class SharedTable:
         writer: str | None,
         at_ms: int,
         snapshots: Mapping[BucketId, list[SharedSnapshot]] | None = None,
+        starts: Mapping[BucketId, int] | None = None,
     ) -> SharedEpoch | None:
         """Commit new ranges by creating the epoch after ``base``; None if another commit has taken its place.
 
@@ -229,6 +231,7 @@ class SharedTable:
             writer: Name under which this is written once; None for no name.
             at_ms: Time of the commit (ms), which its ranges bear; later than that of ``base``.
             snapshots: For each bucket that gets other snapshots, all of them.
+            starts: For each bucket of which changes expire, the start of the first range that stays; with a snapshot.
 
         Raises:
             Unavailable: It is not known whether the commit took place. A name tells: write again under it.
@@ -236,7 +239,11 @@ class SharedTable:
         made = self._after(base, ranges, writer, at_ms)
         if snapshots:
             taken = [snapshots.get(BucketId(bucket), before) for bucket, before in enumerate(base.snapshots)]
-            made = replace(made, snapshots=taken).as_full()
+            first = [(starts or {}).get(BucketId(bucket), 0) for bucket in range(len(made.ranges))]
+            left = [
+                [each for each in had if each.start >= start] for had, start in zip(made.ranges, first, strict=True)
+            ]
+            made = replace(made, snapshots=taken, ranges=left).as_full()
         is_there = self._created(made)
         if self._is_removed(base.epoch):
             # A vacuum may have removed this one, too; or the name was free because it had removed the one that had it.
@@ -251,7 +258,8 @@ class SharedTable:
         found = []
         for bucket in map(BucketId, range(self.definition.buckets)):
             stream, snapshots = Stream(self.definition.id, bucket), [each.offset for each in epoch.snapshots[bucket]]
-            shipped = Shipped(stream=stream, start=0, end=epoch.end(bucket), snapshots=snapshots)
+            start, end = epoch.start(bucket), epoch.end(bucket)
+            shipped = Shipped(stream=stream, start=start, end=end, snapshots=snapshots)
             found.append((shipped, epoch.sizes(bucket)))
         return ReplicaTable.of_ranges(self.url, epoch.store_id, self.definition, epoch.committed_ms, found)
 
@@ -301,7 +309,7 @@ class SharedTable:
         newest = self.newest()
         if newest.epoch <= made.epoch:
             return newest.commit == made.commit
-        follows = all(before == now[: len(before)] for before, now in zip(made.ranges, newest.ranges, strict=True))
+        follows = all(map(shared_table.has_ranges, newest.ranges, made.ranges))
         return follows and (made.ranges != base.ranges or newest.writers.get(writer or "") == made.epoch)
 
     def _put(self, epoch: SharedEpoch) -> bool:
@@ -320,6 +328,21 @@ class SharedTable:
         """Note the number of an epoch, which saves readers from listing all; an older number does no harm."""
         with suppress(Unavailable):
             self.client.replace(shared_table.newest_name(self.described.table_id), [str(epoch).encode()])
+
+
+def described_in(client: Client) -> list[SharedDefinition]:
+    """Definitions of all shared tables at the place of a client.
+
+    Raises:
+        CorruptData: One is damaged.
+        Unavailable: The object store can't be reached.
+    """
+    found = []
+    for name, _ in client.list(f"{shared_table.DEFINITIONS_PREFIX}/"):
+        data = _get(client, name, shared_table.DEFINITION_BYTES_MAX)
+        if data is not None:
+            found.append(shared_table.decode_named_definition(data, name))
+    return found
 
 
 def has_shared_tables(client: Client) -> bool:

@@ -24,12 +24,16 @@ def snapshot(url: str, table: str, *, again: bool = False) -> SnapshotSummary:
     """Take snapshots of a shared table, and commit them as an epoch.
 
     Reads of rows, and machines that have no copy of a bucket, begin with its newest snapshot instead of its first
-    change. All changes stay. Each bucket with changes since its newest snapshot is rebuilt in the directory of caches
-    of this machine, one after the other; that takes the space of the bucket.
+    change. Each bucket with changes since its newest snapshot is rebuilt in the directory of caches of this machine,
+    one after the other; that takes the space of the bucket.
+
+    Changes that are older than the table's retention expire: they can't be read any more, and a later :func:`vacuum`
+    removes them. The last write to a bucket stays. Such a bucket is rebuilt twice.
 
     Args:
         url, table: See :func:`kvstore.spark.create_table`.
-        again: Take one of every bucket, and name no older ones; for when one is damaged.
+        again: Take one of every bucket, and name no older ones, but for that of where changes begin; for when one is
+            damaged.
 
     Raises:
         NoSuchTable: There is no shared table of that name.
@@ -49,10 +53,10 @@ def vacuum(
     retain_last: int = RETAIN_LAST,
     dry_run: bool = False,
 ) -> VacuumSummary:
-    """Remove what a shared table does not need; all rows and changes stay.
+    """Remove what a shared table does not need; all rows stay, and all changes that have not expired.
 
-    That are old manifests of epochs, snapshots that only these name, and what was uploaded or staged more than a week
-    ago and never committed.
+    That are old manifests of epochs, snapshots and expired changes that only these name, and what was uploaded or
+    staged more than a week ago and never committed; also for tables of this place that were never created.
 
     Args:
         url, table: See :func:`kvstore.spark.create_table`.

@@ -1,9 +1,11 @@
 """Removes what a shared table does not need any more: old manifests, and what was uploaded and never committed.
 
 * Times are those of the object store, never those of a machine's clock.
-* Ranges are named by all later epochs, so every change stays. A snapshot goes with the last manifest that names it.
+* A range is named by all later epochs until its changes expire. It goes with the last manifest that names it, as
+  snapshots do.
 * What no epoch names may be of a write that is under way: it goes after a week, and commits take place within five days
-  of their first upload.
+  of their first upload. What was uploaded for a table that was never created goes likewise, with the next vacuum of a
+  table at that place.
 * Manifests go from the oldest on, so those that are left have no holes. A writer whose base is removed finds out after
   it has created the next epoch (:meth:`SharedTable.commit`). That one is none of the table, and goes with the next
   vacuum, as does what a vacuum that was stopped has left (:mod:`kvstore.shared.first`).
@@ -12,16 +14,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from uuid import uuid4
 
 from kvstore.errors import MissingVersion
 from kvstore.replica.client import Client
 from kvstore.shared.first import first_epoch, listed_numbers
-from kvstore.shared.table import SharedTable
-from logformat.catalog.replicas import Stream
-from logformat.ids import BucketId
+from kvstore.shared.table import SharedTable, described_in
+from logformat.ids import BucketId, TableId
 from logformat.replica import shared_table
 from logformat.replica.object_file import ObjectName, parse_name
 from logformat.replica.shared_table import SharedEpoch
@@ -62,8 +63,9 @@ def remove_unneeded(table: SharedTable, *, older_than_ms: int, retain_last: int,
 def _removed(table: SharedTable, older_than_ms: int, retain_last: int, *, dry_run: bool) -> VacuumSummary:
     client, id = table.client, table.described.table_id
     prefix = shared_table.epochs_prefix(id)
-    # Listed before the newest epoch is read: what that does not name was not committed before.
-    listed = dict(client.list(shared_table.objects_prefix(id)))
+    # Listed before the newest epoch, and definitions, are read: what these do not name was not committed before.
+    of_all = dict(client.list(shared_table.ALL_OBJECTS))
+    listed = {name: size for name, size in of_all.items() if name.startswith(shared_table.objects_prefix(id))}
     newest, now_ms = table.newest(), _now_ms(client)
     numbers = sorted(int(name.removeprefix(prefix)) for name in listed if name.startswith(prefix))
     first = _first_retained(table, _numbers_of(table, numbers, newest), newest, now_ms - older_than_ms, retain_last)
@@ -75,11 +77,33 @@ def _removed(table: SharedTable, older_than_ms: int, retain_last: int, *, dry_ru
     unneeded = [
         name for name in (*unneeded, *staged) if now_ms - client.modified_ms(name) >= UNNAMED_MS
     ]  # one request for each of them: there are few
+    unneeded += _never_created(client, of_all, now_ms)
     if not dry_run:
         for name in (*epochs, *unneeded):
             client.delete(name)
-    sizes = listed | staged
+    sizes = of_all | staged
     return VacuumSummary(len(epochs), len(unneeded), sum(sizes[name] for name in (*epochs, *unneeded)), first)
+
+
+def _never_created(client: Client, listed: Collection[str], now_ms: int) -> list[str]:
+    """Objects of tables that were begun a week ago or earlier, and never created.
+
+    Such a table has no definition, and at most its epoch 0. One that was created has a note of its newest epoch, too,
+    so nothing of it goes if its definition is lost.
+    """
+    created = {each.table_id for each in described_in(client)}
+    of_others: dict[str, list[str]] = {}
+    for name in listed:
+        of_others.setdefault(name.split("/")[1], []).append(name)
+    found = []
+    for id, names in of_others.items():
+        if not id.isdecimal() or int(id) in created:
+            continue
+        first = shared_table.epoch_name(TableId(int(id)), 0)
+        is_begun = all(name == first or parse_name(name) is not None for name in names)
+        if is_begun and all(now_ms - client.modified_ms(name) >= UNNAMED_MS for name in names):
+            found += names
+    return found
 
 
 def _numbers_of(table: SharedTable, numbers: list[int], newest: SharedEpoch) -> list[int]:
@@ -119,16 +143,13 @@ def _first_retained(
 
 def _named(table: SharedTable, newest: SharedEpoch, first: int) -> Iterator[ObjectName]:
     """Names of all objects that the epochs from ``first`` on name."""
-    for bucket in map(BucketId, range(table.definition.buckets)):
-        yield from newest.sizes(bucket)  # all ranges of those before, too
-    full = newest.full
-    while full > first:
-        # An epoch adds to the full one that the epoch before it adds to, or is full.
-        before = _existing(table, full - 1)
-        for number, snapshots in enumerate(before.snapshots):
-            stream = Stream(before.table_id, BucketId(number))
-            yield from (each.name(stream) for each in snapshots)
-        full = before.full
+    last = newest  # of those that add to one full epoch: it has all that these name
+    while True:
+        for bucket in map(BucketId, range(table.definition.buckets)):
+            yield from last.sizes(bucket)
+        if last.full <= first:
+            return
+        last = _existing(table, last.full - 1)
 
 
 def _existing(table: SharedTable, number: int) -> SharedEpoch:

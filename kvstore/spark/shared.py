@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ def create_table(
     delete_behavior: DeleteBehavior | None = None,
     skip_identical_updates: bool = False,
     compression: Compression = "lz4",
+    retention: dt.timedelta | None = None,
 ) -> None:
     """Create a shared table: Spark writes it from any machine, and it needs no store.
 
@@ -82,6 +84,8 @@ def create_table(
         buckets: Parts of the table, each written by one task of a write.
         name, schema, primary_key, bucket_key, merge_engine: See :meth:`kvstore.Store.create_table`.
         changelog_image, delete_behavior, skip_identical_updates, compression: See :meth:`kvstore.Store.create_table`.
+        retention: Changes that are older than this expire with the next :func:`kvstore.shared.snapshot`; rows stay.
+            None keeps all changes. It can't be changed later.
 
     Raises:
         TableExists: There is a shared table of that name. Nothing was written.
@@ -100,7 +104,7 @@ def create_table(
         delete_behavior=delete_behavior,
         auto_increment=None,
         skip_identical_updates=skip_identical_updates,
-        retention=None,
+        retention=retention,
     )
     table = CreateTable(
         table_id=TableId(0),

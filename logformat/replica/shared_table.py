@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -22,10 +23,13 @@ from logformat.ids import BucketId, Epoch, TableId
 from logformat.replica.object_file import TABLES_PREFIX, ObjectName
 
 DEFINITIONS_PREFIX = "shared"
+ALL_OBJECTS = f"{TABLES_PREFIX}/"
+"""What the names of all objects of all tables begin with."""
 STAGING = "staging"
 FORMAT = 1
-EPOCH_FORMAT = 2
-"""Of epochs; those of format 1 are full and have no snapshots."""
+EPOCH_FORMAT = 3
+"""Of epochs; those of format 1 are full and have no snapshots, and up to format 2 all changes are there."""
+_ALL_CHANGES = 2
 DEFINITION_BYTES_MAX = 16 << 20
 EPOCH_BYTES_MAX = 64 << 20
 NEWEST_BYTES_MAX = 20
@@ -100,7 +104,7 @@ class EpochObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         snapshots: For each bucket, in order; of a full one, and only in format 2.
     """
 
-    format: int = EPOCH_FORMAT
+    format: int = _ALL_CHANGES
     store_id: UUID
     table_id: TableId
     epoch: int
@@ -120,8 +124,8 @@ class SharedEpoch:
         commit: Random id of the commit, by which a committer that got no answer knows its own.
         writers: For each name under which something was written once, the epoch that has it; of a stream the name of
             its last batch.
-        ranges: For each bucket its ranges, in order and without holes from offset 0 on.
-        snapshots: For each bucket its snapshots, in order.
+        ranges: For each bucket its ranges, in order and without holes. Those before the first one have expired.
+        snapshots: For each bucket its snapshots, in order; where changes have expired there is one of their end.
         full: Number of the full epoch to which its object adds; its own number if it is full.
         in_full: For each bucket, how many of its ranges that one has.
     """
@@ -141,6 +145,10 @@ class SharedEpoch:
     def attempt(self) -> int:
         """The largest number of an attempt."""
         return max((each.attempt for bucket in self.ranges for each in bucket), default=FIRST_ATTEMPT)
+
+    def start(self, bucket: int) -> int:
+        """The offset of the first change of a bucket that has not expired."""
+        return self.ranges[bucket][0].start if self.ranges[bucket] else 0
 
     def next_attempt(self, random: int) -> int:
         """The number of an attempt for the next epoch: larger than all in this one."""
@@ -193,6 +201,7 @@ class SharedEpoch:
         """Its object."""
         is_full = self.full == self.epoch
         return EpochObject(
+            format=EPOCH_FORMAT if is_full and any(map(self.start, range(len(self.ranges)))) else _ALL_CHANGES,
             store_id=self.store_id,
             table_id=self.table_id,
             epoch=self.epoch,
@@ -317,15 +326,18 @@ def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
     if found is not full:
         ranges = [before + more for before, more in zip(full.ranges, found.ranges, strict=True)]
         writers = last_writers({**full.writers, **found.writers})
-    for bucket in ranges:
-        ends = [0, *(each.end for each in bucket)]
+    starts = [bucket[0].start if bucket and full.format == EPOCH_FORMAT else 0 for bucket in ranges]
+    for bucket, start in zip(ranges, starts, strict=True):
+        ends = [start, *(each.end for each in bucket)]
         if any(each.start != end or each.end <= each.start for each, end in zip(bucket, ends, strict=False)):
             raise CorruptData("The ranges of an epoch do not follow each other.", object=name)
     snapshots = full.snapshots or [[] for _ in ranges]
-    for bucket, taken in zip(ranges, snapshots, strict=True):
-        ends = [each.end for each in bucket] if taken else []
+    for bucket, start, taken in zip(ranges, starts, snapshots, strict=True):
+        ends = [start, *(each.end for each in bucket)] if taken else []
         if any(snapshot.offset not in ends for snapshot in taken):
             raise CorruptData("A snapshot of an epoch is of no end of a range.", object=name)
+        if start and start not in [snapshot.offset for snapshot in taken]:
+            raise CorruptData("An epoch has no snapshot of the changes that have expired.", object=name)
     return SharedEpoch(
         store_id=found.store_id,
         table_id=found.table_id,
@@ -338,6 +350,14 @@ def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
         full=full.epoch,
         in_full=[len(bucket) for bucket in full.ranges],
     )
+
+
+def has_ranges(ranges: list[SharedRange], some: list[SharedRange]) -> bool:
+    """Whether ranges of a bucket in an earlier epoch are among those of a later one, or have expired there."""
+    start = ranges[0].start if ranges else 0
+    left = [each for each in some if each.end > start]
+    place = bisect_left(ranges, left[0].start, key=lambda each: each.start) if left else 0
+    return ranges[place : place + len(left)] == left
 
 
 def batch_name(writer: str, query: str, batch: int) -> str:

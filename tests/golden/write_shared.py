@@ -5,6 +5,7 @@ What is committed is never written again: a version that changes the format adds
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 import tarfile
 import tempfile
@@ -22,11 +23,13 @@ KEYS = 5
 def write(place: Path, cache: Path) -> None:
     """Write the table: a sum for each key of 2^0 to 2^(WRITES - 1), each under a name.
 
-    Since shared-2 it has snapshots, and epochs that add to others.
+    Since shared-2 it has snapshots, and epochs that add to others; since shared-3 its first changes have expired.
     """
-    table = created(ObjectStore(place.as_uri(), create=True), buckets=2, engine=kvstore.Aggregate({"v": "sum"}))
+    client, engine = ObjectStore(place.as_uri(), create=True), kvstore.Aggregate({"v": "sum"})
+    table = created(client, buckets=2, engine=engine, retention=dt.timedelta(seconds=WRITES // 3))
     host = Host(table, cache)
     for number in range(WRITES):
+        host.clock.now += 1000
         if number == WRITES // 2:
             take_snapshots(table, cache, host.clock, again=False)
         host.write(upserts(range(KEYS), 1 << number), f"write {number}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from kvstore.clock import Clock
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.request.partition import spread
 from kvstore.shared.bucket import apply_changes
@@ -34,6 +34,7 @@ def created(
     engine: str | MergeEngine = "last_row",
     *,
     schema: pa.Schema = SCHEMA,
+    retention: dt.timedelta | None = None,
 ) -> SharedTable:
     options = options_of(
         schema,
@@ -44,7 +45,7 @@ def created(
         delete_behavior=None,
         auto_increment=None,
         skip_identical_updates=False,
-        retention=None,
+        retention=retention,
     )
     table = CreateTable(
         table_id=TableId(0),
@@ -61,7 +62,7 @@ def created(
 class Host:
     """A machine that writes a shared table: its copies of buckets, and its driver."""
 
-    def __init__(self, table: SharedTable, cache: Path, clock: Clock | None = None) -> None:
+    def __init__(self, table: SharedTable, cache: Path, clock: SetClock | None = None) -> None:
         self.table, self.cache, self.clock = table, cache, clock or SetClock()
 
     def ranges(
@@ -87,18 +88,21 @@ def upserts(keys: Sequence[int], value: int) -> Changes:
 
 
 def read(table: SharedTable, directory: Path) -> tuple[dict[int, int], list[str]]:
-    """Rows by key, and the kinds of all changes."""
+    """Rows by key, and the kinds of all changes that have not expired."""
     found = table.at(table.newest())
     reader = ReplicaReader(table.client, found.store_id, found.definition)
-    ends = found.ends().items()
+    bounds = found.bounds().items()
     rows = [
         r
-        for b, end in ends
+        for b, (_, end) in bounds
         for part in reader.rows(found.rows(b, end), ["k", "v"], None, directory)
         for r in part.to_pylist()
     ]
     kinds = ["_change_type"]
     changes = [
-        r for b, end in ends for part in reader.changes(found.changes(b, 0, end), kinds) for r in part.to_pylist()
+        r
+        for b, (start, end) in bounds
+        for part in reader.changes(found.changes(b, start, end), kinds)
+        for r in part.to_pylist()
     ]
     return {row["k"]: row["v"] for row in rows}, [row["_change_type"] for row in changes]

@@ -238,7 +238,8 @@ class FollowedTable:
             self._indexes.built[key] = built  # the last one used
             if built.version == version and built.end == end:
                 return built
-            if built.version != version or built.end > end:
+            # Changes after the end of the index may have expired.
+            if built.version != version or not table.bounds()[bucket][0] <= built.end <= end:
                 self._indexes.drop(key)
                 built = None
         reader = self._reader(table)

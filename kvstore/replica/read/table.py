@@ -211,7 +211,11 @@ class ReplicaTable:
         if place < found.shipped.start:
             if clamped:
                 return found.shipped.start
-            raise OffsetOutOfRange(f"The {self.what} starts after this offset.", **about)
+            raise OffsetOutOfRange(
+                f"The {self.what} starts after this offset, because older changes have expired; begin at `earliest`, "
+                "or with the rows at `full`.",
+                **about,
+            )
         return place
 
     def first_at_or_after(self, bucket: int, time_ms: int, client: Client) -> int:
