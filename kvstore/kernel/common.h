@@ -1,4 +1,4 @@
-/* What the files of the kernel share: integers, and the order of keys. */
+/* What the files of the kernel share: integers, and the order of byte strings. */
 
 #ifndef KVSTORE_KERNEL_COMMON_H
 #define KVSTORE_KERNEL_COMMON_H

@@ -52,7 +52,7 @@ def bucket_finder() -> Callable[[bytes, int, int, int], int] | None:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Lookups of this process do without the kernel meanwhile; for tests and measurements."""
+    """Lookups, scans and writes of this process do without the kernel meanwhile; for tests and measurements."""
     _switched_off.append(None)
     try:
         yield

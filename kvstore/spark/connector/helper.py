@@ -1,7 +1,7 @@
 """The helper process: ``python -m kvstore.spark.connector.helper``, which the connector starts in each executor.
 
-* It has loaded all modules and forks a process for each connection, so that a task need not start Python. Until then it
-  has one thread, opens no store and computes nothing: threads and locks do not survive a fork.
+* It has loaded all modules and the native kernel, and forks a process for each connection: a task need not start
+  Python. Until then it has one thread, opens no store and computes nothing: threads and locks do not survive a fork.
 * Its socket is in a directory of its own, which only its user can enter, and a connection begins with the token that
   came over standard input.
 * It ends, with all its processes, when its standard input ends, and so also after its parent was killed.
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kvstore.kernel import leaves as leaves, library, pages as pages, rows as rows
 from kvstore.spark.connector.messages import Broken, Messages
 from kvstore.spark.connector.requests import answer
 
@@ -59,6 +60,7 @@ def private_directory() -> Path:
 
 def _serve(listening: socket.socket, token: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended need no wait
+    library.kernel()  # each process would load it by itself
     gc.freeze()
     with selectors.DefaultSelector() as events:
         events.register(listening, selectors.EVENT_READ)
