@@ -72,8 +72,8 @@ COMPRESSED_RECORDS_MIN = 4096
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the index is committed when this much waits in it."""
 
-REPLAY_TOGETHER_BYTES_MAX = 32 << 20
-"""Batches with up to this many bytes of rows are replayed together."""
+REPLAY_TOGETHER_BYTES_MAX = 64 << 20
+"""Batches with up to this many bytes of rows that they leave are replayed together."""
 
 _NO_CHANGE_TYPES = np.zeros(0, np.uint8)
 _NO_ROWS = pa.record_batch([], names=[])

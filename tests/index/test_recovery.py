@@ -127,10 +127,10 @@ def test_an_unusable_index_is_rebuilt_from_the_log(filled: Path, harm: Callable[
     assert contents(filled) == before
 
 
-@pytest.mark.parametrize(("together", "stretch"), [(apply.REPLAY_TOGETHER_BYTES_MAX, replay.STRETCH_KEYS), (500, 3)])
+@pytest.mark.parametrize(("together", "keys_max"), [(apply.REPLAY_TOGETHER_BYTES_MAX, replay.EXCHANGED_KEYS), (500, 3)])
 @pytest.mark.parametrize("image", ["full", "wal"])
 def test_batches_of_several_schemas_are_replayed_byte_for_byte(
-    store_path: Path, image: str, together: int, stretch: int, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, image: str, together: int, keys_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many batches at once, with keys that are stored, removed and stored again, before and after columns are added."""
     with kvstore.open(store_path) as store:
@@ -144,7 +144,8 @@ def test_batches_of_several_schemas_are_replayed_byte_for_byte(
     before = contents(store_path)
     lose(store_path / BUCKET / "index")
     monkeypatch.setattr(apply, "REPLAY_TOGETHER_BYTES_MAX", together)
-    monkeypatch.setattr(replay, "STRETCH_KEYS", stretch)
+    monkeypatch.setattr(replay, "EXCHANGED_KEYS", keys_max)
+    monkeypatch.setattr(replay, "ENCODED_KEYS", 2 * keys_max)
     with kvstore.open(store_path) as store:
         assert store.table("t").get(100) is None
     assert contents(store_path) == before

@@ -1,8 +1,8 @@
 """Replays changes of the log into an index: only the last change of each key is stored.
 
 Theory of operation. The rows of many batches are grouped by key at once, so that LMDB meets each key once, and in
-order. Then the keys are taken a stretch at a time: their values are encoded, LMDB exchanges them for the old ones, and
-these are verified. A stretch is small enough that all of it stays in the processor's caches.
+order. Then the keys are taken some at a time: their values are encoded, LMDB exchanges them for the old ones, and these
+are verified.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from logformat.log.batch import LogBatch
 from logformat.log.change import ChangeType
 from logformat.rows.rows import verified
 
-STRETCH_KEYS = 4096
-"""Keys whose values are exchanged at a time."""
+ENCODED_KEYS = 65536
+"""Keys whose values are encoded at a time: calls for fewer would take longer."""
+EXCHANGED_KEYS = 4096
+"""Keys whose values are exchanged at a time: objects for so many stay in the processor's caches."""
 
 _LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
 _LEAVES_A_ROW[[ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
@@ -68,17 +70,31 @@ def replay(index: Index, definition: TableDefinition, schema_id: SchemaId, given
     grouping = grouped(layout_of(definition), rows)
     lasts, keys = grouping.order[grouping.lasts], grouping.keys
     put = np.concatenate([each.leaves_row for each in given])[lasts]
-    values, hashes, sums = values_of(definition, schema_id, keys, put, rows, lasts)
-    added, digest, stored = len(values), digest_of(hashes), 0
-    for first in range(0, len(keys), STRETCH_KEYS):
-        last = min(first + STRETCH_KEYS, len(keys))
+    added = digest = 0
+    for first in range(0, len(keys), ENCODED_KEYS):
+        some = slice(first, first + ENCODED_KEYS)
+        its_keys = keys.slice(first, min(first + ENCODED_KEYS, len(keys))).moved()
+        values, hashes, sums = values_of(definition, schema_id, its_keys, put[some], rows, lasts[some])
+        old_digest, old_count = _exchanged(index, its_keys, sums, put[some], values)
+        added += len(values) - old_count
+        digest += digest_of(hashes) - old_digest
+    return Effect(added, digest)
+
+
+def _exchanged(
+    index: Index, keys: BinaryColumn, sums: np.ndarray, put: np.ndarray, values: BinaryColumn
+) -> tuple[int, int]:
+    """Exchange the values of keys; returns the digest of the old ones, and how many there were."""
+    digest = count = stored = 0
+    for first in range(0, len(keys), EXCHANGED_KEYS):
+        last = min(first + EXCHANGED_KEYS, len(keys))
         end = stored + int(np.count_nonzero(put[first:last]))
         listed, its_values = (each.moved().to_list() for each in (keys.slice(first, last), values.slice(stored, end)))
         old = exchange_values(index, listed, put[first:last], its_values)
         if any(old):
             there = np.fromiter(map(bool, old), bool, len(old))
             found = BinaryColumn.from_list(list(filter(None, old)))
-            added -= len(found)
-            digest -= digest_of(verified(found, sums[first:last][there]))
+            count += len(found)
+            digest += digest_of(verified(found, sums[first:last][there]))
         stored = end
-    return Effect(added, digest)
+    return digest, count
