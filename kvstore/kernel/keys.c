@@ -93,8 +93,10 @@ static void sort_by_number(entry_t *entries, entry_t *other, u64 count) {
         memcpy(entries, from, count * sizeof *entries);
 }
 
-/* Sort entries whose keys are the same up to a byte; equal keys keep their order. */
-static void sort(const keys_t *keys, entry_t *entries, entry_t *other, u64 count, u64 from) {
+/* Sort entries whose keys are the same up to a byte; equal keys keep their order.
+ *
+ * If all keys have one length and the numbers have all bytes in which they differ, the first of these bytes; else 0. */
+static u64 sort(const keys_t *keys, entry_t *entries, entry_t *other, u64 count, u64 from) {
     if (count <= FEW) {
         for (u64 nth = 1; nth < count; nth++) {
             entry_t entry = entries[nth];
@@ -103,26 +105,28 @@ static void sort(const keys_t *keys, entry_t *entries, entry_t *other, u64 count
                 entries[place] = entries[place - 1];
             entries[place] = entry;
         }
-        return;
+        return 0;
     }
     from = common_bytes(keys, entries, count, from);
     if (from >= KEY_BYTES_MAX)
-        return;
-    u64 longest = 0;
+        return 0;
+    u64 longest = 0, shortest = KEY_BYTES_MAX;
     for (u64 nth = 0; nth < count; nth++) {
         u64 bytes = key_bytes(keys, entries[nth].row);
         longest = bytes > longest ? bytes : longest;
+        shortest = bytes < shortest ? bytes : shortest;
         entries[nth].number = number_of(keys, entries[nth].row, from);
     }
     sort_by_number(entries, other, count);
     if (longest <= from + WORD)
-        return; /* no key begins with another, so zeros after an end tell nothing else */
+        return shortest == longest ? from : 0; /* no key begins with another, so zeros after an end tell nothing else */
     for (u64 first = 0, next; first < count; first = next) {
         for (next = first + 1; next < count && entries[next].number == entries[first].number; next++)
             ;
         if (next - first > 1)
             sort(keys, entries + first, other, next - first, from + WORD);
     }
+    return 0;
 }
 
 /* Encode the keys of rows; the end of what is written in *end. */
@@ -197,16 +201,22 @@ EXPORT int kv_group(const table_t *table, const arrow_array_t *rows, const key_p
         entries[row].row = row;
     }
     keys_t encoded = {scratch, ends};
-    sort(&encoded, entries, entries + total, total, 1);
-    u64 key = 0;
+    u64 key = 0, from = sort(&encoded, entries, entries + total, total, 1);
     key_ends[0] = 0;
     for (u64 nth = 0; nth < total; nth++) {
         u64 row = entries[nth].row;
         order[nth] = (i64)row;
-        if (!nth || compare(&encoded, entries[nth - 1].row, row, 1)) {
-            u64 bytes = key_bytes(&encoded, row);
+        int is_new = !nth || (from ? entries[nth - 1].number != entries[nth].number
+                                   : compare(&encoded, entries[nth - 1].row, row, 1) != 0);
+        if (is_new) {
+            u64 bytes = key_bytes(&encoded, from ? 0 : row);
             key_ends[key + 1] = key_ends[key] + (i64)bytes;
-            memcpy(keys + key_ends[key], scratch + ends[row], bytes);
+            if (from) { /* the number has the bytes: to fetch them from the row's key would take longer */
+                u64 rest = __builtin_bswap64(entries[nth].number);
+                memcpy(keys + key_ends[key], scratch, from);
+                memcpy(keys + key_ends[key] + from, &rest, bytes - from);
+            } else
+                memcpy(keys + key_ends[key], scratch + ends[row], bytes);
             starts[key++] = (i64)nth;
         }
         lasts[key - 1] = (i64)nth;

@@ -70,6 +70,13 @@ def test_many_keys_with_the_same_beginning_are_sorted(seed: int, count: int) -> 
     assert_both_agree(layout_of(pa.int64(), pa.string()), [numbers, texts])
 
 
+@pytest.mark.parametrize("sizes", [[4], [1, 2, 3, 4], [4, 6, 40]])
+def test_keys_that_differ_in_a_few_bytes_are_told_apart(sizes: list[int]) -> None:
+    random = Random(len(sizes))
+    texts = ["item-" + "".join(random.choices("ab", k=random.choice(sizes))) for _ in range(200)]
+    assert_both_agree(layout_of(pa.string()), [pa.array(texts)])
+
+
 @pytest.mark.parametrize("text", [lambda size: "a" * size, lambda size: "\0" * (size // 2) + "a" * (size % 2)])
 def test_a_key_that_is_too_long_is_refused(text: Callable[[int], str]) -> None:
     longest = 511 - len(b"\x02\x00")
