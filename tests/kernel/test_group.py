@@ -70,7 +70,7 @@ def test_many_keys_with_the_same_beginning_are_sorted(seed: int, count: int) -> 
     assert_both_agree(layout_of(pa.int64(), pa.string()), [numbers, texts])
 
 
-@pytest.mark.parametrize("sizes", [[4], [1, 2, 3, 4], [4, 6, 40]])
+@pytest.mark.parametrize("sizes", [[4], [12], [1, 2, 3, 4], [4, 6, 40]])
 def test_keys_that_differ_in_a_few_bytes_are_told_apart(sizes: list[int]) -> None:
     random = Random(len(sizes))
     texts = ["item-" + "".join(random.choices("ab", k=random.choice(sizes))) for _ in range(200)]
