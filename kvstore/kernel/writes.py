@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from logformat.binary_column import WORD, BinaryColumn
+from logformat.rows.keys import KEY_BYTES_MAX
 from logformat.rows.schema import fixed_width, is_variable
 
 _DONE = 0
@@ -96,6 +97,7 @@ def group(
     """
     count = rows.num_rows
     room = count * table.key_bytes + (0 if table.key_width else 2 * rows_bytes)
+    room = min(room, (count + 2) * KEY_BYTES_MAX)  # the last text needs room for twice its bytes
     encoded, numbers = np.empty(2 * room, np.uint8), np.empty(9 * count + 3, np.int64)
     keys = _address(encoded)
     order, starts, lasts, key_ends = (_address(numbers) + WORD * count * nth for nth in range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -87,3 +88,17 @@ def test_a_key_that_is_too_long_is_refused(text: Callable[[int], str]) -> None:
     )
     with pytest.raises(KeyTooLarge):
         grouped(layout, rows)
+
+
+def test_wide_rows_take_memory_for_their_keys_only() -> None:
+    """Requests keep their keys while they wait."""
+    columns = [pa.array([f"key {nth}" for nth in range(20)]), pa.array([bytes(1 << 20)] * 20)]
+    schema = pa.schema([pa.field("k", pa.string(), False), pa.field("v", pa.binary())])
+    layout = TableLayout(TableDefinition(TableId(1), "t", {SchemaId(1): schema}, ("k",), 1, TableOptions()))
+    rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+    grouped(layout, rows)
+    tracemalloc.start()
+    grouped(layout, rows)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 18
