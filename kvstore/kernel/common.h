@@ -1,4 +1,9 @@
-/* What the files of the kernel share: integers, and the order of byte strings. */
+/* What the files of the kernel share: integers, how bytes are read, and the order of byte strings.
+ *
+ * - Integers among bytes are little-endian, as the machine has them: for another one this does not compile.
+ * - They may be at any address, and are copied from and to it; find.c says which of its own are not.
+ * - Memory of 64-bit machines only: Python gives addresses as such integers.
+ */
 
 #ifndef KVSTORE_KERNEL_COMMON_H
 #define KVSTORE_KERNEL_COMMON_H
