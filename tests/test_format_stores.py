@@ -212,6 +212,7 @@ def leave_a_task(path: Path) -> list[tuple[int, pa.RecordBatch]]:
             "name": f"n{n}",
             "age": n,
             "_change_type": "delete" if n % 2 else "insert",
+            "_bucket": 2,
             "_commit_timestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
             "_log_offset": 9 - n,
         }
@@ -226,8 +227,8 @@ def test_rows_of_a_task_are_what_the_document_says(tmp_path: Path) -> None:
     write_a_store(tmp_path / "s")
     ((bucket, batch),) = leave_a_task(tmp_path / "s")
     assert bucket == 0
-    assert batch.schema.names == [*OTHERS.names, "_change_type", "_commit_timestamp", "_log_offset"]
-    assert batch.schema.types[-3:] == [pa.uint8(), pa.timestamp("us", "UTC"), pa.int64()]
+    assert batch.schema.names == [*OTHERS.names, "_change_type", "_bucket", "_commit_timestamp", "_log_offset"]
+    assert batch.schema.types[-4:] == [pa.uint8(), pa.int32(), pa.timestamp("us", "UTC"), pa.int64()]
     assert batch.column("_change_type").to_pylist() == [ChangeType.INSERT, ChangeType.DELETE] * 2
     assert batch.column("_log_offset").to_pylist() == [9, 8, 7, 6]
     (seven,) = re.findall(r"older than (\w+) days belongs to a task", FORMAT.prose)
