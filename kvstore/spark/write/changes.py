@@ -34,8 +34,8 @@ def changes_of(batch: pa.RecordBatch) -> tuple[Changes, dict[str, pa.Array]]:
     for name, column in order.items():
         if column.type != CHANGE_FIELDS.field(name).type or column.null_count:
             raise SchemaMismatch(
-                "A column that orders changes must have its type of a changelog, and no nulls; drop it to leave the order "
-                "to the rows.",
+                "A column that orders changes must have its type of a changelog, and no nulls; drop it to leave the "
+                "order to the rows.",
                 column=name,
                 type=column.type,
                 expected=CHANGE_FIELDS.field(name).type,
