@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 20
 """Limit in bytes of a chunk's values, or one larger value. Larger chunks would page-fault new memory each time."""
 _PAGES_BYTES = 16 << 20
+_NATIVE_PAGES_BYTES = 3 << 20
+"""Limit of leaves read at once; the kernel reads them several times, and fewer stay in the processor's cache."""
 _VALUE_BYTES_MAX = 2**31 - 1
 _FULL = 0.9  # of a chunk: leaves differ in fill, and one extra chunk costs more than smaller chunks
 _HEAD = np.dtype([("number", "<u8"), ("unused", "<u2"), ("kind", "<u2"), ("lower", "<u2"), ("upper", "<u2")])
@@ -65,9 +67,13 @@ class Leaves:
             CorruptData: A page is damaged.
             OSError: The disk failed.
         """
+        from kvstore.kernel import library
+        from kvstore.kernel.leaves import LeafReader
+
         last = b""  # no key is empty
-        pages_max = self._pages_max(chunk)
-        reader = self._leaf_reader(pages_max)
+        kernel = library.kernel()
+        pages_max = self._pages_max(chunk, _PAGES_BYTES if kernel is None else _NATIVE_PAGES_BYTES)
+        reader = None if kernel is None else LeafReader(kernel, self._page_bytes, pages_max)
         buffer = None if reader is None else np.empty((pages_max + 1) * self._page_bytes, np.uint8)
         for numbers in self._leaves(pages_max, start, stop):
             flat, places = self._read(numbers, np.ones_like(numbers), reader, buffer)
@@ -88,21 +94,11 @@ class Leaves:
                 yield found.some(low, until)
                 low = until
 
-    def _leaf_reader(self, pages_max: int) -> LeafReader | None:
-        from kvstore.kernel import library
-
-        kernel = library.kernel()
-        if kernel is None:
-            return None
-        from kvstore.kernel.leaves import LeafReader
-
-        return LeafReader(kernel, self._page_bytes, pages_max)
-
-    def _pages_max(self, chunk: int) -> int:
-        """How many leaves have about ``chunk`` rows."""
+    def _pages_max(self, chunk: int, limit: int) -> int:
+        """How many leaves have about ``chunk`` rows, and at most ``limit`` bytes."""
         _, leaves, _, entries = self._tree.counts
         enough = int(_FULL * chunk * leaves / max(entries, 1))
-        return max(1, min(enough, _PAGES_BYTES // self._page_bytes))
+        return max(1, min(enough, limit // self._page_bytes))
 
     def _leaves(self, enough: int, start: bytes, stop: bytes | None) -> Iterator[np.ndarray]:
         """Numbers of the leaves between two keys, in groups of at most ``enough``."""

@@ -93,7 +93,7 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_leaves.restype = ctypes.c_int
     library.kv_verify.argtypes = [address, address, address, number, *[address] * 6]
     library.kv_verify.restype = ctypes.c_int
-    library.kv_measure.argtypes = [address, address, address, number, number, number, number, address, number]
+    library.kv_measure.argtypes = [address, address, address, *[number] * 4, address, number, number]
     library.kv_measure.restype = ctypes.c_int
     library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
     library.kv_decode.restype = None

@@ -13,6 +13,7 @@
 enum { DONE, ASK_PYTHON }; /* kvstore/kernel/rows.py has the same */
 
 enum { FIXED, FLAG, VARIABLE }; /* kinds of columns */
+enum { ROWS_AT_ONCE = 128 };
 #define OFFSET_MAX INT32_MAX
 
 /* A column of a record that is wanted, or VARIABLE; kvstore/kernel/rows.py has the same.
@@ -86,10 +87,11 @@ static inline int is_null(const u8 *bitmap, u64 column) { return bitmap[column >
  *
  * bitmap, bitmap_bytes    place and size of the null bitmap in a value
  * fixed            size of the fixed part
- * columns          all that are VARIABLE, and others that are wanted, in the order of the record
+ * columns          all that are VARIABLE, in the order of the record, then others that are wanted
+ * variable         how many are VARIABLE
  */
 EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 bitmap_bytes,
-                      u64 fixed, column_t *columns, u64 width) {
+                      u64 fixed, column_t *columns, u64 width, u64 variable) {
     u64 absent = 0;
     for (u64 nth = 0; nth < width; nth++)
         columns[nth].nulls = columns[nth].bytes = 0;
@@ -105,15 +107,13 @@ EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 co
         u8 any_null = 0;
         for (u64 nth = 0; nth < bitmap_bytes; nth++)
             any_null |= value[bitmap + nth];
-        for (u64 nth = 0; nth < width; nth++) {
-            column_t *column = &columns[nth];
-            if (any_null && is_null(value + bitmap, column->number))
-                column->nulls++;
-            if (column->kind == VARIABLE) {
-                u64 size = half_at(value + column->place);
-                used += size;
-                column->bytes += size;
-            }
+        for (u64 nth = 0; any_null && nth < width; nth++)
+            if (is_null(value + bitmap, columns[nth].number))
+                columns[nth].nulls++;
+        for (u64 nth = 0; nth < variable; nth++) {
+            u64 size = half_at(value + columns[nth].place);
+            used += size;
+            columns[nth].bytes += size;
         }
         if (used > bytes)
             return ASK_PYTHON;
@@ -127,14 +127,15 @@ EXPORT int kv_measure(const u8 *flat, const i64 *starts, const i64 *ends, u64 co
 }
 
 #define COPY_EACH(type)                                                                                                \
-    for (u64 row = 0; row < count; row++) {                                                                            \
+    for (u64 row = first; row < last; row++) {                                                                         \
         type item = 0;                                                                                                 \
         if (ends[row] != starts[row])                                                                                  \
             memcpy(&item, flat + starts[row] + column->place, sizeof item);                                            \
         memcpy(column->values + row * sizeof item, &item, sizeof item);                                                \
     }
 
-static void decode_fixed(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const column_t *column) {
+static void decode_fixed(const u8 *flat, const i64 *starts, const i64 *ends, u64 first, u64 last,
+                         const column_t *column) {
     if (column->width == 8) {
         COPY_EACH(u64)
     } else if (column->width == 4) {
@@ -144,7 +145,7 @@ static void decode_fixed(const u8 *flat, const i64 *starts, const i64 *ends, u64
     } else if (column->width == 1) {
         COPY_EACH(u8)
     } else {
-        for (u64 row = 0; row < count; row++)
+        for (u64 row = first; row < last; row++)
             if (ends[row] != starts[row])
                 memcpy(column->values + row * column->width, flat + starts[row] + column->place, column->width);
             else
@@ -153,56 +154,62 @@ static void decode_fixed(const u8 *flat, const i64 *starts, const i64 *ends, u64
 }
 
 /* Bits, least significant first; the buffer has zeros. */
-static void decode_flags(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const column_t *column) {
-    for (u64 row = 0; row < count; row++)
+static void decode_flags(const u8 *flat, const i64 *starts, const i64 *ends, u64 first, u64 last,
+                         const column_t *column) {
+    for (u64 row = first; row < last; row++)
         if (ends[row] != starts[row] && flat[(u64)starts[row] + column->place])
             column->values[row >> 3] |= (u8)(1u << (row & 7));
 }
 
-static void decode_validity(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap,
+static void decode_validity(const u8 *flat, const i64 *starts, const i64 *ends, u64 first, u64 last, u64 bitmap,
                             const column_t *column) {
-    for (u64 row = 0; row < count; row++)
+    for (u64 row = first; row < last; row++)
         if (ends[row] != starts[row] && !is_null(flat + starts[row] + bitmap, column->number))
             column->validity[row >> 3] |= (u8)(1u << (row & 7));
 }
 
-/* One variable column; moves the cursors of all rows to the next one. */
-static void decode_variable(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, const column_t *column,
-                            i64 *cursors) {
-    u32 end = 0;
-    for (u64 row = 0; row < count; row++) {
+/* One variable column; moves the cursors of the rows to the next one. Its first offset is set. */
+static void decode_variable(const u8 *flat, const i64 *starts, const i64 *ends, u64 first, u64 last,
+                            const column_t *column, i64 *cursors) {
+    u32 end = column->values ? (u32)column->offsets[first] : 0;
+    for (u64 row = first; row < last; row++) {
         u32 size = ends[row] == starts[row] ? 0 : half_at(flat + starts[row] + column->place);
         if (column->values) {
-            column->offsets[row] = (int32_t)end;
             memcpy(column->values + end, flat + cursors[row], size);
+            end += size;
+            column->offsets[row + 1] = (int32_t)end;
         }
         cursors[row] += size;
-        end += size;
     }
-    if (column->values)
-        column->offsets[count] = (int32_t)end;
 }
 
-/* Decode rows that kv_measure has found whole, into buffers of the sizes that it gave.
+/* Decode rows that kv_measure has found whole, into buffers of the sizes that it gave. Some rows at a time, so that
+ * they stay in the processor's cache while one column after the other is copied from them.
  *
- * columns          as there; those after the last one that is wanted may be missing
+ * columns          as there
  * cursors          count numbers that the function may use; NULL if no VARIABLE column is wanted
  */
 EXPORT void kv_decode(const u8 *flat, const i64 *starts, const i64 *ends, u64 count, u64 bitmap, u64 fixed,
                       const column_t *columns, u64 width, i64 *cursors) {
-    for (u64 row = 0; cursors && row < count; row++)
-        cursors[row] = starts[row] + (ends[row] == starts[row] ? 0 : (i64)fixed);
-    for (u64 nth = 0; nth < width; nth++) {
-        const column_t *column = &columns[nth];
-        if (column->kind == VARIABLE ? !cursors : !column->values)
-            continue;
-        if (column->kind == VARIABLE)
-            decode_variable(flat, starts, ends, count, column, cursors);
-        else if (column->kind == FLAG)
-            decode_flags(flat, starts, ends, count, column);
-        else
-            decode_fixed(flat, starts, ends, count, column);
-        if (column->values && column->validity)
-            decode_validity(flat, starts, ends, count, bitmap, column);
+    for (u64 nth = 0; nth < width; nth++)
+        if (columns[nth].kind == VARIABLE && columns[nth].values)
+            columns[nth].offsets[0] = 0;
+    for (u64 first = 0, last; first < count; first = last) {
+        last = count - first > ROWS_AT_ONCE ? first + ROWS_AT_ONCE : count;
+        for (u64 row = first; cursors && row < last; row++)
+            cursors[row] = starts[row] + (ends[row] == starts[row] ? 0 : (i64)fixed);
+        for (u64 nth = 0; nth < width; nth++) {
+            const column_t *column = &columns[nth];
+            if (column->kind == VARIABLE ? !cursors : !column->values)
+                continue;
+            if (column->kind == VARIABLE)
+                decode_variable(flat, starts, ends, first, last, column, cursors);
+            else if (column->kind == FLAG)
+                decode_flags(flat, starts, ends, first, last, column);
+            else
+                decode_fixed(flat, starts, ends, first, last, column);
+            if (column->values && column->validity)
+                decode_validity(flat, starts, ends, first, last, bitmap, column);
+        }
     }
 }

@@ -21,6 +21,7 @@ from logformat.rows.schema import is_variable
 _DONE = 0
 _FIXED, _FLAG, _VARIABLE = range(3)
 _NUMBER, _PLACE, _WIDTH, _KIND, _VALUES, _OFFSETS, _VALIDITY, _NULLS, _BYTES = range(9)
+_OFFSET_BYTES = 4
 """Kinds of columns, and the fields of one, all of them uint64; ``rows.c`` has the same."""
 
 
@@ -99,18 +100,21 @@ def decode(kernel: ctypes.CDLL, values: Places, shape: Shape, wanted: Sequence[i
     count = len(values)
     needed = shape.columns[:, _KIND] == _VARIABLE  # the values of one begin where those before it end
     needed[wanted] = True
-    columns = shape.columns[needed]
+    order = np.flatnonzero(needed)
+    order = order[np.argsort(shape.columns[order, _KIND] != _VARIABLE, kind="stable")]
+    columns = shape.columns[order]
     place_of = {number: place for place, number in enumerate(columns[:, _NUMBER].tolist())}
     wanted_places = [place_of[number] for number in wanted]
+    variable = int((columns[:, _KIND] == _VARIABLE).sum())
     measured = (*_addresses(values.flat, values.starts, values.ends), count, shape.bitmap)
-    if kernel.kv_measure(*measured, shape.bitmap_bytes, shape.fixed, columns.ctypes.data, len(columns)) != _DONE:
+    sizes = shape.bitmap_bytes, shape.fixed, columns.ctypes.data, len(columns), variable
+    if kernel.kv_measure(*measured, *sizes) != _DONE:
         return None
     buffers = {place: _buffers(columns[place], count) for place in wanted_places}
     is_variable_wanted = (columns[wanted_places, _KIND] == _VARIABLE).any()
     cursors = np.empty(count, np.int64) if is_variable_wanted else None
-    until = max(wanted_places, default=-1) + 1
     kernel.kv_decode(
-        *(*measured, shape.fixed, columns.ctypes.data, until), None if cursors is None else cursors.ctypes.data
+        *(*measured, shape.fixed, columns.ctypes.data, len(columns)), None if cursors is None else cursors.ctypes.data
     )
     nulls = columns[:, _NULLS].tolist()
     return [
@@ -123,20 +127,25 @@ def _buffers(column: np.ndarray, count: int) -> list[pa.Buffer | None]:
     """Buffers of an Arrow array, whose addresses go into a column."""
     _, _, width, kind, _, _, _, nulls, size = column.tolist()
     bits = -(-count // 8)
-    offsets = np.empty(count + 1, np.int32) if kind == _VARIABLE else None
-    if kind == _FLAG:
-        values = np.zeros(bits, np.uint8)
-    else:
-        values = np.empty(size if kind == _VARIABLE else count * width, np.uint8)
-    column[_VALUES] = values.ctypes.data
+    # Arrow's memory is used again by the next rows; numpy's goes back to the system, which then has to clear its pages.
+    value_bytes = size if kind == _VARIABLE else count * width
+    values = _zeros(bits) if kind == _FLAG else pa.allocate_buffer(value_bytes)
+    column[_VALUES] = values.address
     is_valid = None
     if nulls:
-        validity = np.zeros(bits, np.uint8)
-        column[_VALIDITY], is_valid = validity.ctypes.data, pa.py_buffer(validity)
-    if offsets is None:
-        return [is_valid, pa.py_buffer(values)]
-    column[_OFFSETS] = offsets.ctypes.data
-    return [is_valid, pa.py_buffer(offsets), pa.py_buffer(values)]
+        is_valid = _zeros(bits)
+        column[_VALIDITY] = is_valid.address
+    if kind != _VARIABLE:
+        return [is_valid, values]
+    offsets = pa.allocate_buffer((count + 1) * _OFFSET_BYTES)
+    column[_OFFSETS] = offsets.address
+    return [is_valid, offsets, values]
+
+
+def _zeros(size: int) -> pa.Buffer:
+    buffer = pa.allocate_buffer(size)
+    np.frombuffer(buffer, np.uint8)[:] = 0
+    return buffer
 
 
 def _addresses(*arrays: np.ndarray) -> tuple[int, ...]:
