@@ -68,8 +68,10 @@ class StoreDirectory:
         self.path = path
         self._monotonic = clock.monotonic
         self._mutex = threading.Lock()
-        self._held = {path: _Held(os.open(path, _DIRECTORY))}
-        self.identity = self._held[path].identity
+        at_path = _Held(os.open(path, _DIRECTORY))
+        self._held = {os.fspath(path): at_path}
+        """By path; as text, because :meth:`below` is called for every file, and text has its hash at hand."""
+        self.identity = at_path.identity
         self._noted: dict[Path, Identity] = {}
         self._in: dict[Path, set[Path]] = {}
         """For a directory, the directories in it that were noted, or that lead to such ones."""
@@ -78,13 +80,13 @@ class StoreDirectory:
 
     def below(self, path: Path) -> Below | None:
         """A path as a name below the nearest held directory; None if it is not in the store."""
-        held = self._held.get(self.path)
-        if path == self.path and held is not None:
+        text = os.fspath(path)
+        if path == self.path and (held := self._held.get(text)) is not None:
             return Below(".", held)
-        for parent in path.parents:
-            held = self._held.get(parent)
-            if held is not None:
-                return Below(os.fspath(path)[len(os.fspath(parent)) + 1 :], held)
+        end = len(text)
+        while (end := text.rfind("/", 0, end)) > 0:
+            if (held := self._held.get(text[:end])) is not None:
+                return Below(text[end + 1 :], held)
         return None
 
     def hold(self, directory: Path) -> None:
@@ -95,7 +97,8 @@ class StoreDirectory:
             OSError: It can't be opened.
         """
         with self._mutex:
-            held = self._held.get(directory)
+            text = os.fspath(directory)
+            held = self._held.get(text)
             if held is not None:
                 held.users += 1
             elif (below := self.below(directory)) is not None:
@@ -103,7 +106,7 @@ class StoreDirectory:
                 if held.identity != self._known(directory, held.identity):
                     self._failure = _replaced(directory, _REPLACED)
                     raise self._failure
-                self._held[directory] = held
+                self._held[text] = held
 
     def note(self, directory: Path) -> None:
         """Remember which directory has a path now, for a later :meth:`hold`; does nothing if there is none."""
@@ -135,11 +138,12 @@ class StoreDirectory:
     def let_go(self, directory: Path) -> None:
         """Undo one :meth:`hold` of a directory; after the last one it is no longer verified."""
         with self._mutex:
-            held = self._held.get(directory)
+            text = os.fspath(directory)
+            held = self._held.get(text)
             if held is not None:
                 held.users -= 1
                 if not held.users:
-                    del self._held[directory]
+                    del self._held[text]
 
     @property
     def is_replaced(self) -> bool:
@@ -190,7 +194,7 @@ class StoreDirectory:
         if self._failure is not None:
             raise StoreReplaced(self._failure.message, **self._failure.where)
 
-    def _on_the_way_to(self, path: Path) -> dict[Path, _Held]:
+    def _on_the_way_to(self, path: Path) -> dict[str, _Held]:
         """The held directories on the way to a path; notices if another one was noted in the place of one."""
         with self._mutex:
             way, above = {self.path, *self._in.get(self.path, ())}, path
@@ -199,8 +203,8 @@ class StoreDirectory:
                 above = above.parent
             found = {}
             for each in way:
-                if (held := self._held.get(each)) is not None:
-                    found[each] = held
+                if (held := self._held.get(text := os.fspath(each))) is not None:
+                    found[text] = held
                 elif (noted := self._noted.get(each)) is not None and _is_another(each, noted):
                     self._failure = _replaced(each, _REPLACED)
             return found
@@ -224,17 +228,17 @@ def _is_another(path: Path, identity: Identity) -> bool:
         return False  # another process may have removed it with its table
 
 
-def what_happened(path: Path, held: _Held) -> StoreReplaced | None:
+def what_happened(path: str, held: _Held) -> StoreReplaced | None:
     """The error of a directory's path; None if it still leads to the directory."""
     try:
         if _identity(os.stat(path)) == held.identity:
             return None
-        what = "was replaced: its path leads to another one" + (", through a link" if path.is_symlink() else "")
+        what = "was replaced: its path leads to another one" + (", through a link" if os.path.islink(path) else "")
     except OSError as error:
         what = "can't be reached by its path any more: " + (error.strerror or str(error))
         if error.errno in _NOT_THERE:
             what = "was moved away" if os.fstat(held.descriptor).st_nlink else "was removed"
-    return _replaced(path, what)
+    return _replaced(Path(path), what)
 
 
 def _replaced(path: Path, what: str) -> StoreReplaced:

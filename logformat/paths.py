@@ -80,7 +80,7 @@ def repair_number(name: str) -> int | None:
 
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
     """Directory of a bucket of a table."""
-    return store / TABLES / str(table) / str(bucket)
+    return store / f"{TABLES}/{table}/{bucket}"
 
 
 def segment_file(log: Path, base: Offset) -> Path:

@@ -450,7 +450,7 @@ class KnownEnd:
     def __init__(self, directory: Path, files: Files) -> None:
         self._directory = directory
         self._files = files
-        self._known: tuple[Offset, Path, _Version] | None = None
+        self._known: _Known | None = None
 
     def after(self, offset: Offset, log: LogFiles) -> Offset:
         """Where the whole batches that follow an offset end, in the files as they are now.
@@ -459,7 +459,7 @@ class KnownEnd:
             offset: The end of a batch, or of an empty log.
         """
         known = self._known
-        if known is not None and known[0] == offset and self._still_ends(*known):
+        if known is not None and known.end == offset and self._still_ends(known):
             return offset
         self._known, end = None, offset
         with suppress(CorruptBatch):  # the log is missing
@@ -470,17 +470,32 @@ class KnownEnd:
                     end, path, position = found.header.next_offset, found.path, found.end
             version = self._version(path)
             if end == offset and version is not None and version.size == position:
-                self._known = offset, path, version
+                # Another file that has the batch at the offset is named after it.
+                self._known = _Known(offset, path, version, paths.segment_file(self._directory, offset))
         return max(end, offset)
 
-    def _still_ends(self, offset: Offset, path: Path, version: _Version) -> bool:
-        # Another file that has the batch at the offset is named after it.
-        following = paths.segment_file(self._directory, offset)
-        return self._version(path) == version and (path == following or not self._files.exists(following))
+    def _still_ends(self, known: _Known) -> bool:
+        if self._version(known.path) != known.version:
+            return False
+        return known.path == known.following or not self._files.exists(known.following)
 
     def _version(self, path: Path) -> _Version | None:
         status = self._files.status(path)
         return None if status is None else _Version(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class _Known(NamedTuple):
+    """The last file of a log.
+
+    Attributes:
+        end: Where its last batch ends.
+        following: The file that the next batch would be in, if it is not this one.
+    """
+
+    end: Offset
+    path: Path
+    version: _Version
+    following: Path
 
 
 class _Version(NamedTuple):

@@ -30,7 +30,7 @@ def held_indexes(
     """
     for table in tables:
         for bucket in map(BucketId, range(table.buckets)):
-            data = paths.bucket_directory(store, table.id, bucket) / paths.INDEX / LMDB_FILES[0]
+            data = paths.bucket_directory(store, table.id, bucket) / f"{paths.INDEX}/{LMDB_FILES[0]}"
             with suppress(CorruptData, FileNotFoundError):  # `kvstore check` reports what is damaged or missing
                 if data.stat().st_size >= LOOK_BYTES:
                     yield from _held(table, bucket, opened(table))

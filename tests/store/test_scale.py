@@ -87,7 +87,7 @@ def test_creating_and_using_a_table_costs_the_same_in_a_store_of_many(store: kvs
 
 def test_the_first_write_looks_at_no_other_directory(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "LOOK_SECONDS", 1_000)
-    looked: list[Path] = []
+    looked: list[str] = []
     real = place.what_happened
     monkeypatch.setattr(place, "what_happened", lambda path, held: looked.append(path) or real(path, held))
 
