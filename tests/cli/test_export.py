@@ -14,6 +14,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 import kvstore
+from kvstore.cli.export.target import replaced
 from kvstore.files import Files
 from tests.cli.commands import fine, process, run
 from tests.cli.test_json_form import FORMS
@@ -204,6 +205,13 @@ def test_text_on_a_terminal_has_no_control_characters(tmp_path: Path) -> None:
         fine("export", tmp_path / "store", "t", "--format", "csv")
         assert patched.stdout.buffer.getvalue().decode() == 'k\n"é\\x1b[31m\\u202e"\n'
     assert fine("export", tmp_path / "store", "t", "--format", "csv").out == 'k\n"é\x1b[31m\u202e"\n'
+
+
+def test_what_python_removes_after_an_export_says_nothing(tmp_path: Path) -> None:
+    with replaced(tmp_path / "f", Files()) as sink:
+        sink.write(b"whole")
+    sink.flush()  # as the finalizer does, of which errors are printed by Python 3.13
+    assert (tmp_path / "f").read_bytes() == b"whole"
 
 
 def test_the_end_of_a_compressed_file_is_there(store: Path, tmp_path: Path) -> None:

@@ -21,19 +21,19 @@ _ESCAPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u2
 
 
 class _Sink(io.RawIOBase):
-    """Passes bytes on until the export fails: what a format writes at its end must not make a part look whole."""
+    """Passes bytes on until the export ends: what a format writes after a failure must not make a part look whole."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._size = 0
-        self.failed = False
+        self.ended = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: object, /) -> int:
         piece = memoryview(data)  # type: ignore[arg-type] # any buffer
-        if not self.failed:
+        if not self.ended:
             self._file.write(piece)
         self._size += piece.nbytes
         return piece.nbytes
@@ -42,7 +42,7 @@ class _Sink(io.RawIOBase):
         return self._size
 
     def flush(self) -> None:
-        if not self.failed:
+        if not self.ended:
             self._file.flush()
 
 
@@ -114,6 +114,5 @@ def _while_whole(file: BinaryIO) -> Iterator[BinaryIO]:
     sink = _Sink(file)
     try:
         yield cast(BinaryIO, sink)
-    except BaseException:
-        sink.failed = True
-        raise
+    finally:
+        sink.ended = True
