@@ -1,8 +1,7 @@
 """Applies changes to a bucket of a shared table, on the machine of one task.
 
-* A directory of the machine holds a copy of the bucket, as of some epoch. It never holds what is not committed: changes
-  are applied in the open transaction of its index, encoded, uploaded, and forgotten. If they are committed, the next
-  write fetches them like any others.
+* A directory of the machine holds a copy of the bucket, as of some epoch. Changes are applied in the open transaction
+  of its index, encoded, uploaded, and kept; if they are not committed, the next write undoes them.
 * Losing or damaging the copy costs time only: it is made again from the ranges of the epoch.
 """
 
@@ -94,27 +93,29 @@ def apply_changes(
         threading.Event().wait(_PAUSE_SECONDS)
     try:
         try:
-            encoded = _encoded(table, base, place, request, files, clock)
+            return _made(table, base, place, request, files, clock)
         except (CorruptData, OffsetOutOfRange, lmdb.Error):
             # The copy is damaged, its parts are of different times, or a range of the epoch is damaged: raised again.
             files.remove_tree(place.directory)
-            encoded = _encoded(table, base, place, request, files, clock)
+            return _made(table, base, place, request, files, clock)
     finally:
         lock.release()
-    return None if encoded is None else _uploaded(table, base, bucket, encoded)
 
 
-def _encoded(
+def _made(
     table: SharedTable, base: SharedEpoch, place: BucketPlace, request: Request, files: Files, clock: Clock
-) -> EncodedBatch | None:
-    """The batch that a request makes after the epoch; None if the copy is of a later one."""
-    path = open_copy(table, base, place, files, clock)
-    if path is None:
+) -> SharedRange | None:
+    """The range that a request makes after the epoch, uploaded; None if the copy is of a later one."""
+    copy = open_copy(table, base, place, files, clock)
+    if copy is None:
         return None
     try:
-        return _applied(path, request, LogFiles(place.log, place.identity, files))
+        encoded = _applied(copy.path, request, LogFiles(place.log, place.identity, files))
+        made = _uploaded(table, base, place.identity.bucket_id, encoded)
+        copy.keep(encoded, made)
     finally:
-        path.close()  # which forgets the changes
+        copy.close()
+    return made
 
 
 def _applied(path: WritePath, request: Request, log: LogFiles) -> EncodedBatch:

@@ -1,15 +1,19 @@
 """A copy of a bucket of a shared table, with its index, in a directory of this machine (docs/format.md, Shared tables).
 
-* A copy is a beginning of the history that its record names: the record is written before changes are applied. A copy
-  without a record, of offsets after it, or of a history that the table does not have (lost, or put back from a backup),
-  is made again.
+* The state of its index shows what a copy has: the record beside it says of which range that is the state. A copy in
+  another state, or of a history that the table does not have (lost, or put back from a backup), is made again.
+* It keeps what this machine has applied and uploaded, so the next write does not fetch and replay that. If it was not
+  committed, the copy goes back by the rows that the changes have replaced.
 * Only the process that holds the lock of the copy opens it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.recovery import open_for_writing, synced_end
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
 from kvstore.errors import CorruptData
@@ -21,40 +25,83 @@ from kvstore.replica.check import read_object
 from kvstore.replica.follow.bucket_files import write_snapshot
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.shared.table import SharedTable
+from kvstore.shared.undo import can_undo, undo
 from logformat.catalog.replicas import Stream
 from logformat.ids import Offset
+from logformat.log import index_state
+from logformat.log.index_state import IndexState
 from logformat.replica import shared_table
 from logformat.replica.object_file import FoundObject
-from logformat.replica.shared_table import CopyRecord, SharedEpoch, SharedRange
+from logformat.replica.shared_table import CopyEnd, CopyRecord, SharedEpoch, SharedRange
 
 
-def open_copy(
-    table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock
-) -> WritePath | None:
-    """Open the copy of a bucket as of an epoch, for writing; None if it is of a later epoch, which the table has.
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a bucket as of an epoch, open for writing; :meth:`close` forgets what is applied and not kept."""
+
+    path: WritePath
+    _place: BucketPlace
+    _files: Files
+    _as_of: Sequence[CopyEnd]
+
+    def keep(self, encoded: EncodedBatch, made: SharedRange) -> None:
+        """Keep the request that was applied, and uploaded as a range, if it can be undone.
+
+        Raises:
+            StoreFull, LogFailed: The disk of the copy is full or failed.
+            lmdb.Error: The index failed.
+        """
+        if not can_undo(self.path.definition):
+            return
+        # The record first: it knows every state that the copy may be left in.
+        _publish([*self._as_of, _end(made, self.path.state)], self._place, self._files)
+        self.path.log.append([encoded])
+        self.path.commit()
+
+    def close(self) -> None:
+        """Close the copy."""
+        self.path.close()
+
+
+def open_copy(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> Copy | None:
+    """Open the copy of a bucket as of an epoch; None if it is of a later epoch, which the table has.
 
     Raises:
         CorruptData, MissingVersion: The copy is damaged, or a range of the epoch is damaged or gone.
         StoreFull, LogFailed: The disk of the copy is full or failed.
         Unavailable: The object store can't be reached.
     """
-    bucket = place.identity.bucket_id
-    last = _last(place, files)
-    if last in base.ranges[bucket]:
-        path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
-        if not base.start(bucket) <= path.state.applied_offset <= last.end:  # changes that it lacks may have expired
-            path.close()
-            path = _new(table, base, place, files, clock)
-    elif last is not None and last in table.newest().ranges[bucket]:
-        return None
-    else:
-        path = _new(table, base, place, files, clock)
+    bucket, ends = place.identity.bucket_id, _ends(place, files)
+    found = _opened(table, place, ends, files, clock)
+    if found is not None and found[1].range not in base.ranges[bucket]:
+        path, at = found
+        path.close()
+        if at.range in table.newest().ranges[bucket]:
+            return None
+        found = None
+        if ends[0].range in base.ranges[bucket]:
+            undo(place, table.definition, index_state.decode(ends[0].state), files)
+            found = _opened(table, place, ends, files, clock)
+    path, was = found or (_new(table, base, place, files, clock), None)
     try:
-        _catch_up(path, table, base, place, files)
+        return Copy(path, place, files, _caught_up(path, was, table, base, place, files))
     except BaseException:
         path.close()
         raise
-    return path
+
+
+def _opened(
+    table: SharedTable, place: BucketPlace, ends: Sequence[CopyEnd], files: Files, clock: Clock
+) -> tuple[WritePath, CopyEnd] | None:
+    """The copy that is there, and what it is as of; None if its record does not say that."""
+    if not ends:
+        return None
+    path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
+    for end in ends:
+        if _is_same(path.state, index_state.decode(end.state)):
+            return path, end
+    path.close()
+    return None
 
 
 def _new(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
@@ -85,32 +132,60 @@ def _begin(place: BucketPlace, snapshot: FoundObject | None, files: Files) -> No
         write_snapshot(place.directory, snapshot, files)
 
 
-def _catch_up(path: WritePath, table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files) -> None:
+def _caught_up(
+    path: WritePath, was: CopyEnd | None, table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files
+) -> list[CopyEnd]:
+    """Bring a copy to the end that the epoch has; returns that, unless the bucket is empty.
+
+    Args:
+        was: What the copy is as of; None if it is new.
+    """
     bucket = place.identity.bucket_id
     if not base.ranges[bucket]:
-        return
-    start, last = path.state.applied_offset, base.ranges[bucket][-1]
-    if _last(place, files) != last:
-        record = shared_table.encode(CopyRecord(range=last))
-        with refusals(place.directory):
-            files.publish(place.directory / shared_table.COPY_RECORD, record)
-    if start == last.end:
-        return
-    wanted = table.at(base).changes(bucket, start, last.end)
-    for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
-        if path.log.is_full:
-            path.log.sync()
-            path.roll()
-        path.log.append([EncodedBatch.read(found.header, found.data)])
-    path.log.sync()
-    path.catch_up(LogFiles(place.log, place.identity, files))
-    path.commit()
+        return []
+    last = base.ranges[bucket][-1]
+    before = [] if was is None else [_end(was.range, path.state)]
+    is_behind = path.state.applied_offset != last.end
+    if is_behind:
+        wanted = table.at(base).changes(bucket, path.state.applied_offset, last.end)
+        for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
+            _roll_if_full(path)
+            path.log.append([EncodedBatch.read(found.header, found.data)])
+        path.log.sync()
+        path.catch_up(LogFiles(place.log, place.identity, files))
+    if was is None or was.range != last:
+        _publish([*before, _end(last, path.state)], place, files)
+    if is_behind or path.log.is_full:
+        _roll_if_full(path)
+        path.commit()
+    return [_end(last, path.state)]
 
 
-def _last(place: BucketPlace, files: Files) -> SharedRange | None:
-    """The last range of the history of a copy; None if it has no right record."""
+def _roll_if_full(path: WritePath) -> None:
+    if path.log.is_full:
+        path.log.sync()
+        path.roll()
+
+
+def _end(range: SharedRange, state: IndexState) -> CopyEnd:
+    return CopyEnd(range, index_state.encode(state))
+
+
+def _is_same(state: IndexState, other: IndexState) -> bool:
+    """Whether two states are of the same rows, wherever their logs end."""
+    base, position, offset = synced_end(other)
+    return state._replace(synced_base=base, synced_position=position, synced_offset=offset) == other
+
+
+def _publish(ends: Sequence[CopyEnd], place: BucketPlace, files: Files) -> None:
+    with refusals(place.directory):
+        files.publish(place.directory / shared_table.COPY_RECORD, shared_table.encode(CopyRecord(ends=list(ends))))
+
+
+def _ends(place: BucketPlace, files: Files) -> list[CopyEnd]:
+    """What the copy may be as of, in order; nothing if it has no right record."""
     try:
         data = files.read(place.directory / shared_table.COPY_RECORD, bytes_max=shared_table.COPY_RECORD_BYTES_MAX)
-        return shared_table.decode_copy_record(data).range
+        return shared_table.decode_copy_record(data).ends
     except (FileNotFoundError, CorruptData):
-        return None
+        return []

@@ -148,12 +148,12 @@ def _taken(
         cache.mkdir(0o700, parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="snapshot-", dir=cache, ignore_cleanup_errors=True) as directory:
         place = BucketPlace.of(Path(directory), base.store_id, table.definition.id, bucket)
-        path = open_copy(table, base, place, files, clock)
-        assert path is not None, "a new copy is of no later epoch"
+        copy = open_copy(table, base, place, files, clock)
+        assert copy is not None, "a new copy is of no later epoch"
         try:
             with refusals(place.directory):
                 found = local.take(
-                    *(place.directory, place.identity, path.index.view, lambda: table.definition, files),
+                    *(place.directory, place.identity, copy.path.index.view, lambda: table.definition, files),
                     now_ms=clock.now_ms(),
                 )
                 parts = [
@@ -164,7 +164,7 @@ def _taken(
                     ),
                 ]
         finally:
-            path.close()
+            copy.close()
 
     def name(random: int) -> ObjectName:
         # Below all attempts of ranges: see SharedSnapshot.

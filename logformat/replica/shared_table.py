@@ -39,6 +39,8 @@ _NUMBERED = 1 << 50
 """Attempts from here on say for which epoch a range was uploaded; those of earlier versions are smaller."""
 _ATTEMPT_BITS = 20
 COPY_RECORD = "APPLIED"
+COPY_FORMAT = 2
+"""Of records beside copies; by one of format 1 it is not known what a copy has."""
 COPY_RECORD_BYTES_MAX = 1 << 10
 WRITERS_MAX = 10_000
 """Names of writes that an epoch remembers, the ones that committed last; a stream has one."""
@@ -220,15 +222,26 @@ class SharedEpoch:
         return [ranges[count:] for ranges, count in zip(self.ranges, self.in_full, strict=True)]
 
 
+class CopyEnd(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A range of a bucket, and the state of a copy's index that has everything up to its end (docs/format.md, Index).
+
+    Where the copy's log ended is known if the copy was committed in this state.
+    """
+
+    range: SharedRange
+    state: bytes
+
+
 class CopyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The record beside a copy of a bucket on a machine.
 
     Attributes:
-        range: The copy is a beginning of the history that ends with this range.
+        ends: What the copy may be as of, in order. The last may be of a range that no epoch has: its batch, the last of
+            the copy's log, has the rows before it.
     """
 
-    format: int = FORMAT
-    range: SharedRange
+    format: int = COPY_FORMAT
+    ends: list[CopyEnd]
 
 
 def definition_name(table: str) -> str:
@@ -289,7 +302,7 @@ def decode_copy_record(data: bytes) -> CopyRecord:
         CorruptData: It is damaged.
         UnsupportedVersion: A newer version wrote it.
     """
-    return json_line.decode(data, CopyRecord, FORMAT, COPY_RECORD)
+    return json_line.decode(data, CopyRecord, COPY_FORMAT, COPY_RECORD)
 
 
 def decode_epoch(data: bytes, of: SharedDefinition, epoch: int) -> EpochObject:

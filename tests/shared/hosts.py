@@ -15,7 +15,7 @@ from kvstore.shared.bucket import apply_changes
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
 from kvstore.table.definition import options_of
-from logformat.catalog.edits import CreateTable
+from logformat.catalog.edits import ChangelogImage, CreateTable
 from logformat.ids import BucketId, TableId
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 from logformat.rows import schema as schemas
@@ -35,12 +35,15 @@ def created(
     *,
     schema: pa.Schema = SCHEMA,
     retention: dt.timedelta | None = None,
+    changelog_image: ChangelogImage = "full",
+    has_key: bool = True,
 ) -> SharedTable:
+    key = ["k"] if has_key else None
     options = options_of(
         schema,
-        ["k"],
+        key,
         merge_engine=engine,
-        changelog_image="full",
+        changelog_image=changelog_image,
         compression="lz4",
         delete_behavior=None,
         auto_increment=None,
@@ -51,9 +54,9 @@ def created(
         table_id=TableId(0),
         name=name,
         columns=schemas.to_json(schema),
-        primary_key=["k"],
+        primary_key=key,
         buckets=buckets,
-        bucket_key=["k"],
+        bucket_key=key,
         options=options,
     )
     return SharedTable.create("memory://x", client, table, SetClock())

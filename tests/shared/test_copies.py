@@ -106,8 +106,8 @@ def test_a_copy_that_lacks_a_part_is_made_again(hosts: Hosts, tmp_path: Path, pa
 
 
 def test_a_copy_that_is_right_is_kept(objects: Objects, hosts: Hosts, tmp_path: Path) -> None:
-    """Each write fetches only what the copy lacks."""
-    one, _ = hosts
+    """Each write fetches only what other machines have written since."""
+    one, two = hosts
     for value in range(5):
         one.write(upserts([1], 1 << value))
     fetched: list[str] = []
@@ -119,8 +119,13 @@ def test_a_copy_that_is_right_is_kept(objects: Objects, hosts: Hosts, tmp_path: 
 
     objects.get = counted  # type: ignore[method-assign]
     one.write(upserts([1], 32))
+    assert [name for name in fetched if name.endswith(".range")] == []
+    objects.get = real  # type: ignore[method-assign]
+    two.write(upserts([1], 64))
+    objects.get = counted  # type: ignore[method-assign]
+    one.write(upserts([1], 128))
     assert len([name for name in fetched if name.endswith(".range")]) == 1
-    assert read(one.table, tmp_path)[0] == {1: 63}
+    assert read(one.table, tmp_path)[0] == {1: 255}
 
 
 def test_a_copy_after_the_epoch_of_a_slow_task_is_left_as_it_is(hosts: Hosts) -> None:

@@ -1,0 +1,90 @@
+"""Undoes the last batch of a copy, whose range no epoch has, by the rows that its changes have replaced.
+
+* The index goes back in one commit, and then the log. A copy that is left between these replays the batch when it is
+  opened, and is undone again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.merge.exchange import Effect
+from kvstore.bucket.merge.replay import FinalChanges, replay
+from kvstore.bucket.recovery import usable_index
+from kvstore.errors import CorruptData
+from kvstore.files import Files, refusals
+from kvstore.index.index import Index
+from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
+from kvstore.options import StoreOptions
+from logformat import paths
+from logformat.log.batch import LogBatch, decode_verified
+from logformat.log.change import ChangeType
+from logformat.log.index_state import IndexState
+
+_HAD_A_ROW = np.zeros(len(ChangeType), bool)
+_HAD_A_ROW[[ChangeType.UPDATE_PREIMAGE, ChangeType.DELETE]] = True
+_IS_BEFORE = _HAD_A_ROW.copy()
+_IS_BEFORE[ChangeType.INSERT] = True
+
+
+def can_undo(definition: TableDefinition) -> bool:
+    """Whether batches of a table have all rows that they replace."""
+    return definition.options.changelog_image == "full"
+
+
+def undo(place: BucketPlace, definition: TableDefinition, before: IndexState, files: Files) -> None:
+    """Undo the last batch of a copy that is not open.
+
+    Args:
+        before: Committed state of its index before the batch.
+
+    Raises:
+        CorruptData, OffsetOutOfRange: The copy is damaged, or the batch does not lead back to that state.
+        StoreFull, LogFailed: The disk is full or failed.
+        lmdb.Error: The index is full or failed.
+    """
+    index = usable_index(place, StoreOptions(), files)
+    if index is None:
+        raise CorruptData("The index of a copy is gone.", path=place.index)
+    try:
+        with index.view() as view:
+            state = view.state()
+        found = list(LogFiles(place.log, place.identity, files).batches(before.applied_offset, state.applied_offset))
+        if len(found) != 1:
+            raise CorruptData("A copy has more than one batch that no epoch has.", path=place.directory)
+        header = found[0].header
+        batch = decode_verified(header, found[0].data, definition.schema_of(header.schema_id))
+        effect = _undone(index, definition, batch)
+        rows, digest = state.row_count + effect.added_rows, (state.digest + effect.digest) % 2**64
+        if (rows, digest) != (before.row_count, before.digest):
+            raise CorruptData("The batch of a copy does not lead back to the rows before it.", path=place.directory)
+        index.commit(before)
+    finally:
+        index.close()
+    with refusals(place.directory):
+        _cut_log(place, before, files)
+
+
+def _undone(index: Index, definition: TableDefinition, batch: LogBatch) -> Effect:
+    if definition.primary_key is None:
+        return Effect(-batch.record_count)
+    is_before = np.flatnonzero(_IS_BEFORE[batch.change_types])[::-1]  # what a key has last in this order, it had first
+    changes = FinalChanges(_HAD_A_ROW[batch.change_types[is_before]], batch.rows.take(pa.array(is_before)))
+    return replay(index, definition, batch.schema_id, [changes])
+
+
+def _cut_log(place: BucketPlace, before: IndexState, files: Files) -> None:
+    """Cut the log at the end that it had before; opening it removes what else belonged to the batch."""
+    for base in LogFiles(place.log, place.identity, files).bases():
+        if base > before.synced_base:
+            files.remove(paths.segment_file(place.log, base))
+    descriptor = files.open(paths.segment_file(place.log, before.synced_base))
+    try:
+        files.truncate(descriptor, before.synced_position)
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+    files.sync_directory(place.log)
