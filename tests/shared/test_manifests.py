@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from kvstore.errors import CorruptData, MissingVersion, OutOfOrderSequence
+from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable
 from logformat.ids import BucketId
 from logformat.replica import shared_table
-from logformat.replica.shared_table import SharedEpoch, SharedRange, batch_name
+from logformat.replica.shared_table import FIRST_ATTEMPT, SharedEpoch, SharedRange, batch_name
 from tests.replica.objects import Objects
 from tests.shared.hosts import Host, created, read, upserts
+from tests.support.clocks import SetClock
 
 
 def committed(table: SharedTable, count: int, random: Random) -> list[SharedEpoch]:
@@ -59,6 +63,54 @@ def test_manifests_of_many_epochs_take_little_and_one_is_read_with_two_requests(
     objects.get = counted  # type: ignore[method-assign]
     assert table.newest().epoch == 1000
     assert len(fetched) <= 3
+
+
+class Paged(Objects):
+    """Objects that count requests as object stores have them: a listing is one for each thousand names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
+        found = sorted(super().list(prefix, after))
+        self.requests += 1 + len(found) // 1000
+        yield from found
+
+    def get(self, name: str, *, bytes_max: int) -> memoryview:
+        self.requests += 1
+        return super().get(name, bytes_max=bytes_max)
+
+    def get_first(self, name: str, count: int) -> memoryview:
+        self.requests += 1
+        return super().get_first(name, count)
+
+
+@pytest.mark.parametrize("noted", [b"10000", b"5000", b"10001", None])
+def test_a_table_of_ten_thousand_epochs_is_opened_with_few_requests(noted: bytes | None) -> None:
+    """Also if the number of the newest one was not noted, is wrong, or is gone."""
+    objects, count = Paged(), 10_000
+    made = created(objects)
+    ranges = [SharedRange(number, number + 1, FIRST_ATTEMPT + number, 100) for number in range(count)]
+    base = made.newest()
+    for number in range(1, count + 1):
+        full = number - number % 100
+        epoch = replace(base, epoch=number, ranges=[ranges[:number]], full=full, in_full=[full])
+        name = shared_table.epoch_name(made.described.table_id, number)
+        objects.held[name] = shared_table.encode(epoch.stored())
+    name = shared_table.newest_name(made.described.table_id)
+    if noted is None:
+        objects.delete(name)
+    else:
+        objects.replace(name, [noted])
+    objects.requests = 0
+    table = SharedTable.find("memory://x", objects, "t")
+    tail = SharedTail(table, SetClock())
+    assert tail.table.ends() == {0: count}
+    assert objects.requests <= 20
+    objects.requests = 0
+    tail.poll()
+    assert objects.requests == 1
 
 
 def test_a_full_manifest_that_is_gone_or_damaged_is_reported(tmp_path: Path) -> None:

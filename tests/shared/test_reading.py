@@ -41,12 +41,13 @@ def uploaded(ranges: Mapping[BucketId, SharedRange], *_: object) -> Mapping[Buck
     return ranges
 
 
-def test_a_look_asks_for_the_same_few_objects_however_many_epochs_there_are() -> None:
+@pytest.mark.parametrize("epochs", [200, pytest.param(1000, marks=pytest.mark.long)])
+def test_a_look_asks_for_the_same_few_objects_however_many_epochs_there_are(epochs: int) -> None:
     objects = Counted()
     table = created(objects, buckets=2)
     tail = SharedTail(table, SetClock())
     polls = set()
-    for number in range(300):
+    for number in range(epochs):
         ranges = {BucketId(bucket): SharedRange(number, number + 1, number + 1, 100) for bucket in range(2)}
         write_once(table, None, partial(uploaded, ranges), SetClock())
         objects.asked.clear()

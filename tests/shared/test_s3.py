@@ -76,6 +76,28 @@ def test_a_put_that_fails_once_is_found_to_be_done_or_is_repeated(
     assert read(table, tmp_path)[0] == dict.fromkeys(range(6), 3)
 
 
+def test_a_table_in_its_place_is_opened_with_few_requests(
+    way: Way, table: SharedTable, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many with 60 epochs as with 10."""
+    monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "objects"))
+    host, asked, counts = Host(table, tmp_path / "cache"), [0], []
+
+    def counted(_method: str, _path: str) -> Fault:
+        asked[0] += 1
+        return "none"
+
+    for epochs in (10, 60):
+        while host.write(upserts([epochs], 1)).epoch < epochs:
+            pass
+        way.fault, asked[0] = counted, 0
+        with kvstore.open(url, read_only=True) as store:
+            assert store.table("t").offsets()
+        way.fault = lambda _method, _path: "none"
+        counts.append(asked[0])
+    assert counts[0] == counts[1] <= 20
+
+
 def test_a_commit_that_does_not_arrive_is_not_known_to_be_one(
     way: Way, table: SharedTable, url: str, tmp_path: Path
 ) -> None:
