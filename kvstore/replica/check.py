@@ -185,8 +185,8 @@ def read_listed(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
             ) and other.start <= name.start < name.end <= other.end:
                 return read_object(client, store_id, other, bytes_listed)
         raise ReplicaBehind(
-            "An object is gone: the retention of the replica has removed it, or it was lost. Begin again, with what is "
-            "there now.",
+            "An object is gone: its retention has removed it, or it was lost. Begin again, with what is there now. If "
+            "it is gone then, too, `kvstore replica check` or `kvstore shared check` names what was lost.",
             object=str(name),
         ) from error
 

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 RETRIES: RetryConfig = {"retry_timeout": dt.timedelta(seconds=15)}
 """Short, because a call that waits for an object store can't be interrupted; shipping tries again anyway."""
 NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": dt.timedelta(seconds=0)}
+_LACKS_A_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_CODE = re.compile(r"<Code>([A-Za-z0-9_.-]{1,100})</Code>")
+_NO_BUCKET = "There is no such bucket or directory; create it."
+_REFUSES = (
+    "This place can't be reached, or refuses; see whether the credentials and the endpoint are right, or try again."
+)
 _SAME_SCHEMES = {"s3a": "s3", "azure": "az", "abfs": "abfss", "adl": "az"}
 _BEGIN = dt.datetime.fromtimestamp(0, dt.UTC)
 
@@ -99,7 +105,7 @@ class ObjectStore:
             self._store = from_url(self.url, retry_config=retries)
         except (BaseError, OSError, ValueError) as error:
             raise InvalidRequest(
-                "Objects can't be at this URL; give one such as s3://bucket/path.", url=url, reason=_first_line(error)
+                "Objects can't be at this URL; give one such as s3://bucket/path.", url=url, reason=_reason(error)
             ) from error
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
@@ -187,7 +193,7 @@ def check_size(name: str, size: int, bytes_max: int) -> None:
     """
     if size > bytes_max:
         raise CorruptData(
-            "An object is larger than its limit; remove it, or run `kvstore replica repair` on the leader.",
+            "An object is larger than its limit; `kvstore replica check` or `kvstore shared check` says what is wrong.",
             object=name,
             bytes=size,
             bytes_max=bytes_max,
@@ -195,8 +201,16 @@ def check_size(name: str, size: int, bytes_max: int) -> None:
 
 
 def normalised(url: str) -> str:
-    """The URL of a directory's path; any other URL unchanged."""
-    return url if "://" in url else Path(url).expanduser().absolute().as_uri()
+    """The URL of a directory's path; any other URL unchanged.
+
+    Raises:
+        InvalidRequest: It is empty, or lacks a slash: as a path it would be in the current directory.
+    """
+    if "://" in url:
+        return url
+    if not url or _LACKS_A_SLASH.match(url):
+        raise InvalidRequest("Objects can't be at this URL; give one such as s3://bucket/path or file:///dir.", url=url)
+    return Path(url).expanduser().absolute().as_uri()
 
 
 def place_of(url: str) -> str:
@@ -229,9 +243,8 @@ def _reached(url: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (BaseError, OSError) as error:
-        raise Unavailable(
-            "This place can't be reached, or refuses; try again.", url=url, reason=_first_line(error)
-        ) from error
+        text = _NO_BUCKET if "<Code>NoSuchBucket</Code>" in str(error) else _REFUSES
+        raise Unavailable(text, url=url, reason=_reason(error)) from error
 
 
 @contextmanager
@@ -241,10 +254,11 @@ def _there(url: str) -> Iterator[None]:
         with _reached(url):
             yield
     except FileNotFoundError as error:
-        raise Unavailable(
-            "There is no such bucket or directory; create it.", url=url, reason=_first_line(error)
-        ) from error
+        raise Unavailable(_NO_BUCKET, url=url, reason=_reason(error)) from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _reason(error: Exception) -> str:
+    """The first line of an error, and the code of S3's answer, which comes after it."""
+    text = str(error)
+    line, code = text.partition("\n")[0], _CODE.search(text)
+    return line if code is None or code[1] in line else f"{line} {code[1]}"

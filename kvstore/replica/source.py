@@ -404,7 +404,7 @@ def read_store(client: Client) -> StoreFile:
         return store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)))
     except FileNotFoundError as error:
         raise NotAStore(
-            "There is no replica here, or nothing was shipped yet; see whether the URL is right."
+            "There is no replica here, or nothing was shipped yet; and no shared table. See whether the URL is right."
         ) from error
 
 

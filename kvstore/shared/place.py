@@ -8,6 +8,17 @@ from kvstore.replica.client import ObjectStore, directory_of, normalised
 from kvstore.replica.location import is_store
 
 
+def url_of_tables(url: str) -> str:
+    """A URL, or a directory's path as one.
+
+    Raises:
+        InvalidRequest: It is none, or has credentials.
+    """
+    if not isinstance(url, str):
+        raise InvalidRequest("A URL is text, such as s3://bucket/path; give that.", url=shown(url))
+    return normalised(url_without_credentials("url", url))
+
+
 def place_of_tables(url: str) -> ObjectStore:
     """The place at a URL; a directory is created.
 
@@ -15,9 +26,7 @@ def place_of_tables(url: str) -> ObjectStore:
         InvalidRequest: The URL is not valid, or has credentials.
         UnsupportedOperation: There is a store at the URL. Nothing was written.
     """
-    if not isinstance(url, str):
-        raise InvalidRequest("A URL is text, such as s3://bucket/path; give that.", url=shown(url))
-    found = normalised(url_without_credentials("url", url))
+    found = url_of_tables(url)
     directory = directory_of(found)
     if directory is not None and is_store(directory):
         raise UnsupportedOperation("There is a store in this directory; choose another for shared tables.", url=found)

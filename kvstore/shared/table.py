@@ -142,8 +142,15 @@ class SharedTable:
         Raises:
             NoSuchTable: There is none.
             CorruptData: Its definition is damaged.
+            Unavailable: The object store can't be reached, or has no such bucket.
         """
         data = _get(client, shared_table.definition_name(name), shared_table.DEFINITION_BYTES_MAX)
+        if data is None and not has_shared_tables(client):
+            raise NoSuchTable(
+                "There are no shared tables at this URL; see whether it is right, or create the table first.",
+                table=name,
+                url=url,
+            )
         if data is None:
             raise NoSuchTable("There is no shared table of that name at this URL.", table=name, url=url)
         return cls(url, client, shared_table.decode_definition(data, name))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 
-from kvstore.arguments import integer_within, url_without_credentials
+from kvstore.arguments import integer_within
 from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest
-from kvstore.replica.client import ObjectStore, normalised
+from kvstore.replica.client import ObjectStore
 from kvstore.replica.in_place.cache import directory_of_cache
 from kvstore.shared.check import SharedReport, report_of
+from kvstore.shared.place import url_of_tables
 from kvstore.shared.snapshots import SnapshotSummary, take_snapshots
 from kvstore.shared.table import SharedTable
 from kvstore.shared.vacuum import VacuumSummary, remove_unneeded
@@ -102,5 +103,5 @@ def check(url: str, table: str) -> SharedReport:
 
 
 def _found(url: str, table: str) -> SharedTable:
-    url = normalised(url_without_credentials("url", url))
+    url = url_of_tables(url)
     return SharedTable.find(url, ObjectStore(url), table)

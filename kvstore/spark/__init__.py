@@ -3,6 +3,11 @@
 Besides the demo, only this room imports pyspark, which the extra ``spark`` installs.
 """
 
+try:
+    import pyspark  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("kvstore.spark needs PySpark: install the extra `spark`.", name="pyspark") from error
+
 from kvstore.shared.write import WriteSummary
 from kvstore.spark import frame_reader
 from kvstore.spark.session import configure

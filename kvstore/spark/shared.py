@@ -23,17 +23,17 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kvstore.arguments import column_names, integer_within, printable, url_without_credentials
+from kvstore.arguments import column_names, integer_within, printable, shown
 from kvstore.clock import SystemClock
 from kvstore.commit.named_writers import NAME_BYTES_MAX
-from kvstore.errors import StoreError, Unavailable, UnsupportedOperation
-from kvstore.replica.client import ObjectStore, normalised
+from kvstore.errors import InvalidRequest, StoreError, Unavailable, UnsupportedOperation
+from kvstore.replica.client import ObjectStore
 from kvstore.replica.in_place.cache import DIRECTORY, directory_of_cache
 from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
 from kvstore.shared.bucket import apply_changes
-from kvstore.shared.place import place_of_tables
+from kvstore.shared.place import place_of_tables, url_of_tables
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
 from kvstore.spark.failures import raised_here, shown_alone
@@ -154,7 +154,9 @@ def write(
 
 
 def _written(df: DataFrame, url: str, table: str, name: str | None, columns: Sequence[str] | None) -> WriteSummary:
-    url = normalised(url_without_credentials("url", url))
+    if not isinstance(df, DataFrame):
+        raise InvalidRequest("`df` is a DataFrame of Spark: spark.createDataFrame(…) makes one.", given=shown(type(df)))
+    url = url_of_tables(url)
     shared = SharedTable.find(url, ObjectStore(url), table)
     job = _Write(url, shared.described, uuid4().hex, None if columns is None else column_names("columns", columns))
     job.fitting(shared, empty(arrow_schema(df.schema)))  # columns that do not fit are refused before any task runs

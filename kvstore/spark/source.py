@@ -184,7 +184,7 @@ class KvStoreSource(DataSource):
         if self._replica is not None:
             raise UnsupportedOperation(
                 "A replica is read-only; give `path` the directory of the store that ships to it. A shared table is "
-                "written by kvstore.spark.write().",
+                "written by kvstore.spark.write() and kvstore.spark.sink().",
                 url=self._replica,
             )
         check_follows_not(Path(self._options.path))

@@ -10,7 +10,7 @@ from obstore.store import from_url
 
 import kvstore
 from kvstore.errors import CorruptData, NotAStore, Unavailable, WriterFenced
-from kvstore.replica.client import ObjectStore
+from kvstore.replica.client import NO_RETRIES, ObjectStore
 from tests.replica.objects import SCHEMA
 from tests.support.tables import changes_of, rows_of
 
@@ -93,3 +93,5 @@ def test_a_missing_s3_bucket_is_reported(s3_url: str, tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="no such bucket"):
             replica.ship()
         assert table.upsert([{"k": 1, "v": 1}])
+    with pytest.raises(Unavailable, match=r"no such bucket.* reason=.*NoSuchBucket"):
+        list(ObjectStore(f"{s3_url}-no-such/x", retries=NO_RETRIES).list())

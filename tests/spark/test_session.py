@@ -133,3 +133,9 @@ def paths_of(parent: int, module: str) -> list[str]:
         if of == parent and module.encode() in words and words[0] == sys.executable.encode():
             found += [entry.decode() for entry in environment if entry.startswith(b"PYTHONPATH=")]
     return found
+
+
+def test_without_pyspark_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['pyspark'] = None; import kvstore.spark"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ModuleNotFoundError: kvstore.spark needs PySpark: install the extra `spark`." in done.stderr

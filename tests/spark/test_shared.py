@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession, functions as sf
 
+import kvstore.shared
 import kvstore.spark
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, SchemaMismatch, TableExists, UnsupportedOperation
 from kvstore.spark import KvStoreSource, WriteSummary
@@ -139,8 +140,22 @@ def test_calls_that_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(TableExists, match="choose another"):
         kvstore.spark.create_table(url, "t", {"k": "int64 not null"}, primary_key="k")
     rows = spark.range(3).withColumnRenamed("id", "k")
-    with pytest.raises(NoSuchTable, match="no shared table"):
+    with pytest.raises(NoSuchTable, match="no shared table of that name"):
         kvstore.spark.write(rows, url, "u")
+    with pytest.raises(NoSuchTable, match="no shared tables at this URL"):
+        kvstore.spark.write(rows, str(tmp_path), "t")
+    with pytest.raises(InvalidRequest, match=r"DataFrame of Spark.*createDataFrame"):
+        kvstore.spark.write([{"k": 1}], url, "t")  # type: ignore[arg-type]
+    for no_url in ("", "s3:/bucket/tables", "file:/tables"):
+        for call in (
+            lambda url: kvstore.spark.create_table(url, "t", {"k": "int64 not null"}, "k"),
+            lambda url: kvstore.spark.write(rows, url, "t"),
+            lambda url: kvstore.shared.check(url, "t"),
+        ):
+            with pytest.raises(InvalidRequest, match="s3://bucket/path or file:///dir"):
+                call(no_url)
+    with pytest.raises(InvalidRequest, match="A URL is text"):
+        kvstore.spark.write(rows, None, "t")  # type: ignore[arg-type]
     with pytest.raises(SchemaMismatch):
         kvstore.spark.write(rows.withColumn("x", sf.lit(1)), url, "t")
     with pytest.raises(UnsupportedOperation, match="foreachBatch"):
