@@ -90,15 +90,15 @@ class SharedTable:
 
         Raises:
             TableExists: There is a table of that name. No table was changed; objects of ``content`` may be left.
-            UnsupportedOperation: There is a replica at the URL. Nothing was changed.
+            UnsupportedOperation: There is a replica at the URL, or its object store can't hold shared tables. No table
+                was changed.
             Unavailable: The object store can't be reached. The table may exist; find it to know.
         """
         if any(True for _ in client.list("leader/")) or _get(client, replica_manifest.NAME, 1 << 30) is not None:
             raise UnsupportedOperation("There is a replica at this URL; choose another for shared tables.", url=url)
         if _get(client, shared_table.definition_name(table.name), shared_table.DEFINITION_BYTES_MAX) is not None:
             raise TableExists("There is a shared table of that name; choose another.", table=table.name, url=url)
-        client.create(paths.STORE_FILE, [store_file.encode(StoreFile(store_id=uuid4(), created_ms=clock.now_ms()))])
-        store = read_store(client)
+        store = _store_at(client, clock, url)
         described = SharedDefinition(
             store_id=store.store_id,
             created_ms=clock.now_ms(),
@@ -335,6 +335,24 @@ class SharedTable:
         """Note the number of an epoch, which saves readers from listing all; an older number does no harm."""
         with suppress(Unavailable):
             self.client.replace(shared_table.newest_name(self.described.table_id), [str(epoch).encode()])
+
+
+def _store_at(client: Client, clock: Clock, url: str) -> StoreFile:
+    """The store of which all tables at a URL are.
+
+    Raises:
+        UnsupportedOperation: The object store replaces what is to be created only: two writes would both be committed.
+    """
+    if _get(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX) is None:
+        client.create(paths.STORE_FILE, [store_file.encode(StoreFile(store_id=uuid4(), created_ms=clock.now_ms()))])
+    store = read_store(client)
+    if client.create(paths.STORE_FILE, [store_file.encode(store)]):  # the same bytes: nothing is lost
+        raise UnsupportedOperation(
+            "This object store replaces an object that is to be created only if there is none of its name, so it can't "
+            "hold shared tables; see docs/spark.md, Object stores.",
+            url=url,
+        )
+    return store
 
 
 def described_in(client: Client) -> list[SharedDefinition]:

@@ -90,7 +90,8 @@ def create_table(
     Raises:
         TableExists: There is a shared table of that name. Nothing was written.
         InvalidRequest: A name, type or option is not possible. Nothing was written.
-        UnsupportedOperation: There is a replica or a store at the URL. Nothing was written.
+        UnsupportedOperation: There is a replica or a store at the URL, or its object store lacks conditional puts. No
+            table was created.
         Unavailable: The object store can't be reached.
     """
     key = None if primary_key is None else column_names("primary_key", primary_key)

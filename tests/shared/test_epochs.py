@@ -244,6 +244,47 @@ def test_a_table_is_created_once_and_found_by_its_name(objects: Objects, tmp_pat
         created(place)
 
 
+class Replacing(Objects):
+    """An object store that ignores the condition of a put."""
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        self.replace(name, pieces)
+        return True
+
+
+def test_an_object_store_that_replaces_what_is_to_be_created_is_refused() -> None:
+    objects = Replacing()
+    with pytest.raises(UnsupportedOperation, match="created only if there is none"):
+        created(objects)
+    assert set(objects.held) == {"STORE"}
+    created(Objects(objects.held), "t")
+    before = dict(objects.held)
+    with pytest.raises(UnsupportedOperation, match="created only if there is none"):
+        created(objects, "u")
+    assert objects.held == before, "the other tables are as they were"
+
+
+class Conflicts(Objects):
+    """An object store that says once of a put that another one takes place, though none does in the end."""
+
+    conflict = False
+
+    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        if self.conflict and "/epoch/" in name:
+            self.conflict = False
+            return False
+        return super().create(name, pieces)
+
+
+def test_a_commit_that_is_refused_though_there_is_no_other_is_tried_again(tmp_path: Path) -> None:
+    objects = Conflicts()
+    host = Host(created(objects), tmp_path)
+    objects.conflict = True
+    assert host.write(upserts([1, 2], 1)) == WriteSummary(1)
+    assert not objects.conflict
+    assert read(host.table, tmp_path)[0] == {1: 1, 2: 1}
+
+
 def test_the_newest_epoch_is_found_by_few_requests(objects: Objects, tmp_path: Path) -> None:
     table = created(objects)
     base = table.newest()

@@ -66,7 +66,7 @@ def test_a_hole_names_a_check_of_the_shared_table(tmp_path: Path) -> None:
         host.write(upserts([1], value))
     newest = table.newest()
     del newest.ranges[0][1]
-    with pytest.raises(MissingVersion, match="shared table has a hole.*kvstore shared check"):
+    with pytest.raises(MissingVersion, match=r"shared table has a hole.*kvstore shared check"):
         table.at(newest).changes(0, 0, newest.end(BucketId(0)))
 
 

@@ -19,4 +19,5 @@ def test_a_page_does_what_it_shows(
     page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "cache"))
     pages.run_page(page)
