@@ -18,6 +18,7 @@ from kvstore.calls import in_background, uninterrupted
 from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
+from kvstore.meta.state import CatalogState
 from kvstore.options import Durability, options_of_call
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
@@ -103,13 +104,13 @@ def _replica_of(path: object) -> str | None:
     return replica_at(given) if isinstance(given, str) else None
 
 
-@only(("list_tables", "table", "check", "close"))
+@only(("list_tables", "table", "sql", "check", "close"))
 class StoreInReplica(Store):
     """A replica that is opened in its place, to be read; a context manager that any thread may use.
 
-    Made by :func:`kvstore.open`. It has the reading methods of a store: :meth:`list_tables`, :meth:`table` and
-    :meth:`check`; a table has ``get``, ``lookup``, ``scan``, ``changelog``, ``follow``, ``offsets``, ``count`` and
-    what is built on these. Everything else raises UnsupportedOperation.
+    Made by :func:`kvstore.open`. It has the reading methods of a store: :meth:`list_tables`, :meth:`table`,
+    :meth:`sql` and :meth:`check`; a table has ``get``, ``lookup``, ``scan``, ``changelog``, ``follow``, ``history``,
+    ``offsets``, ``count`` and what is built on these. Everything else raises UnsupportedOperation.
 
     * A call sees what the replica had at most a second before. A table ends where no commit over several buckets is in
       some of them only.
@@ -161,6 +162,9 @@ class StoreInReplica(Store):
         if indexes is not None and indexes.built and self._pid == this_process.pid:
             in_background(indexes.close)
 
+    def _state(self) -> CatalogState:
+        return self._catalog.state()
+
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""
         self.check_open()
@@ -190,7 +194,7 @@ class StoreInReplica(Store):
         return self._tables[definition.id]
 
     def _follow(self, tail: Tail) -> FollowedTable:
-        about = self._client, self._indexes, self._mutex, self._clock, self.check_open
+        about = self._client, self._indexes, self._mutex, self._clock, self.check_open, self._state
         return self._tables.setdefault(tail.table.definition.id, FollowedTable(tail, *about))
 
     def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
@@ -257,7 +261,7 @@ class StoreInReplica(Store):
         return f"<kvstore.{type(self).__name__} {self.url!r}>"
 
 
-@only(("list_tables", "table", "check", "close", "check_open", "check_writable", "check_registers"), REFUSED)
+@only(("list_tables", "table", "sql", "check", "close", "check_open", "check_writable", "check_registers"), REFUSED)
 class SharedTables(StoreInReplica):
     """The shared tables at a URL, opened in their place, to be read; a context manager that any thread may use.
 
@@ -273,6 +277,9 @@ class SharedTables(StoreInReplica):
 
     def _begin(self) -> None:
         self._catalog_of_shared = SharedCatalog(self.url, self._client)
+
+    def _state(self) -> CatalogState:
+        return CatalogState()
 
     def list_tables(self) -> list[str]:
         """Names of all tables, sorted."""

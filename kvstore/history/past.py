@@ -9,8 +9,7 @@ from typing import Any
 
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.meta.state import TableDefinition
-from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.read.changelog import End, Start
 from kvstore.read.follow import range_between
 from kvstore.request.partition import place_in
@@ -25,11 +24,12 @@ class Past:
         handles: One for each bucket, in order.
         current: Returns the table's current entry in the catalog; raises if it has no key, was dropped, or the store
             was closed.
+        catalog: Returns the catalog as of now, which has the names of writers and jobs.
     """
 
     handles: Sequence[BucketHandle]
     current: Callable[[], TableDefinition]
-    catalog: TableCatalog
+    catalog: Callable[[], CatalogState]
 
     @property
     def buckets(self) -> list[BucketId]:

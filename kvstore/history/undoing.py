@@ -102,7 +102,7 @@ def _part(
 ) -> tuple[Changes, pa.RecordBatch]:
     """Changes that undo the selected ones, and the keys in conflict."""
     schema, key = binlog_schema(definition), layout_of(definition)
-    origins = Origins(past.catalog.journal.state(), definition.id)
+    origins = Origins(past.catalog(), definition.id)
     parts, flags = [pa.RecordBatch.from_pylist([], schema)], [np.zeros(0, bool)]
     for bucket, (first, last, now) in ranges.items():
         log, taken = past.handles[bucket].log, set[Offset]()

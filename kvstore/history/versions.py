@@ -51,7 +51,7 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
     with past.reading():
         first, end, _ = past.range_of(bucket, start, "latest")
         definition = past.current().named_as(known)  # read after `end`, so that it has the schemas of all changes
-        origins = Origins(past.catalog.journal.state(), definition.id)
+        origins = Origins(past.catalog(), definition.id)
         headers: dict[Offset, BatchHeader] = {}
 
         def noted() -> Iterator[FoundBatch]:

@@ -464,7 +464,7 @@ class TableReads(HistoryReads):
         return definition
 
     def _past(self) -> Past:
-        return Past(self._handles, self._keyed, self._catalog)
+        return Past(self._handles, self._keyed, self._catalog.journal.state)
 
     def _changes(
         self,

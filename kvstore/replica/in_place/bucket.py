@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 from uuid import UUID
@@ -91,6 +91,11 @@ class ReplicaBucket:
         found.log = _ReadLog(self._followed, self.place.identity.bucket_id)
         return found
 
+    def for_changes_only(self) -> ReplicaBucket:
+        """The same bucket for reads of the past, which need no rows: no index is built for them."""
+        identity = self.place.identity
+        return _WithoutRows(self._followed, identity.store_id, identity.table_id, identity.bucket_id)
+
     def as_handle(self) -> BucketHandle:
         """This bucket, as the reads of a table are declared: they use only what this class has."""
         return cast("BucketHandle", self)
@@ -118,3 +123,22 @@ class ReplicaBucket:
         with self._followed.one_moment() as found:
             end, last_ms = Offset(found.ends()[bucket]), self._followed.last_timestamp(bucket)
             return IndexState(table, bucket, applied_offset=end, last_timestamp=last_ms)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What a view says of how far a bucket is."""
+
+    as_of: IndexState
+
+    def state(self) -> IndexState:
+        return self.as_of
+
+
+class _WithoutRows(ReplicaBucket):
+    """A bucket whose views have no rows."""
+
+    @contextmanager
+    def snapshot(self) -> Iterator[View]:
+        """A view that says how far the bucket is."""
+        yield cast("View", _Ends(self.committed()))

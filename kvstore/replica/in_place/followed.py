@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.log.segments import FoundBatch
-from kvstore.meta.state import TableDefinition
+from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.read.rebuilt_rows import TemporaryRows
 from kvstore.replica.client import Client
 from kvstore.replica.read.parts import RangePart
@@ -99,6 +99,7 @@ class FollowedTable:
     Args:
         mutex: The lock of the opened replica.
         check_open: Refuses if the replica was closed.
+        catalog: Returns the catalog of the replica, which has the names of writers; an empty one if it has none.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class FollowedTable:
         mutex: threading.RLock,
         clock: Clock,
         check_open: Callable[[], None],
+        catalog: Callable[[], CatalogState],
     ) -> None:
         self._tail = tail
         self._client = client
@@ -116,6 +118,7 @@ class FollowedTable:
         self._mutex = mutex
         self._clock = clock
         self._check_open = check_open
+        self._catalog = catalog
         self._is_still = False
         self._looked = clock.monotonic()
         self._timestamps: dict[int, tuple[int, int]] = {}
@@ -183,6 +186,11 @@ class FollowedTable:
     def definition(self) -> TableDefinition:
         """Definition of the table; raises what :meth:`table` raises."""
         return self.table().definition
+
+    def catalog(self) -> CatalogState:
+        """The catalog of the replica, as of a second ago."""
+        with self._mutex:
+            return self._catalog()
 
     def last_timestamp(self, bucket: int) -> int:
         """Timestamp of the last commit of a bucket (ms); 0 if there is none."""

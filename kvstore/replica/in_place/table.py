@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.errors import ReplicaBehind, UnsupportedOperation
+from kvstore.history.past import Past
 from kvstore.meta.state import TableDefinition
 from kvstore.meter import TableMeter
 from kvstore.read.changelog import End, Start, milliseconds
@@ -34,8 +35,20 @@ REFUSED = (
 )
 READS = (
     *("name", "identity", "schema", "schema_id", "primary_key", "buckets", "bucket_key", "options"),
-    *("get", "lookup", "prefix_lookup", "scan", "count", "offsets", "changelog", "binlog", "follow", "buckets_of"),
-    *("to_arrow", "to_pandas", "to_polars", "dataset", "use", "use_catalog"),
+    *(
+        "get",
+        "lookup",
+        "prefix_lookup",
+        "scan",
+        "count",
+        "offsets",
+        "changelog",
+        "binlog",
+        "follow",
+        "history",
+        "buckets_of",
+    ),
+    *("to_arrow", "to_pandas", "to_polars", "dataset", "changes_dataset", "use", "use_catalog"),
     *("scan_schema", "changelog_schema", "binlog_schema"),
 )
 
@@ -86,8 +99,10 @@ class TableInReplica(Table):
         with followed.one_moment() as found:
             place = found.store_id, found.definition.id
             buckets = [BucketId(bucket) for bucket in range(found.definition.buckets)]
-        handles = [ReplicaBucket(followed, *place, bucket).as_handle() for bucket in buckets]
+        found_buckets = [ReplicaBucket(followed, *place, bucket) for bucket in buckets]
+        handles = [bucket.as_handle() for bucket in found_buckets]
         self._followed = followed
+        self._buckets_of_changes = [bucket.for_changes_only().as_handle() for bucket in found_buckets]
         opened = cast("OpenTable", _Opened(handles, followed, TableMeter(clock)))
         EverydayReads.__init__(self, opened, access)  # without what only writes need
 
@@ -128,6 +143,19 @@ class TableInReplica(Table):
                 with handle.latest() as view:
                     total += view.row_count()
             return total
+
+    def history(self, key: Keys, start: Start = "earliest") -> pa.Table:
+        """See :meth:`kvstore.Table.history`. Writers have no names in a shared table.
+
+        Raises:
+            ReplicaBehind: The replica ends before the time ``start``.
+        """
+        self._check_reached(start)
+        with self._followed.one_moment():
+            return super().history(key, start)
+
+    def _past(self) -> Past:
+        return Past(self._buckets_of_changes, self._keyed, self._followed.catalog)
 
     def __repr__(self) -> str:
         return f"<kvstore.Table {self._followed.name} of a {self._what}>"  # to count the rows would take reading them
