@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from kvstore.options import StoreOptions
 from kvstore.request import small
 from kvstore.store import Store
 from logformat.log.batch import decode_batch
+from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
 from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
@@ -82,8 +82,7 @@ def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[
     committer = handle.engine.committer
     with handle.latest():  # the bucket's lock
         answers = [submit(table, requests[0])]
-        while committer.queued:
-            time.sleep(0.0001)
+        wait_until(lambda: answers[0].done() or (committer.waiting, committer.queued) == (1, 0))
         answers += [submit(table, request) for request in requests[1:]]
     return list(map(outcome, answers))
 
