@@ -34,6 +34,7 @@ from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
 from kvstore.shared.bucket import apply_changes
 from kvstore.shared.place import place_of_tables, url_of_tables
+from kvstore.shared.room import make_room
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
 from kvstore.spark.failures import raised_here, shown_alone
@@ -317,6 +318,7 @@ class _Applying:
                     changes = together([found for piece in pieces for found in _staged(table, piece)])
                     place, columns = (BucketId(bucket), changes, self._cache()), self.write.columns
                     found = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms, columns=columns)
+                make_room(self._cache(), SystemClock())
                 yield _result({"bucket": bucket, "range": None if found is None else msgspec.to_builtins(found)})
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import kvstore
+from kvstore.files import Files
+from kvstore.lock import ProcessLock
+from kvstore.shared.room import IDLE_MS, make_room
 from kvstore.shared.snapshots import take_snapshots
 from tests.replica.objects import Objects
 from tests.shared.hosts import Host, created, read, upserts
+from tests.support.clocks import SetClock
 
 Hosts = tuple[Host, Host]
 
@@ -157,3 +164,50 @@ def test_a_copy_whose_index_ends_before_its_log_begins_is_made_again(hosts: Host
     shutil.copytree(tmp_path / "index", index)
     one.write(upserts([1], 64))
     assert read(one.table, tmp_path)[0] == {1: 127}
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How much of a disk of 1,000 bytes is free; each copy that is removed frees 60."""
+    free = {"bytes": 50}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1000, free=free["bytes"]))
+    remove = Files.remove_tree
+
+    def removed(self: Files, path: Path) -> None:
+        remove(self, path)
+        free["bytes"] += 60
+
+    monkeypatch.setattr(Files, "remove_tree", removed)
+    return free
+
+
+def test_a_full_disk_loses_copies_that_are_used_no_more(objects: Objects, tmp_path: Path, free: dict[str, int]) -> None:
+    tables = [created(objects, name) for name in ("idle", "idle longer", "in use")]
+    hosts = [Host(table, tmp_path / "cache") for table in tables]
+    for host in hosts:
+        host.write(upserts([1], 1))
+        host.write(upserts([1], 2))
+    copies = [path.parent for host in hosts for path in records(host) if f"/{host.table.definition.id}/" in str(path)]
+    now_ms = time.time_ns() // 1_000_000
+    for copy, idle_ms in zip(copies, (2 * IDLE_MS, 3 * IDLE_MS, 0), strict=True):
+        at = now_ms - idle_ms
+        os.utime(copy.with_name(f"{copy.name}.LOCK"), ns=(at * 1_000_000, at * 1_000_000))
+    free["bytes"] = 100
+    make_room(tmp_path / "cache", SetClock(now_ms))
+    assert [copy.exists() for copy in copies] == [True, True, True], "a tenth is free"
+    free["bytes"] = 50
+    make_room(tmp_path / "cache", SetClock(now_ms))
+    assert [copy.exists() for copy in copies] == [True, False, True], "one is enough, that of the longest time"
+    free["bytes"] = 0
+    locked = copies[0].with_name(f"{copies[0].name}.LOCK")
+    lock = ProcessLock(locked, Files())
+    assert lock.try_acquire()
+    os.utime(locked, ns=(0, 0))
+    make_room(tmp_path / "cache", SetClock(now_ms))
+    assert copies[0].exists(), "another process uses it"
+    lock.release()
+    make_room(tmp_path / "cache", SetClock(now_ms))
+    assert [copy.exists() for copy in copies] == [False, False, True]
+    for host in hosts:
+        host.write(upserts([1], 3))
+        assert read(host.table, tmp_path)[0] == {1: 3}
