@@ -1,12 +1,15 @@
-"""Random histories: two drivers, executors that are killed at any moment, tasks that run twice, drivers that die."""
+"""Random histories: two drivers that die; executors that are killed or stopped at any moment; tasks that run twice."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -52,6 +55,17 @@ class Executor:
             self._child.say(task)
         return self._child.hear()
 
+    def stop(self, after: float, task: Task) -> None:
+        """Stop the process in the middle of a task, as a machine that hangs."""
+        self._child.say(task)
+        self._child.pipe.poll(after)
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it end its task, of which the result is used no more."""
+        os.kill(self._child.pid, signal.SIGCONT)
+        self._child.hear()
+
     def close(self) -> None:
         self._child.kill()
 
@@ -62,9 +76,12 @@ class Driver:
     def __init__(self, table: SharedTable, place: Path, random: Random) -> None:
         self.table, self.random = table, random
         self.clock = JumpingClock(1_700_000_000_000 + random.choice([-DAY_MS, 0, DAY_MS]))
-        self.executors = [self._executor(place / str(number)) for number in range(2)]
+        self._caches = (place / str(number) for number in count())
+        self.executors = [self._executor() for _ in range(2)]
+        self.stopped: list[Executor] = []
 
-    def _executor(self, cache: Path) -> Executor:
+    def _executor(self) -> Executor:
+        cache = next(self._caches)
         return Executor(lambda: Child(execute, self.table.url, self.table.described, cache), cache)
 
     def write(self, value: int, name: str) -> None:
@@ -78,6 +95,7 @@ class Driver:
 
     def ranges(self, base: SharedEpoch, value: int, at_ms: int) -> Ranges | None:
         self.clock.now += 1000
+        self._stop_or_go_on((base, BucketId(self.random.randrange(BUCKETS)), value, at_ms))
         found: dict[BucketId, SharedRange] = {}
         with ThreadPoolExecutor(2) as pool:
             for bucket in map(BucketId, range(BUCKETS)):
@@ -95,8 +113,20 @@ class Driver:
             raise DriverDies
         return found
 
+    def _stop_or_go_on(self, task: Task) -> None:
+        """Stop an executor, in whose place another begins; or let one go on, with a copy from before."""
+        place = self.random.randrange(2)
+        if self.random.random() < 0.15:
+            self.executors[place].stop(self.random.uniform(0, 0.03), task)
+            self.stopped.append(self.executors[place])
+            self.executors[place] = self._executor()
+        elif self.stopped and self.random.random() < 0.4:
+            self.executors[place].close()
+            self.executors[place] = self.stopped.pop(0)
+            self.executors[place].go_on()
+
     def close(self) -> None:
-        for executor in self.executors:
+        for executor in (*self.executors, *self.stopped):
             executor.close()
 
 
