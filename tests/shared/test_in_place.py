@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,15 @@ def test_damage_is_reported(opened: Opened) -> None:
         opened.objects.held[name] = whole
         fails(opened.store.table("t"))
     assert opened.store.check().ok
+    shutil.rmtree(opened.cache)
+    name = next(name for name in opened.objects.held if name.endswith(".range"))
+    whole = opened.objects.held.pop(name)
+    with pytest.raises(ReplicaBehind, match=rf"gone.*kvstore shared check.*{name}"):
+        opened.store.table("t").changelog().read_all()
+    (finding,) = opened.store.check().findings
+    assert f"MISSING {name}" in finding
+    opened.objects.held[name] = whole
+    assert opened.store.table("t").changelog().read_all().num_rows == 6
     name = min(name for name in opened.objects.held if "/epoch/" in name)
     opened.objects.held[name] += b"x"
     (finding,) = opened.store.check().catalog_findings
