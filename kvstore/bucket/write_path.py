@@ -323,10 +323,11 @@ class WritePath:
             is_new = isinstance(request, SmallRequest) or self._is_new(timestamp, request)
             if not is_new or (merged := merge_small(writes, request, self.index.value)) is None:
                 return
-            batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=len(merged.change_types))
-            encoded = writes.records.batch(batch, merged.change_types, merged.columns)
+            batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
+            encoded = merged.encode(batch)
             self.index.put(merged.put, merged.values)
-            self.index.remove(merged.removed)
+            if merged.removed:
+                self.index.remove(merged.removed)
             self._note([batch], Effect(merged.added_rows, merged.digest))
             yield _applied(EncodedBatch(batch.base_offset, batch.next_offset, timestamp, [encoded]))
 

@@ -39,6 +39,14 @@ typedef struct {
     part_t parts[];
 } table_t;
 
+enum { OPAQUE, UNSIGNED, SIGNED, BIT, TEXT }; /* how a column is encoded; kvstore/kernel/writes.py has the same */
+enum { ROW = 2, END = 0, ESCAPE = 1, SIGN = 0x80, KEY_BYTES_MAX = 511 };
+
+/* A column of the key: its place among the columns, and how it is encoded. */
+typedef struct {
+    u64 column, how;
+} key_part_t;
+
 /* One column of the rows at hand, whose buffers may begin at any address; validity is NULL if no row is null. */
 typedef struct {
     const u8 *validity, *data, *offsets;

@@ -11,13 +11,7 @@
 #include "sums.h"
 
 enum { DONE, ASK_PYTHON }; /* kvstore/kernel/writes.py has the same */
-enum { OPAQUE, UNSIGNED, SIGNED, BIT, TEXT }; /* how a column is encoded; kvstore/kernel/writes.py has the same */
-enum { ROW = 2, END = 0, ESCAPE = 1, SIGN = 0x80, KEY_BYTES_MAX = 511, DIGIT = 256, FEW = 12 };
-
-/* A column of the key: its place among the columns, and how it is encoded. */
-typedef struct {
-    u64 column, how;
-} key_part_t;
+enum { DIGIT = 256, FEW = 12 };
 
 typedef struct {
     const u8 *keys;

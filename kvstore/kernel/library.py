@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOM = Path(__file__).parent
 PREFIX = "kernel-"
@@ -41,13 +42,25 @@ def row_verifier() -> Callable[[bytes, int, bytes, int], int] | None:
     Like :func:`bucket_finder` it keeps the interpreter's lock: it takes less than giving that to another thread.
     """
     library = kernel()
-    return None if library is None else _of_single_rows(library)[0]
+    return None if library is None else _of_few_rows(library).verify
 
 
 def bucket_finder() -> Callable[[bytes, int, int, int], int] | None:
     """The function from a code, its length, the first byte that counts and the number of buckets to the bucket."""
     library = kernel()
-    return None if library is None else _of_single_rows(library)[1]
+    return None if library is None else _of_few_rows(library).bucket
+
+
+def row_hasher() -> Callable[[bytes, int, bytes, int], int] | None:
+    """The function from a key and a value of whole words, each followed by its length, to the hash of the row."""
+    library = kernel()
+    return None if library is None else _of_few_rows(library).hash
+
+
+def record_maker() -> Callable[..., int] | None:
+    """The function that makes the change records of a few rows; see :class:`kvstore.kernel.few.FewRecords`."""
+    library = kernel()
+    return None if library is None else _of_few_rows(library).records
 
 
 @contextmanager
@@ -108,10 +121,18 @@ def _loaded() -> ctypes.CDLL | None:
     return library
 
 
+class _OfFewRows(NamedTuple):
+    """Functions for single and few rows, which keep the interpreter's lock."""
+
+    verify: Callable[[bytes, int, bytes, int], int]
+    bucket: Callable[[bytes, int, int, int], int]
+    hash: Callable[[bytes, int, bytes, int], int]
+    records: Callable[..., int]
+
+
 @cache
-def _of_single_rows(
-    loaded: ctypes.CDLL,
-) -> tuple[Callable[[bytes, int, bytes, int], int], Callable[[bytes, int, int, int], int]]:
+def _of_few_rows(loaded: ctypes.CDLL) -> _OfFewRows:
     library = ctypes.PyDLL(loaded._name, handle=loaded._handle)  # the file may be gone, and descriptors, too
-    # Types are not declared: ctypes passes bytes and small numbers in half the time without.
-    return library.kv_is_right, library.kv_bucket
+    # Types of arguments are not declared: ctypes passes bytes and small numbers in half the time without.
+    library.kv_hash.restype = ctypes.c_uint64
+    return _OfFewRows(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_few)

@@ -66,10 +66,8 @@ EXPORT int kv_verify(const u8 *flat, const i64 *starts, const i64 *ends, u64 cou
     return DONE;
 }
 
-/* Whether one row has its checksum. Sizes are what ctypes passes at half the cost of others. */
-EXPORT int kv_is_right(const u8 *key, int key_size, const u8 *value, int size) {
-    if (size <= 0 || size % WORD || key_size < 0)
-        return 0;
+/* Hash of one row, whose value is whole words, at least one. Sizes are what ctypes passes at half the cost of others. */
+EXPORT u64 kv_hash(const u8 *key, int key_size, const u8 *value, int size) {
     u64 key_bytes = (u64)key_size, bytes = (u64)size, sum = key_bytes * GOLDEN, nth = 0;
     for (; (nth + 1) * WORD <= key_bytes; nth++)
         sum += word_at(key + nth * WORD) * weight(KEYS, nth);
@@ -77,8 +75,12 @@ EXPORT int kv_is_right(const u8 *key, int key_size, const u8 *value, int size) {
         sum += rest_of(key, key_bytes) * weight(KEYS, nth);
     for (nth = 0; nth * WORD < bytes; nth++)
         sum += word_at(value + nth * WORD) * weight(VALUES, nth);
-    u32 stored = half_at(value);
-    return (u32)mix(sum - stored * weight(VALUES, 0)) == stored;
+    return mix(sum - half_at(value) * weight(VALUES, 0));
+}
+
+/* Whether one row has its checksum. */
+EXPORT int kv_is_right(const u8 *key, int key_size, const u8 *value, int size) {
+    return size > 0 && size % WORD == 0 && key_size >= 0 && (u32)kv_hash(key, key_size, value, size) == half_at(value);
 }
 
 static inline int is_null(const u8 *bitmap, u64 column) { return bitmap[column >> 3] >> (column & 7) & 1; }

@@ -7,16 +7,19 @@ others go the long way, which makes the same bytes; so does a small request of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Several
+from ctypes import CDLL
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
 from kvstore.calls import Reply
+from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
+from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, WriterId
 from logformat.log.few_records import FewRecordsEncoder
@@ -26,17 +29,26 @@ from logformat.rows.few_rows import FewRowsCodec, Operation
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
+if TYPE_CHECKING:
+    from kvstore.kernel.few import FewRecords
+
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
+ARROW_ROWS_MAX = 40
+"""The same of Arrow data, if the native kernel helps with whole columns."""
 GROUP_ROWS_MAX = 256
 """Largest number of rows of a group of small writes; for more, one pass over whole columns costs less."""
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
 
-@lru_cache(maxsize=256)
 def small_writes(definition: TableDefinition) -> SmallWrites | None:
     """The small writes of a table, built once for each definition; None if the table takes none."""
+    return _small_writes(definition, library.kernel())
+
+
+@lru_cache(maxsize=256)
+def _small_writes(definition: TableDefinition, kernel: CDLL | None) -> SmallWrites | None:
     options = definition.options
     if definition.primary_key is None or options.auto_increment is not None:
         return None
@@ -44,7 +56,7 @@ def small_writes(definition: TableDefinition) -> SmallWrites | None:
         return None
     if not isinstance(engine_of_table(definition), (LastRow, FirstRow)) or not FewRowsCodec.supports(definition.schema):
         return None
-    return SmallWrites(definition, definition.primary_key)
+    return SmallWrites(definition, definition.primary_key, has_kernel=kernel is not None)
 
 
 class SmallWrites:
@@ -56,18 +68,31 @@ class SmallWrites:
         tells_inserts: Whether it tells an insert from an update; else both are updates.
         keeps_first: Whether an upsert of a key that is there does nothing; then there are no deletes.
         skips_identical: Whether an upsert of an identical row does nothing.
+        native: What makes the records by the native kernel, if it can.
     """
 
-    def __init__(self, definition: TableDefinition, key: tuple[str, ...]) -> None:
+    def __init__(self, definition: TableDefinition, key: tuple[str, ...], *, has_kernel: bool) -> None:
         self._definition = definition
         self.schema_id = definition.schema_id
-        self.rows = FewRowsCodec(definition.schema, key, definition.schema_id)
+        self.rows = FewRowsCodec(
+            *(definition.schema, key, definition.schema_id), hash=library.row_hasher() if has_kernel else None
+        )
         self.records = FewRecordsEncoder(definition.schema)
         self.preimages = definition.options.changelog_image == "full"
         self.keeps_first = isinstance(engine_of_table(definition), FirstRow)
         self.tells_inserts = self.preimages or self.keeps_first
         self.skips_identical = definition.options.skip_identical_updates
+        self.native = self._native() if has_kernel and not self.keeps_first and not self.skips_identical else None
         self._places = [key.index(name) for name in definition.bucket_key or ()]
+
+    def _native(self) -> FewRecords | None:
+        from kvstore.kernel.few import FewRecords
+
+        make, table = library.record_maker(), layout_of(self._definition).flat
+        if make is None or table is None:
+            return None
+        template, images = self.records.template, self.preimages
+        return FewRecords(make, table, template, preimages=images, inserts=self.tells_inserts)
 
     def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
         """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
@@ -88,7 +113,8 @@ class SmallWrites:
         if isinstance(request, SmallRequest):
             return request.operations if request.writes is self else None
         rows = request.changes.rows
-        if rows.num_rows > ROWS_MAX or request.targets is not None or not rows.schema.equals(self._definition.schema):
+        rows_max = min(ROWS_MAX, ARROW_ROWS_MAX) if self.native else ROWS_MAX
+        if rows.num_rows > rows_max or request.targets is not None or not rows.schema.equals(self._definition.schema):
             return None
         if self.keeps_first and (request.overwrite or request.changes.is_delete.true_count):
             return None

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -23,9 +24,27 @@ _PREFIX_BYTES = 8
 """Continuation mark and length before the metadata."""
 _BUFFER_ALIGNMENT = 8
 _HEADER = struct.Struct(LAYOUTS[MAGIC].format)
+HEADER_BYTES = _HEADER.size
 _CRC = slice(16, 20)
 _NUMBER = struct.Struct("<q")
 _ZEROS = bytes(_BUFFER_ALIGNMENT)
+
+
+class Template(NamedTuple):
+    """An Arrow message without its body.
+
+    Attributes:
+        head: Its bytes.
+        body_bytes_at, count_at: Where in them the size of the body and the number of rows are, int64.
+        nodes_at: Where for each column rows and nulls are, int64.
+        buffers_at: Where for each buffer position in the body and size are, int64.
+    """
+
+    head: bytes
+    body_bytes_at: int
+    count_at: int
+    nodes_at: int
+    buffers_at: int
 
 
 class FewRecordsEncoder:
@@ -33,6 +52,9 @@ class FewRecordsEncoder:
 
     Args:
         schema: Of flat columns.
+
+    Attributes:
+        template: Of the schema's messages.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -41,13 +63,15 @@ class FewRecordsEncoder:
         message = sample.serialize().to_pybytes()
         (metadata_bytes,) = struct.unpack_from("<i", message, 4)
         metadata = memoryview(message)[_PREFIX_BYTES : _PREFIX_BYTES + metadata_bytes]
-        self._template = message[: _PREFIX_BYTES + metadata_bytes]
         top = FlatTable(metadata, follow(metadata, 0))
         batch = FlatTable(metadata, follow(metadata, top.field(2)))
-        self._body_length_at = _PREFIX_BYTES + top.field(3)
-        self._count_at = _PREFIX_BYTES + batch.field(0)
-        self._nodes_at = _PREFIX_BYTES + follow(metadata, batch.field(1)) + 4
-        self._buffers_at = _PREFIX_BYTES + follow(metadata, batch.field(2)) + 4
+        self.template = Template(
+            message[: _PREFIX_BYTES + metadata_bytes],
+            _PREFIX_BYTES + top.field(3),
+            _PREFIX_BYTES + batch.field(0),
+            _PREFIX_BYTES + follow(metadata, batch.field(1)) + 4,
+            _PREFIX_BYTES + follow(metadata, batch.field(2)) + 4,
+        )
         kinds = [field.type for field in schema]
         self._flags = [nth for nth, kind in enumerate(kinds) if pa.types.is_boolean(kind)]
         self._texts = [nth for nth, kind in enumerate(kinds) if pa.types.is_string(kind) or pa.types.is_binary(kind)]
@@ -96,11 +120,12 @@ class FewRecordsEncoder:
         for size in sizes:
             buffers += end, size
             end += size + (-size & _BUFFER_ALIGNMENT - 1)
-        head = bytearray(self._template)
-        _NUMBER.pack_into(head, self._body_length_at, end)
-        _NUMBER.pack_into(head, self._count_at, count)
-        self._nodes.pack_into(head, self._nodes_at, *nodes)
-        self._buffers.pack_into(head, self._buffers_at, *buffers)
+        template = self.template
+        head = bytearray(template.head)
+        _NUMBER.pack_into(head, template.body_bytes_at, end)
+        _NUMBER.pack_into(head, template.count_at, count)
+        self._nodes.pack_into(head, template.nodes_at, *nodes)
+        self._buffers.pack_into(head, template.buffers_at, *buffers)
         return bytes(head), [_ZEROS[: -size & _BUFFER_ALIGNMENT - 1] for size in sizes]
 
     def batch(self, header: BatchHeader, change_types: bytes, columns: Columns) -> memoryview:
@@ -113,7 +138,7 @@ class FewRecordsEncoder:
         message = self.message(count, columns) if count else b""
         batch, start = _begun(header, change_types, len(message))
         batch[start : start + len(message)] = message
-        return sealed(batch)
+        return sealed(memoryview(batch))
 
     def batch_to_fill(
         self, header: BatchHeader, change_types: bytes, body_bytes: int, nodes: bytes, buffers: bytes
@@ -129,39 +154,53 @@ class FewRecordsEncoder:
         Returns:
             The batch, with zeros for the columns, and where they begin.
         """
-        head_bytes = len(self._template)
+        template = self.template
+        head_bytes = len(template.head)
         batch, start = _begun(header, change_types, head_bytes + body_bytes)
-        batch[start : start + head_bytes] = self._template
-        _NUMBER.pack_into(batch, start + self._body_length_at, body_bytes)
-        _NUMBER.pack_into(batch, start + self._count_at, len(change_types))
-        for place, numbers in ((self._nodes_at, nodes), (self._buffers_at, buffers)):
+        batch[start : start + head_bytes] = template.head
+        _NUMBER.pack_into(batch, start + template.body_bytes_at, body_bytes)
+        _NUMBER.pack_into(batch, start + template.count_at, len(change_types))
+        for place, numbers in ((template.nodes_at, nodes), (template.buffers_at, buffers)):
             batch[start + place : start + place + len(numbers)] = numbers
         return batch, start + head_bytes
 
 
-def sealed(batch: bytearray) -> memoryview:
+def finished(batch: memoryview, header: BatchHeader, count: int) -> memoryview:
+    """A whole batch of so many records that lacks only its header."""
+    _put_header(batch, header, len(batch), count)
+    return sealed(batch)
+
+
+def sealed(batch: memoryview) -> memoryview:
     """A whole batch with its checksum."""
-    view = memoryview(batch)
-    batch[_CRC] = crc32c(view[_CRC.stop :], crc32c(view[: _CRC.start])).to_bytes(4, "little")
-    return view
+    batch[_CRC] = crc32c(batch[_CRC.stop :], crc32c(batch[: _CRC.start])).to_bytes(4, "little")
+    return batch
 
 
 def _begun(header: BatchHeader, change_types: bytes, message_bytes: int) -> tuple[bytearray, int]:
     """A batch without message and checksum, and where the message begins."""
     count = len(change_types)
-    place = _HEADER.size + count
-    start = place + -place % ALIGNMENT
+    start = _start_of_message(count)
     size = start + message_bytes
-    size += -size % ALIGNMENT
-    batch = bytearray(size)
+    batch = bytearray(size + -size % ALIGNMENT)
+    _put_header(batch, header, len(batch), count)
+    batch[_HEADER.size : _HEADER.size + count] = change_types
+    return batch, start
+
+
+def _start_of_message(count: int) -> int:
+    """Where in a batch of so many records, at least one, their message begins."""
+    place = _HEADER.size + count
+    return place + -place % ALIGNMENT
+
+
+def _put_header(batch: bytearray | memoryview, header: BatchHeader, size: int, count: int) -> None:
     _HEADER.pack_into(
         *(batch, 0, header.base_offset, size - LOG_OVERHEAD, MAGIC, header.attributes, header.schema_id, 0),
         *(max(count - 1, 0), header.commit_timestamp, header.writer_id, header.batch_sequence),
         *(header.writer_epoch, count, header.leader_epoch, header.durable_end, header.table_id),
-        *(header.bucket_id, 0, start if count else 0, header.uncounted_ms),
+        *(header.bucket_id, 0, _start_of_message(count) if count else 0, header.uncounted_ms),
     )
-    batch[_HEADER.size : place] = change_types
-    return batch, start
 
 
 @lru_cache(maxsize=256)

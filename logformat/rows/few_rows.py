@@ -27,12 +27,15 @@ from logformat.rows.keys import KEY_BYTES_MAX, ROW
 from logformat.rows.schema import fixed_width
 
 Cells = tuple[bytes, ...]
+Hash = Callable[[bytes, int, bytes, int], int]
 Columns = tuple[Sequence[Sequence[bytes]], tuple[int, ...]]
 """For each column the cells of its rows, and the nulls among them as bits."""
 
 _HEAD = struct.Struct("<IH")
-_LENGTH = struct.Struct("<I")
+_LENGTH_FORM = "I"
+_LENGTH = struct.Struct(f"<{_LENGTH_FORM}")
 _SIGN = 0x80
+_PADDINGS = [bytes(-length % WORD) for length in range(WORD)]
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -61,9 +64,10 @@ class FewRowsCodec:
         schema: All columns; see :meth:`supports`.
         key: Names of the key's columns, in key order.
         schema_id: Id of the schema.
+        hash: Hash of a key and a value of whole words, each followed by its length; None to compute it here.
     """
 
-    def __init__(self, schema: pa.Schema, key: Sequence[str], schema_id: SchemaId) -> None:
+    def __init__(self, schema: pa.Schema, key: Sequence[str], schema_id: SchemaId, *, hash: Hash | None = None) -> None:
         names = [*key, *(name for name in schema.names if name not in key)]
         self._schema_bytes = schema_id.to_bytes(2, "little")
         self._names = names
@@ -73,6 +77,7 @@ class FewRowsCodec:
         self._cells_of = [column.cell_of for column in self._columns]
         self._codes_of = [column.code_of for column in self._key]
         self._values = values = self._columns[len(key) :]
+        self._hash = _hash_of if hash is None else hash
         self._all_null = dict.fromkeys(names)
         self._all_there = (0,) * len(names)
         self._get = itemgetter(*names) if len(names) > 1 else _getter_of_one(names[0])
@@ -83,6 +88,12 @@ class FewRowsCodec:
         cells = "".join(f"{column.width}s" if column.width else "I" for column in values)
         self._fixed = struct.Struct(f"<{_HEAD.size}x{self._bitmap_bytes}s{cells}")
         self._texts = [nth for nth, column in enumerate(values, 1) if not column.width]
+        # All cells in one call, where Python's struct makes each of them.
+        self._beginning = self._head + self._no_nulls
+        forms = [_LENGTH_FORM if not column.width else _form_of(column.type) for column in values]
+        packed = f"<{len(self._beginning)}s{''.join(form or '' for form in forms)}"
+        self._pack = struct.Struct(packed).pack if None not in forms else None
+        self._pack_key = [column.cell_of for column in self._key]
         nulls = ((1 << len(values)) - 1).to_bytes(self._bitmap_bytes, "little")
         self._null_value = self._head + nulls + bytes(self._fixed.size - _HEAD.size - self._bitmap_bytes)
 
@@ -101,7 +112,7 @@ class FewRowsCodec:
         try:
             values = self._get(row)
             if tuple(map(type, values)) == self._kinds:
-                return self._upsert(list(map(call, self._cells_of, values)), 0)
+                return self._upsert_plain(values)
             for nth, (column, value) in enumerate(zip(self._columns, values, strict=True)):
                 if type(value) is column.kind:
                     cells.append(column.cell_of(value))
@@ -156,8 +167,8 @@ class FewRowsCodec:
         """
         if len(value) < WORD or len(value) % WORD:
             raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=len(value))
-        found, stored = hasher(len(code), len(value))(code, value)
-        if found & CHECKSUM_BITS != stored:
+        found = self._hash(code, len(code), value, len(value))
+        if found & CHECKSUM_BITS != int.from_bytes(value[:4], "little"):
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
         return found if value[4:6] == self._schema_bytes else None
 
@@ -206,9 +217,28 @@ class FewRowsCodec:
             cell = parts[nth + 1]
             parts[nth + 1] = _LENGTH.pack(len(cell))
             parts.append(cell)
-        value = b"".join(parts)
-        value += bytes(-len(value) % WORD)
-        found, _ = hasher(len(code), len(value))(code, value)
+        return self._stored(code, key, b"".join(parts))
+
+    def _upsert_plain(self, values: Sequence[Any]) -> Operation | None:
+        """The operation of values of which none is None."""
+        if self._pack is None:
+            return self._upsert(list(map(call, self._cells_of, values)), 0)
+        key = tuple(map(call, self._pack_key, values))
+        code = self._code(key)
+        if code is None:
+            return None
+        given, rest = list(values[len(key) :]), b""
+        for nth in self._texts:
+            text = given[nth - 1]
+            cell = text if type(text) is bytes else text.encode()
+            given[nth - 1] = len(cell)
+            rest += cell
+        return self._stored(code, key, self._pack(self._beginning, *given) + rest)
+
+    def _stored(self, code: bytes, key: Cells, value: bytes) -> Operation:
+        """The operation that stores a value, which is not padded and has no checksum."""
+        value += _PADDINGS[len(value) % WORD]
+        found = self._hash(code, len(code), value, len(value))
         return Operation(code, key, (found & CHECKSUM_BITS).to_bytes(4, "little") + value[4:], found)
 
     def _delete(self, key: Sequence[bytes]) -> Operation | None:
@@ -302,6 +332,15 @@ def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes
     if pa.types.is_timestamp(stored):
         return dt.datetime, _Time(_EPOCH if stored.tz is None else _EPOCH_UTC, _UNITS[stored.unit])
     return None, _nothing
+
+
+def _form_of(stored: pa.DataType) -> str | None:
+    """The character of ``struct`` for a type; None if there is none."""
+    return _PACKED[stored][1][1:] if stored in _PACKED else None
+
+
+def _hash_of(code: bytes, code_bytes: int, value: bytes, value_bytes: int) -> int:
+    return hasher(code_bytes, value_bytes)(code, value)[0]
 
 
 def _days(value: dt.date) -> bytes:

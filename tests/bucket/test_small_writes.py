@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +20,8 @@ from kvstore.bucket import write_path
 from kvstore.calls import Reply, answer_of, wait_for
 from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch, StoreError
 from kvstore.index.index import Index
+from kvstore.kernel import library
+from kvstore.kernel.few import FewRecords, Found
 from kvstore.options import StoreOptions
 from kvstore.request import small
 from kvstore.store import Store
@@ -51,6 +53,13 @@ def written(table: kvstore.Table) -> Any:
     return found
 
 
+WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "the long way": lambda: mock.patch.object(small, "ROWS_MAX", -1),
+    "in Python": library.switched_off,
+    "with the kernel": nullcontext,
+}
+
+
 @pytest.fixture
 def small_ones() -> Iterator[list[int]]:
     """Numbers of change records of the writes that took the small way."""
@@ -60,7 +69,7 @@ def small_ones() -> Iterator[list[int]]:
     def noticed(*arguments: Any) -> Any:
         merged = merge(*arguments)
         if merged is not None:
-            found.append(len(merged.change_types))
+            found.append(merged.records)
         return merged
 
     with mock.patch.object(write_path, "merge_small", noticed):
@@ -117,11 +126,11 @@ def test_log_and_index_have_the_bytes_of_the_long_way(history: Any, tmp_path_fac
     schema, key, options, batches = history
     path = tmp_path_factory.mktemp("stores")
     found = []
-    for rows_max in (-1, small.ROWS_MAX):
-        with mock.patch.object(small, "ROWS_MAX", rows_max), store_at(path / str(rows_max)) as store:
+    for name, way in WAYS.items():
+        with way(), store_at(path / name) as store:
             table = store.create_table("t", schema, key, **options)
             found.append((applied(table, batches), written(table)))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 ROWS = st.fixed_dictionaries(
@@ -141,11 +150,11 @@ def test_rows_of_python_have_the_bytes_of_the_long_way(
 ) -> None:
     path = tmp_path_factory.mktemp("stores")
     found = []
-    for rows_max in (-1, small.ROWS_MAX):
-        with mock.patch.object(small, "ROWS_MAX", rows_max), store_at(path / str(rows_max)) as store:
+    for name, way in WAYS.items():
+        with way(), store_at(path / name) as store:
             table = store.create_table("t", SCHEMA, "k", buckets=buckets, changelog_image=image)
             found.append(([getattr(table, name)(given) for name, given in calls], written(table)))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 ROW = {"k": 1, "s": "a", "f": 1.5}
@@ -292,6 +301,32 @@ class TestTheWay:
             table.upsert({"key": 2, "f": 2.5, "text": "d"})
         assert rows_of(table) == [{"key": 1, "f": 0.5}, {"key": 2, "f": 2.5}]
         assert small_ones == [2, 2]  # dropped columns need the long way
+
+    def test_rows_with_different_keys_are_recorded_by_the_kernel(
+        self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All others are recorded in Python, as are all where there is no kernel."""
+        make, native = FewRecords.make, list[int]()
+
+        def counted(*given: Any) -> Found | None:
+            found = make(*given)
+            native.append(0 if found is None else found.records)
+            return found
+
+        monkeypatch.setattr(FewRecords, "make", counted)
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX)])
+        table.upsert([ROW, {**ROW, "s": None}])
+        table.upsert(pa.Table.from_pylist([ROW], SCHEMA))
+        table.delete([1, 2, 1000])
+        table.put_if(ROW, None)
+        with library.switched_off():
+            table.upsert(ROW)
+        store.add_columns("t", [pa.field("new", pa.int8())])
+        table.upsert(ROW)
+        store.create_table("skips", SCHEMA, "k", skip_identical_updates=True).upsert(ROW)
+        store.create_table("first", SCHEMA, "k", merge_engine="first_row").upsert(ROW)
+        assert native == ([] if library.kernel() is None else [small.ROWS_MAX, 2, 2, 1, 0])
 
     def test_a_damaged_row_is_reported_and_nothing_is_written(
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch

@@ -1,29 +1,36 @@
-"""A target about writes by the native kernel: it makes the groups, values and change records that Python makes."""
+"""Targets about writes by the native kernel: it makes the groups, values and change records that Python makes."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket import cdc
+from kvstore.bucket.merge.small import merge_small
 from kvstore.errors import CorruptData, KeyTooLarge
 from kvstore.kernel import library, writes
+from kvstore.kernel.few import FewRecords
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Grouping, group
-from kvstore.request.row_layout import TableLayout
+from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.rules import OVERWRITE
 from kvstore.request.sizes import bytes_of
+from kvstore.request.small import SmallRequest, SmallWrites, small_writes
 from kvstore.request.take_rows import take_rows
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher, key_sums
-from logformat.ids import SchemaId, TableId
+from logformat.ids import Offset, SchemaId, TableId
 from logformat.log import arrow_message
+from logformat.log.batch import BatchHeader
+from logformat.log.few_records import finished
+from logformat.rows.few_rows import Operation
 from logformat.rows.schema import fixed_width, is_variable
 from merge_engines.engine import Operations
 from tests.kernel.guarded import guarded
@@ -40,15 +47,17 @@ _VALUES = [
 _SCHEMA = SchemaId(1)
 
 
-def _layout(key: Sequence[str], values: int) -> TableLayout:
-    """Of a table with these columns in its key, and so many others around them."""
+def _definition(key: Sequence[str], values: int, options: TableOptions) -> TableDefinition:
+    """A table with these columns in its key, and so many others around them."""
     keys = [pa.field(name, kind, False) for name, kind in _KEYS if name in key]
     others = [pa.field(name, kind, name not in "al") for name, kind in _VALUES[:values]]
     schema = pa.schema([*others[:2], *keys, *others[2:]])
-    return TableLayout(TableDefinition(TableId(1), "t", {_SCHEMA: schema}, tuple(key), 1, TableOptions()))
+    return TableDefinition(TableId(1), "t", {_SCHEMA: schema}, tuple(key), 1, options)
 
 
-_LAYOUTS = [_layout("sn", 11), _layout("n", 9), _layout("xduf", 11), _layout("rs", 3), _layout("f", 0)]
+_TABLES = [("sn", 11), ("n", 9), ("xduf", 11), ("rs", 3), ("f", 0)]
+_LAYOUTS = [TableLayout(_definition(*table, TableOptions())) for table in _TABLES]
+_SMALL = [[_definition(*table, TableOptions(changelog_image=image)) for image in ("full", "wal")] for table in _TABLES]
 
 
 class _Part(NamedTuple):
@@ -123,6 +132,120 @@ def native_writes_seeds() -> list[bytes]:
     random = Random(1)
     heads = [bytes([nth, 1, nth & 1, 12, 0, 3]) for nth in range(len(_LAYOUTS))]
     return [head + more for head in heads for more in (random.randbytes(600), b"\0")]
+
+
+def native_few(data: bytes) -> None:
+    """A few rows with different keys, some of them deletes, take the place of others; some of all have any bytes."""
+    given = _Given(data)
+    definition = _SMALL[given.number(len(_SMALL))][given.number(2)]
+    assert definition.primary_key is not None
+    without, native = SmallWrites(definition, definition.primary_key, has_kernel=False), guarded_few(definition)
+    rows = _few_rows(given, without, definition, 1 + given.number(12))
+    if native is None or rows is None:
+        return
+    half = len(rows) // 2
+    old = {each.code: value for each in rows[half:] if (value := _damaged(given, each.code, each.value)) is not None}
+    operations = [
+        each if given.number(12) else _with_value(each, _damaged(given, each.code, each.value))
+        for each in {each.code: each for each in rows[:half]}.values()
+    ]
+    keys, values = [each.code for each in operations], [each.value for each in operations]
+    if given.number(6) == 0:  # nothing is read or written elsewhere, whatever a key is
+        key, value = keys[0][: given.number(40)] + given.bytes(given.number(12)), values[0]
+        made = native.make([key, *keys[1:]], [value and sealed(key, value), *values[1:]], [None] * len(keys))
+        assert made is None or _is_key(definition, key), "the kernel takes damage for a key"
+    found = native.make(keys, values, list(map(old.get, keys)))
+    try:
+        expected = merge_small(without, SmallRequest(operations, without), old.get)
+    except CorruptData:
+        assert found is None, "the kernel takes damage for a row"
+        raise
+    if found is None:
+        were_right = {each.value for each in rows}
+        assert not were_right.issuperset([*values, *old.values()]), "the kernel knows all that is right"
+        return
+    assert expected is not None
+    assert (found.records, found.digest, found.added_rows) == (
+        *(expected.records, expected.digest % 2**64, expected.added_rows),
+    )
+    header = BatchHeader(base_offset=Offset(given.number(200)), schema_id=_SCHEMA)
+    assert finished(found.batch, header, found.records) == expected.encode(header)
+
+
+def native_few_seeds() -> list[bytes]:
+    """Rows for each table and both images."""
+    random = Random(1)
+    heads = [bytes([table, image, count]) for table in range(len(_TABLES)) for image in range(2) for count in (0, 11)]
+    return [head + random.randbytes(700) for head in heads]
+
+
+def _is_key(definition: TableDefinition, key: bytes) -> bool:
+    try:
+        layout_of(definition).keys.decode(BinaryColumn.from_list([key]))
+    except CorruptData:
+        return False
+    return True
+
+
+def sealed(key: bytes, value: bytes) -> bytes:
+    """A value with the checksum that it would have under a key, if it could have one."""
+    if len(value) < WORD or len(value) % WORD:
+        return value
+    hash, _ = hasher(len(key), len(value))(key, value)
+    return (hash % 2**32).to_bytes(4, "little") + value[4:]
+
+
+def guarded_few(definition: TableDefinition) -> FewRecords | None:
+    """What makes records with the native kernel, if there is one: it ends the process where it leaves its memory."""
+    small, make = small_writes(definition), library.record_maker()
+    if make is None or small is None or small.native is None:
+        return None
+
+    def guarded_make(table: Any, data: bytes, size: int, sizes: bytes, count: int, target: Any, room: int) -> int:
+        placed = guarded(data), guarded(sizes), guarded(bytes(room))
+        given, numbers, there = [ctypes.c_void_p(each.ctypes.data) for each in placed]
+        status = make(table, given, size, numbers, count, there, room)
+        ctypes.memmove(target, there, room)
+        return status
+
+    table = layout_of(definition).flat
+    assert table is not None
+    return FewRecords(
+        *(guarded_make, table, small.records.template), preimages=small.preimages, inserts=small.tells_inserts
+    )
+
+
+def _few_rows(given: _Given, writes: SmallWrites, definition: TableDefinition, keys: int) -> list[Operation] | None:
+    """Twice so many operations, of which the second half has the keys of the first; None if one is too long."""
+    which, key = [*range(keys)] * 2, definition.primary_key or ()
+    parts = [_part(given, field, 0, which, is_key=field.name in key) for field in definition.schema]
+    rows = pa.RecordBatch.from_arrays([part.array(_copied) for part in parts], schema=definition.schema)
+    is_delete = [given.number(5) == 0 for _ in range(keys)] + [False] * keys
+    return writes.rows.operations(rows, pa.array(is_delete, pa.bool_()))
+
+
+def _damaged(given: _Given, key: bytes, value: bytes | None) -> bytes | None:
+    """A value, or in some calls another one; some of these have a right checksum."""
+    if not value or given.number(4):
+        return value
+    at, size = given.number(len(value)), WORD * given.number(4)
+    match given.number(4):
+        case 0:
+            return None
+        case 1:
+            value = value[:at] + bytes([value[at] ^ 1 << given.number(8)]) + value[at + 1 :]
+        case 2:
+            value = value[:at] + given.bytes(size) + value[at:]
+        case 3:
+            value = value[: at // WORD * WORD] or given.bytes(WORD)
+    return sealed(key, value) if given.number(2) else value
+
+
+def _with_value(operation: Operation, value: bytes | None) -> Operation:
+    if value is None or len(value) < WORD or len(value) % WORD:
+        return operation
+    hash, _ = hasher(len(operation.code), len(value))(operation.code, value)
+    return operation._replace(value=value, hash=hash)
 
 
 def _part(given: _Given, field: pa.Field, first: int, which: Sequence[int], *, is_key: bool) -> _Part:

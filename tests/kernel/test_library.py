@@ -88,7 +88,8 @@ def test_a_loaded_library_needs_no_file() -> None:
         "from pathlib import Path; from kvstore.kernel import library;"
         "there = library.kernel();"
         "library.library_path = lambda: Path('nowhere.so');"
-        "assert (library.row_verifier() is None) == (library.bucket_finder() is None) == (there is None)"
+        "assert (library.row_verifier() is None) == (library.bucket_finder() is None) == (there is None);"
+        "assert (library.row_hasher() is None) == (library.record_maker() is None) == (there is None)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 

@@ -82,4 +82,6 @@ class NativeWrites:
             header, records.types.tobytes(), records.body_bytes, records.nodes.tobytes(), records.buffers.tobytes()
         )
         records.fill(np.frombuffer(batch, np.uint8)[place:])
-        return EncodedBatch(header.base_offset, header.next_offset, header.commit_timestamp, [sealed(batch)])
+        return EncodedBatch(
+            header.base_offset, header.next_offset, header.commit_timestamp, [sealed(memoryview(batch))]
+        )

@@ -5,13 +5,18 @@ Nothing is changed here. A write that turns out to need the long way has read ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.request.request import Request
 from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
+from logformat.log.batch import BatchHeader
 from logformat.log.change import ChangeType
-from logformat.rows.few_rows import Cells, Columns
+from logformat.log.few_records import finished
+from logformat.rows.few_rows import Cells, Operation
+
+if TYPE_CHECKING:
+    from kvstore.kernel.few import FewRecords
 
 _INSERT, _BEFORE, _AFTER, _DELETE = map(
     int, (ChangeType.INSERT, ChangeType.UPDATE_PREIMAGE, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE)
@@ -22,15 +27,15 @@ class SmallMerge(NamedTuple):
     """What a small write makes of the stored rows.
 
     Attributes:
-        change_types: Codes of its change records.
-        columns: Cells of their rows.
+        records: Number of its change records.
+        encode: Returns their batch, given its header; called once.
         put, values: Keys to store, in order, and their values.
         removed: Keys to remove, in order.
         added_rows, digest: Change of the row count and of the digest (modulo 2^64).
     """
 
-    change_types: bytes
-    columns: Columns
+    records: int
+    encode: Callable[[BatchHeader], memoryview]
     put: list[bytes]
     values: list[bytes]
     removed: list[bytes]
@@ -53,6 +58,12 @@ def merge_small(
     operations = writes.operations_of(request)
     if operations is None:
         return None
+    if (
+        writes.native is not None
+        and operations
+        and (merged := _merged_natively(writes.native, operations, get)) is not None
+    ):
+        return merged
     rows: dict[bytes, bytes] = {}
     old_hashes: dict[bytes, int] = {}
     old_bytes = 0
@@ -80,12 +91,38 @@ def merge_small(
             records.append((cells, after))
         rows[code], hashes[code] = after or b"", its_hash
     put = sorted([key for key in hashes if rows[key]])
+    columns = writes.rows.columns(records)
     return SmallMerge(
-        bytes(change_types),
-        writes.rows.columns(records),
+        len(change_types),
+        lambda header: writes.records.batch(header, bytes(change_types), columns),
         put,
         [rows[key] for key in put],
         sorted([key for key in old_hashes if not rows[key]]),
         sum(map(bool, rows.values())) - len(old_hashes),
         sum(hashes.values()) - sum([old_hashes[key] for key in hashes if key in old_hashes]),
+    )
+
+
+def _merged_natively(
+    native: FewRecords, operations: Sequence[Operation], get: Callable[[bytes], bytes | None]
+) -> SmallMerge | None:
+    """The same by the native kernel; None if Python has to do it: a key meets again, or something is not as usual."""
+    keys, _, values, _ = zip(*operations, strict=True)
+    if len(set(keys)) < len(keys):
+        return None
+    old = list(map(get, keys))
+    if b"" in old or sum([len(value) for value in old if value]) > BYTES_MAX:
+        return None
+    found = native.make(keys, values, old)
+    if found is None:
+        return None
+    changed = sorted(zip(keys, values, old, strict=True))
+    return SmallMerge(
+        found.records,
+        lambda header: finished(found.batch, header, found.records),
+        [key for key, value, _ in changed if value is not None],
+        [value for _, value, _ in changed if value is not None],
+        [key for key, value, before in changed if value is None and before is not None],
+        found.added_rows,
+        found.digest,
     )
