@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
-.PHONY: setup wheel demo screenshots test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark docs lint lock clean
+.PHONY: setup wheel demo screenshots test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark bench-shared docs lint lock clean
 
 setup: .venv/ready .venv/java .venv/connector .venv/kernel
 
@@ -138,6 +138,9 @@ bench-ingest: setup
 bench-spark: setup
 	$(BIN)/python -m benchmarks.spark --rows $(SPARK_ROWS)
 	$(BIN)/python -m benchmarks.spark_writes --rows $(SPARK_ROWS)
+
+bench-shared: setup
+	$(BIN)/python -m benchmarks.shared
 
 .venv/docs: .venv/ready requirements-docs.lock
 	@$(STEP) "packages of the docs" $(BIN)/pip install --quiet --require-hashes -r requirements-docs.lock
