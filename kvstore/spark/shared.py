@@ -22,8 +22,9 @@ from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark import StorageLevel, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kvstore.arguments import column_names, integer_within, printable, shown
@@ -177,13 +178,13 @@ def _written(df: DataFrame, url: str, table: str, name: str | None, columns: Seq
     of_bucket: dict[int, list[dict[str, Any]]] = {}
     for piece in pieces:
         of_bucket.setdefault(int(piece["bucket"]), []).append(piece)
-    session, given = df.sparkSession, list(of_bucket.items())
+    buckets = _buckets(df.sparkSession, shared.described)
 
     def apply(base: SharedEpoch, at_ms: int) -> Mapping[BucketId, SharedRange] | None:
-        if not given:
+        if not of_bucket:
             return {}
-        numbers = session.range(0, len(given), 1, len(given))  # one partition for each bucket, with its number only
-        found = _results(mapped(numbers, _Applying(job, base, at_ms, given, os.environ.get(DIRECTORY)).run, _RESULT))
+        task = _Applying(job, base, at_ms, of_bucket, os.environ.get(DIRECTORY))
+        found = _results(mapped(buckets, task.run, _RESULT))
         ranges = {BucketId(each["bucket"]): each["range"] for each in found}
         if None in ranges.values():
             return None
@@ -194,6 +195,19 @@ def _written(df: DataFrame, url: str, table: str, name: str | None, columns: Seq
     finally:
         with suppress(Unavailable), ThreadPoolExecutor(_REQUESTS, "kvstore-staging") as threads:
             list(threads.map(shared.client.delete, [piece["object"] for piece in pieces]))
+
+
+def _buckets(session: SparkSession, described: SharedDefinition) -> DataFrame:
+    """The numbers of a table's buckets, a partition each.
+
+    They are persisted, once for the table: Spark runs the task of a partition where that is, if it can, so the next
+    write of a bucket finds the copy that this one leaves.
+    """
+    count = described.buckets
+    numbers = session.range(0, count, 1, count).withColumn("table", lit(f"{described.store_id} {described.table_id}"))
+    if numbers.storageLevel == StorageLevel.NONE:
+        numbers.persist(StorageLevel.MEMORY_ONLY)
+    return numbers
 
 
 def sink(
@@ -306,7 +320,7 @@ class _Applying:
     write: _Write
     base: SharedEpoch
     at_ms: int
-    pieces: list[tuple[int, list[dict[str, Any]]]]
+    pieces: Mapping[int, list[dict[str, Any]]]
     cache: str | None
 
     def _cache(self) -> Path:
@@ -318,8 +332,9 @@ class _Applying:
         _set_modules_aside()
         table = self.write.table()
         for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                bucket, pieces = self.pieces[number]
+            for bucket in batch.column(0).to_pylist():
+                if (pieces := self.pieces.get(bucket)) is None:
+                    continue
                 with shown_alone():
                     changes = together([found for piece in pieces for found in _staged(table, piece)])
                     place, columns = (BucketId(bucket), changes, self._cache()), self.write.columns

@@ -95,6 +95,8 @@ def test_hosts_that_share_no_file_write_stream_and_read(
         lost = stack.enter_context(worker(master, "127.0.0.2"))
         driver = stack.enter_context(on_a_host(sys.executable, "-m", "tests.spark.drivers.hosts", master, url, WRITES))
         assert lines_until(driver, "hosts")[-1].split() == ["hosts", "3", "0"]
+        # A bucket's changes are applied where its copy is.
+        assert lines_until(driver, "copies")[-1].split() == ["copies", "4"]
         lines_until(driver, f"writing {WRITES // 2}")
         lost.send_signal(signal.SIGKILL)
         stack.enter_context(worker(master, "127.0.0.3"))

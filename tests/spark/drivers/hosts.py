@@ -39,6 +39,18 @@ def file_systems(spark: SparkSession) -> tuple[set[str], set[str]]:
     return {row.own for row in rows}, {row.seen for row in rows if row.seen != row.own}
 
 
+def copies(spark: SparkSession) -> int:
+    """How many copies of buckets all hosts have together."""
+
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            found = [path.name for path in Path("/tmp/cache").glob("shared/*/tables/*/*") if path.is_dir()]
+            own = os.readlink("/proc/self/ns/mnt")
+            yield pa.record_batch([pa.array([own] * len(found)), pa.array(found)], ["own", "bucket"])
+
+    return spark.range(0, 16, 1, 16).mapInArrow(find, "own string, bucket string").distinct().count()
+
+
 def write(spark: SparkSession, url: str, number: int) -> None:
     rows = spark.range(0, KEYS, 1, 4).selectExpr("id AS k", f"{1 << number}L AS v")
     while True:
@@ -51,13 +63,15 @@ def write(spark: SparkSession, url: str, number: int) -> None:
 
 
 def main(master: str, url: str, writes: str) -> None:
-    spark = session(master, **{"spark.task.maxFailures": "10"})
+    spark = session(master, **{"spark.task.maxFailures": "10", "spark.locality.wait": "60s"})
     kvstore.spark.create_table(
         url, "t", {"k": "int64 not null", "v": "int64"}, "k", buckets=4, merge_engine=kvstore.Aggregate({"v": "sum"})
     )
     own, others = file_systems(spark)
     say("hosts", len(own | {os.readlink("/proc/self/ns/mnt")}), len(others))
     for number in range(int(writes)):
+        if number == int(writes) // 2:
+            say("copies", copies(spark))
         write(spark, url, number)
     numbers = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=STREAMED, numPartitions=2).load()
     stream = numbers.selectExpr("value + 1000000 AS k", "1L AS v").writeStream.trigger(availableNow=True)
