@@ -46,9 +46,12 @@ USES = (
     LIMITED
     + """
 base = Path(sys.argv[1])
-with kvstore.open(base / "warm") as store:  # threads and allocators have what they keep
-    store.create_table("t", SCHEMA, "k").upsert(rows(0, 10))
-    store.table("t").count()
+with kvstore.open(base / "warm") as store:  # threads and allocators have what they keep, and modules are imported:
+    # an import that fails for want of memory can leave Python's own lock of imports locked
+    warm = store.create_table("t", SCHEMA, "k")
+    warm.upsert(rows(0, 10))
+    warm.upsert(rows(0, 100))
+    warm.get(5), warm.count(), list(warm.changelog()), list(warm.scan())
 for mebibytes in json.loads(sys.argv[2]):
     path, done, acknowledged = base / str(mebibytes), [], 0
     limit(mebibytes)
