@@ -149,7 +149,7 @@ def measured(spark: SparkSession, place: Path, size: tuple[int, int, int], round
 
 
 def _as_files(batches: list[pa.RecordBatch], directory: Path, count: int) -> None:
-    """As many files; Spark reads each in a task, as it is told by the session."""
+    """Write rows as Parquet files, each of which is one task of Spark's: the session has that setting."""
     directory.mkdir()
     rows = pa.Table.from_batches(batches)
     each = -(-rows.num_rows // count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,51 +13,18 @@ from kvstore.shared.snapshots import take_snapshots
 from kvstore.shared.table import SharedTable
 from kvstore.shared.vacuum import remove_unneeded
 from tests.replica.objects import Objects
+from tests.shared.dying import Dies, Dying
 from tests.shared.hosts import Host, created, read, upserts
 from tests.support.clocks import SetClock
 
 HOUR_MS = 3_600_000
 
 
-class Dies(Exception):
-    """The process dies."""
-
-
-class Dying(Objects):
-    """Objects of a process that dies at one of its changes, before or after it."""
-
-    def __init__(self, held: dict[str, bytes], changes: int, *, after: bool) -> None:
-        super().__init__(held)
-        self._left, self._after = changes, after
-
-    def _step(self) -> None:
-        self._left -= not self._after
-        if self._left <= 0:
-            raise Dies
-
-    def _stepped(self) -> None:
-        self._left -= self._after
-        if self._left <= 0:
-            raise Dies
-
-    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
-        self._step()
-        made = super().create(name, pieces)
-        self._stepped()
-        return made
-
-    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        self._step()
-        super().replace(name, pieces)
-        self._stepped()
-
-    def delete(self, name: str) -> None:
-        self._step()
-        super().delete(name)
-        self._stepped()
+class Old(Dying):
+    """All is old, but for what is put to know the time."""
 
     def modified_ms(self, name: str) -> int:
-        return 2 * HOUR_MS if name.startswith("staging") else 0  # all is old, but for what is put to know the time
+        return 2 * HOUR_MS if name.startswith("staging") else 0
 
 
 def write(table: SharedTable, cache: Path) -> None:
@@ -91,10 +58,10 @@ def test_a_process_that_dies_at_any_change(
         number += 1
         held, died = dict(objects.held), False
         try:
-            act(SharedTable("memory://x", Dying(held, number, after=after), table.described), tmp_path / f"a{number}")
+            act(SharedTable("memory://x", Old(held, number, after=after), table.described), tmp_path / f"a{number}")
         except Dies:
             died = True
-        others = SharedTable("memory://x", Dying(held, 10**6, after=True), table.described)
+        others = SharedTable("memory://x", Old(held, 10**6, after=True), table.described)
         assert report_of(others)
         assert read(others, tmp_path)[0] in ((before, wanted) if died else (wanted,))
         act(others, tmp_path / f"a{number}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +19,11 @@ from kvstore.shared.snapshots import take_snapshots
 from kvstore.shared.table import SharedTable, has_shared_tables
 from logformat.ids import Offset
 from tests.replica.objects import Objects
+from tests.shared.dying import Dies, Dying
 from tests.shared.test_epochs import SCHEMA, Host, upserts
 from tests.support.clocks import SetClock
 
 BUCKETS = 2
-
-
-class Dies(Exception):
-    """The process dies."""
-
-
-class Dying(Objects):
-    """Objects of a process that dies at one of its puts, before or after it."""
-
-    def __init__(self, held: dict[str, bytes], puts: int, *, after: bool) -> None:
-        super().__init__(held)
-        self._left, self._after = puts, after
-
-    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
-        self._left -= 1
-        if not self._left and not self._after:
-            raise Dies
-        made = super().create(name, pieces)
-        if not self._left:
-            raise Dies
-        return made
-
-    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        self.create(name, pieces)
 
 
 @pytest.fixture

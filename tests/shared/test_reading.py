@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import MissingVersion, Unavailable
+from kvstore.errors import Unavailable
 from kvstore.shared.reading import SharedTail
 from kvstore.shared.snapshots import take_snapshots
 from kvstore.shared.write import write_once
@@ -57,17 +57,6 @@ def test_a_look_asks_for_the_same_few_objects_however_many_epochs_there_are(epoc
         tail.poll()
         polls.add(tuple(objects.asked))
     assert polls <= {("list",), ("list", "name", "get"), ("list", "name", "get", "get")}
-
-
-def test_a_hole_names_a_check_of_the_shared_table(tmp_path: Path) -> None:
-    table = created(Objects())
-    host = Host(table, tmp_path)
-    for value in range(3):
-        host.write(upserts([1], value))
-    newest = table.newest()
-    del newest.ranges[0][1]
-    with pytest.raises(MissingVersion, match=r"shared table has a hole.*kvstore shared check"):
-        table.at(newest).changes(0, 0, newest.end(BucketId(0)))
 
 
 def test_a_look_that_fails_leaves_the_table_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

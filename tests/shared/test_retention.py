@@ -22,8 +22,8 @@ from kvstore.shared.vacuum import UNNAMED_MS
 from logformat import json_line
 from logformat.replica import shared_table
 from tests.replica.objects import Faulty
+from tests.shared.dying import Dies, Dying
 from tests.shared.hosts import SCHEMA, Host, created, read, upserts
-from tests.shared.test_publish import Dies, Dying
 from tests.shared.test_upkeep import HOUR_MS, SUM, Dated, vacuum
 from tests.support.clocks import SetClock
 

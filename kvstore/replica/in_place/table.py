@@ -35,19 +35,8 @@ REFUSED = (
 )
 READS = (
     *("name", "identity", "schema", "schema_id", "primary_key", "buckets", "bucket_key", "options"),
-    *(
-        "get",
-        "lookup",
-        "prefix_lookup",
-        "scan",
-        "count",
-        "offsets",
-        "changelog",
-        "binlog",
-        "follow",
-        "history",
-        "buckets_of",
-    ),
+    *("get", "lookup", "prefix_lookup", "scan", "count", "offsets", "buckets_of"),
+    *("changelog", "binlog", "follow", "history"),
     *("to_arrow", "to_pandas", "to_polars", "dataset", "changes_dataset", "use", "use_catalog"),
     *("scan_schema", "changelog_schema", "binlog_schema"),
 )

@@ -242,13 +242,8 @@ class ReplicaTable:
 
     def _hole(self, bucket: int, end: int) -> MissingVersion:
         found = self._buckets[bucket]
-        what_to_do = (
-            "run `kvstore replica repair` on its leader"
-            if self.what == "replica"
-            else "put its objects back: `kvstore shared check` names them"
-        )
         return MissingVersion(
-            f"The {self.what} has a hole in bucket {bucket} of a table; {what_to_do}.",
+            f"The replica has a hole in bucket {bucket} of a table; run `kvstore replica repair` on its leader.",
             table=self.definition.name,
             missing_from=reached(found.shipped, found.sizes),
             before=end,
