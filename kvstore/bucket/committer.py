@@ -1,4 +1,4 @@
-"""Group commit: one thread for each bucket being written, which alone applies, syncs and commits.
+"""Group commit: one thread for each bucket being written, which applies, syncs and commits.
 
 Theory of operation. Callers put requests into a queue and wait for their answers. The thread takes what waits as one
 group: it applies each request to the index's open LMDB transaction, appends their batches to the log, syncs the log
@@ -7,6 +7,9 @@ is committed by time, by size, and by a flush, and whatever it loses is replayed
 
 * From the first change of a group until its sync the bucket's lock is held, so no reader sees a row through the open
   transaction before it is acknowledged.
+* A caller that finds the bucket idle, and the transaction open, does its few rows itself: two switches between threads
+  cost more than the rows. It has the turn meanwhile (:mod:`kvstore.bucket.turn`). The thread alone begins, commits and
+  aborts the transaction, and does whatever else there is to do.
 * A group whose requests fail for a reason other than their own content leaves the index as the log has it. If damage
   was found, requests are tried one by one, so that only those that touch it fail; otherwise all get the same error.
 * A part of a commit over several buckets is applied, and then the bucket waits until the commit is decided. A decided
@@ -19,9 +22,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +36,7 @@ from kvstore.address_space import shortage
 from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
+from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.calls import Answer, answer_of
 from kvstore.errors import (
@@ -46,10 +50,12 @@ from kvstore.errors import (
     WriterRejected,
 )
 from kvstore.log.segments import LogFiles
+from kvstore.meta.table_catalog import Now
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallRequest, Submitted
+from kvstore.request.small import SmallReplacement, SmallRequest, Submitted
+from kvstore.signals import undisturbed
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -59,6 +65,7 @@ GROUP_BYTES_MAX = 64 << 20
 GATHER_SECONDS = 0.002
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
+_BROKEN = "A write of the bucket ended on an error; reopen the store."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class _Flush:
 
 T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
+_FEW_ROWS = SmallRequest, SmallReplacement
 
 
 class Committer:
@@ -104,17 +112,19 @@ class Committer:
         self._log = LogFiles(context.place.log, context.place.identity, context.files)
         self._context = context
         self._catalog = context.catalog
-        self._lock = lock
+        self._turn = Turn(lock)
         self._options = context.options
         self._clock = context.clock
         self._meter = context.meter
         self._index_gate = gate
         self._changed = changed
-        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None wakes the thread
         self._gate = threading.Lock()
         self.all_committed = not path.index.writing
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
+        self._submitted = self._settled = 0
+        self._prepared: Now | None = None
         self._together = 1
         self._applied_first = self._applied_last = 0.0
         self._plan(0.0)
@@ -135,7 +145,7 @@ class Committer:
     @property
     def waiting(self) -> int:
         """Number of requests that wait or are being applied."""
-        return len(self._in_hand) + self.queued
+        return len(self._in_hand) + self.queued + self._turn.is_callers
 
     def check(self) -> None:
         """Refuse once the thread has ended.
@@ -146,15 +156,25 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, item: Item) -> None:
+    def submit(self, item: Item, *, here: bool = False) -> None:
         """Submit a request, or a part of a commit that the caller has to decide.
 
         If its answer is an error, nothing of it was written.
+
+        Args:
+            here: Whether the caller's thread may do the work, if the bucket is idle: of a request of few rows, whose
+                caller waits for nothing else.
         """
+        if here and isinstance(item, _FEW_ROWS) and undisturbed(self._done_here, item):
+            return
         with self._gate:
             if self._ended is not None:
                 raise copy(self._ended)
-            self._queue.put(item)
+            self._put(item)
+
+    def _put(self, item: Item) -> None:
+        self._submitted += 1
+        self._queue.put(item)
 
     def flush(self) -> None:
         """Commit everything acknowledged before, so that every process sees it."""
@@ -183,7 +203,7 @@ class Committer:
         try:
             with self._gate:
                 self.check()
-                self._queue.put(request)
+                self._put(request)
                 self._ended = StoreClosed("The store was closed; open it again.")  # for later callers
             answer_of(request.answer)
         except LogFailed:
@@ -196,28 +216,33 @@ class Committer:
             self._path.close()
 
     def _run(self) -> None:
-        ended: StoreError = LogFailed("The bucket's committer ended on an error; reopen the store.")
+        ended: StoreError = LogFailed(_BROKEN)
         try:
-            while self._turn():
+            while self._take_turn():
                 pass
             ended = StoreClosed("The store was closed; open it again.")
         except (LogFailed, StoreReplaced) as error:
             ended = error
         finally:
             # However the thread ended, no caller may wait for ever for it or for its transaction.
-            with self._gate, self._lock:
+            with self._gate, self._turn.taken():
                 self._ended, self.all_committed = ended, False
                 self._path.index.abort()
+                self._turn.left = False
             waiting: list[Item] = [*self._in_hand]
             while not self._queue.empty():
-                waiting.append(self._queue.get())
+                waiting += filter(None, [self._queue.get()])
             for item in waiting:
                 for answer in (item.ready, item.answer) if isinstance(item, Prepared) else (item.answer,):
                     if not answer.done():
                         answer.set_exception(copy(ended))
 
-    def _turn(self) -> bool:
+    def _take_turn(self) -> bool:
         item = self._next()
+        if self._turn.left:
+            self._in_hand = [] if item is None else [item]
+            with self._turn_taken():
+                pass
         group: list[Submitted] = []
         waiting = 0
         while isinstance(item, (Request, SmallRequest, RowRequest, ConditionalRequest)):
@@ -230,9 +255,11 @@ class Committer:
             self._together = len(group)
             self._commit_group(group)
         if isinstance(item, _Flush):
+            self._settled += 1
             return self._answer_flush(item)
         if isinstance(item, Prepared):
             self._take_part(item)
+            self._settled += 1
         if self._due():
             self._commit_in_time()
         return True
@@ -272,13 +299,79 @@ class Committer:
                     self._commit_group([request])
                 return
             outcomes = [(request, failure) for request in group]
+        self._settled += len(group)  # first: a caller that has its answer may find the bucket idle
+        self._answer(outcomes)
+        self._meter.append.since(began)
+
+    def _answer(self, outcomes: Outcomes) -> None:
         for request, outcome in outcomes:
             if isinstance(outcome, StoreError):
                 request.answer.set_exception(copy(outcome))
             else:
                 answer: Any = request.answer
                 answer.set_result(None if outcome is None else outcome.result)
+
+    # One request in its caller's thread
+
+    def _done_here(self, request: Submitted) -> bool:
+        """Do what the thread does with a group of one request; False if the thread has to."""
+        # After a group of several, callers are likely to send together again.
+        if self._together > 1 or not self._turn.take():
+            return False
+        try:
+            if not self._is_idle():
+                return False
+            began = self._meter.append.now()
+            outcomes = self._apply([request])
+        except (lmdb.Error, StoreError) as error:
+            end = error if isinstance(error, StoreError) and self._is_end(error) else None
+            self._leave(end)
+            if end is not None or isinstance(error, lmdb.Error):
+                return False  # the thread ends, or tries again
+            outcomes = [(request, error)]
+        except BaseException:
+            self._leave(LogFailed(_BROKEN))
+            raise
+        finally:
+            self._turn.give_back()
+        self._answer(outcomes)
         self._meter.append.since(began)
+        return True
+
+    def _is_idle(self) -> bool:
+        """Whether a request can be applied next, and the thread has nothing to do before."""
+        # A transaction of LMDB is begun and ended by one thread, the committer's; between, others may use it.
+        if self._settled != self._submitted or self._ended is not None or not self._path.index.writing or self._due():
+            return False
+        try:
+            now = self._catalog.now()
+        except StoreError:
+            return False
+        return now is self._prepared and not now.has_replicas and not self._path.log.is_full
+
+    def _leave(self, end: StoreError | None) -> None:
+        """Leave it to the thread to restore the index, or to end."""
+        self._turn.left, self._turn.end = True, end
+        self._queue.put(None)
+
+    @contextmanager
+    def _turn_taken(self) -> Iterator[None]:
+        """The thread's turn, with the index as the log has it.
+
+        Raises:
+            StoreError: Nothing more can be written to the bucket.
+        """
+        with self._turn.taken():
+            if self._turn.left:
+                if self._turn.end is not None:
+                    raise self._turn.end
+                self._restore()
+                self._turn.left = False
+            yield
+
+    def _is_end(self, error: StoreError) -> bool:
+        """Whether an error means that nothing more can be written to the bucket."""
+        return isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost)
 
     def _attempt(self, work: Callable[[], T]) -> T | StoreError | None:
         """Do work on the bucket; this is the only place that decides what an error means.
@@ -293,7 +386,7 @@ class Committer:
             self._catalog.check_leads()  # not under the lock: readers of the bucket do not wait for an answer
         except StoreError as error:
             return error
-        with self._lock:
+        with self._turn_taken():
             self.all_committed = False
             try:
                 self._prepare()
@@ -309,7 +402,7 @@ class Committer:
                 self._restore()
                 return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
             except StoreError as error:
-                if isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost):
+                if self._is_end(error):
                     raise
                 self._restore()
                 return error
@@ -339,7 +432,8 @@ class Committer:
         return failure
 
     def _prepare(self) -> None:
-        definition, self._path.named = self._catalog.now()  # it has the schemas of all that is staged
+        now = self._catalog.now()  # it has the schemas of all that is staged
+        definition, self._path.named = now.definition, now.writers
         if definition is not self._path.definition:
             self._path.use(definition)
             self._changed()
@@ -351,6 +445,7 @@ class Committer:
         if self._path.log.is_full:
             self._path.roll()
             self._changed()
+        self._prepared = now
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         is_first = not self._path.index.writing
@@ -429,7 +524,7 @@ class Committer:
         return deadline <= self._clock.monotonic() or self._path.index.dirty_bytes() >= self._options.commit_bytes_max
 
     def _commit(self) -> None:
-        with self._lock:
+        with self._turn_taken():
             if not self._path.index.writing:
                 return
             began = self._clock.monotonic()

@@ -82,11 +82,12 @@ class BucketHandle:
         with self._view() as view:
             return view.state().back_offset
 
-    def submit(self, request: Submitted, *, waits: bool = True) -> None:
+    def submit(self, request: Submitted, *, waits: bool = True, here: bool = False) -> None:
         """Have a request answered, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
 
         Args:
             waits: For a commit of another process, to which the bucket was handed over.
+            here: See :meth:`Committer.submit`.
 
         Raises:
             StoreLocked: Another process writes the bucket.
@@ -95,7 +96,7 @@ class BucketHandle:
         while True:
             engine = self._writer(waits=waits)
             try:
-                engine.committer.submit(request)
+                engine.committer.submit(request, here=here)
                 self._ownership.writes_alone = True
                 break
             except StoreClosed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.errors import NoSuchTable
@@ -12,6 +13,18 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import TableWriters
 from logformat.ids import BucketId, Offset, TableId
+
+
+class Now(NamedTuple):
+    """What the catalog says of a table, the same object until it says something else.
+
+    Attributes:
+        has_replicas: Whether a write may have to wait for the answer of a replica.
+    """
+
+    definition: TableDefinition
+    writers: TableWriters
+    has_replicas: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +39,7 @@ class TableCatalog:
     table: TableId
     name: str
     clock: Clock
-    _known: tuple[CatalogState, TableDefinition, TableWriters] | None = field(default=None, init=False, repr=False)
+    _known: tuple[CatalogState, Now] | None = field(default=None, init=False, repr=False)
 
     def definition(self) -> TableDefinition:
         """Definition of the table.
@@ -34,30 +47,28 @@ class TableCatalog:
         Raises:
             NoSuchTable: The table was dropped.
         """
-        state = self.journal.state()
-        known = self._known
-        return (known if known is not None and known[0] is state else self._as_of(state))[1]
+        return self.now().definition
 
     def writers(self) -> TableWriters:
         """Named writers of the table, and its open commits."""
         return self.journal.state().writers_of(self.table)
 
-    def now(self) -> tuple[TableDefinition, TableWriters]:
-        """Definition and writers of the table, as of one moment.
+    def now(self) -> Now:
+        """What a write goes by, as of one moment.
 
         Raises:
             NoSuchTable: The table was dropped.
         """
         state = self.journal.state()
         known = self._known
-        return (known if known is not None and known[0] is state else self._as_of(state))[1:]
+        return known[1] if known is not None and known[0] is state else self._as_of(state)
 
-    def _as_of(self, state: CatalogState) -> tuple[CatalogState, TableDefinition, TableWriters]:
+    def _as_of(self, state: CatalogState) -> Now:
         definition = state.tables.get(self.table)
         if definition is None:
             raise NoSuchTable("The table was dropped.", table=self.name)
-        self._known = found = state, definition, state.writers_of(self.table)
-        return found
+        self._known = state, (now := Now(definition, state.writers_of(self.table), bool(state.replicas)))
+        return now
 
     @contextmanager
     def reader_positions(self, bucket: BucketId) -> Iterator[list[Offset]]:

@@ -67,7 +67,7 @@ def _moment_of(table: OpenTable) -> _Moment:
         for handle in table.handles:
             handle.flush()
         states = [handle.committed() for handle in table.handles]
-        definition, writers = table.catalog.now()  # after the ends, so it has the schemas of all batches before them
+        definition, writers, _ = table.catalog.now()  # after the ends, so it has the schemas of all batches before them
         names = [
             name.removeprefix(TRANSACTION)
             for name, writer in writers.named.items()

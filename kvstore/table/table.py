@@ -178,7 +178,7 @@ class Table(EverydayReads):
         definition = self._keyed()
         if (small := small_replacement(definition, row, expected)) is not None:
             (bucket,) = small.writes.requests([small.operation])
-            self._handles[bucket].submit(small)
+            self._handles[bucket].submit(small, here=True)
             return answer_of(small.answer) is not None
         key_row, decide = replacement(definition, row, expected)
         return bool(apply_if(self._handles, definition, iter([key_row]), decide).by_bucket)
@@ -556,7 +556,7 @@ class Table(EverydayReads):
         """Submit a request to each bucket, to all at once, and wait for the answers."""
         if len(requests) == 1:
             ((bucket, request),) = requests.items()
-            self._handles[bucket].submit(request)
+            self._handles[bucket].submit(request, here=True)
             return {bucket: answer_of(request.answer)}
         # A bucket that another process writes is found before anything is written to the other buckets.
         for bucket in requests:

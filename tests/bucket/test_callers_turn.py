@@ -1,0 +1,219 @@
+"""A caller that finds its bucket idle writes in its own thread: nothing else about a write changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.bucket.write_path import WritePath
+from kvstore.errors import LogFailed, StoreFull
+from kvstore.options import StoreOptions
+from kvstore.store import Store
+from tests.read.test_follow import wait_until
+from tests.support.disks import FailingDisk, failing
+from tests.support.tables import changes_of, rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+SECONDS = 60.0
+
+
+class Disk(FailingDisk):
+    """Notes which threads sync, and syncs only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+
+    def sync(self, descriptor: int) -> None:
+        self.threads.append(threading.get_ident())
+        assert self.may_sync.wait(SECONDS)
+        super().sync(descriptor)
+
+    def here(self) -> bool:
+        """Whether the last sync was of this thread."""
+        return self.threads[-1] == threading.get_ident()
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+def opened(path: Path, disk: Disk, **options: Any) -> Store:
+    return Store(path, StoreOptions(**{"commit_wait_ms": 600_000, "commit_idle_ms": 600_000} | options), files=disk)
+
+
+@pytest.fixture
+def table(store_path: Path, disk: Disk) -> Iterator[kvstore.Table]:
+    """Has one row, and the transaction of its index stays open."""
+    with opened(store_path, disk) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 0, "v": 0})
+        yield table
+        disk.fail = lambda _: 0
+        disk.may_sync.set()
+    with kvstore.open(store_path) as store:
+        assert store.check().ok
+
+
+def test_a_caller_writes_in_its_own_thread_while_the_transaction_is_open(table: kvstore.Table, disk: Disk) -> None:
+    assert not disk.here(), "the first write began the transaction"
+    writes = [
+        lambda: table.upsert({"k": 1, "v": 1}),
+        lambda: table.upsert([{"k": 2, "v": 1}, {"k": 1, "v": 2}]),
+        lambda: table.delete(2),
+        lambda: table.put_if({"k": 1, "v": 3}, {"k": 1, "v": 2}),
+    ]
+    for write in writes:
+        disk.threads.clear()
+        write()
+        assert disk.here()
+    assert not table.put_if({"k": 1, "v": 9}, {"k": 1, "v": 2})
+    assert rows_of(table) == [{"k": 0, "v": 0}, {"k": 1, "v": 3}]
+    table.upsert({"k": 5, "v": 5})
+    assert not disk.here(), "the scan had the transaction committed"
+    table.upsert(pa.Table.from_pylist([{"k": k, "v": 6} for k in range(100)]))
+    assert not disk.here(), "many rows are the committer's"
+
+
+def test_rows_of_several_buckets_are_written_at_once(store_path: Path, disk: Disk) -> None:
+    with opened(store_path, disk) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        rows = [{"k": k, "v": 0} for k in range(20)]
+        table.upsert(rows)
+        disk.threads.clear()
+        table.upsert(rows)
+        assert threading.get_ident() not in disk.threads
+        assert len(set(disk.threads)) == 2
+
+
+def test_others_wait_for_the_callers_turn_and_then_write_together(table: kvstore.Table, disk: Disk) -> None:
+    engine = table.bucket(0).handle.engine
+    assert engine is not None
+    committer = engine.committer
+    with ThreadPoolExecutor() as threads:
+        disk.may_sync.clear()
+        disk.threads.clear()
+        first = threads.submit(table.upsert, {"k": 1, "v": 1})
+        wait_until(lambda: bool(disk.threads))
+        others = [threads.submit(table.upsert, {"k": k, "v": 1}) for k in (2, 3, 4)]
+        wait_until(lambda: committer.waiting == 4)
+        read = threads.submit(table.get, 1)
+        assert not any(each.done() for each in (first, *others, read)), "nothing is seen before it is durable"
+        disk.may_sync.set()
+        assert read.result(SECONDS) == {"k": 1, "v": 1}
+        found = sorted(each.result(SECONDS).by_bucket[0].first_offset for each in (first, *others))
+    assert found == [1, 2, 3, 4]
+    assert len(set(disk.threads)) == 2
+    assert len(disk.threads) <= 3, "those that waited were synced together"
+
+
+def test_writes_of_one_thread_take_effect_in_order(table: kvstore.Table) -> None:
+    """A batch that is submitted without waiting comes before the row that the same thread stores next."""
+    random, bucket = Random(7), table.bucket(0)
+    for number in range(300):
+        answers = [
+            bucket.submit(kvstore.Changes.upserts(pa.RecordBatch.from_pylist([{"k": 1, "v": -1}], SCHEMA)))
+            for _ in range(random.randrange(3))
+        ]
+        table.upsert({"k": 1, "v": number})
+        assert table.get(1) == {"k": 1, "v": number}
+        for answer in answers:
+            answer.result(SECONDS)
+
+
+def test_a_caller_that_writes_all_the_time_does_not_keep_the_index_from_its_commits(
+    store_path: Path, disk: Disk
+) -> None:
+    with opened(store_path, disk, durability="none", commit_wait_ms=20) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 0, "v": 0})
+        handle, seen = table.bucket(0).handle, set[int]()
+        while len(seen) < 5:
+            for number in range(100):
+                table.upsert({"k": number, "v": number})
+            seen.add(handle.committed().applied_offset)
+
+
+def test_a_full_disk_refuses_the_write_and_the_next_one_goes_on(table: kvstore.Table, disk: Disk) -> None:
+    disk.fail, disk.short = failing("write", errno.ENOSPC), 77
+    with pytest.raises(StoreFull, match="free some"):
+        table.upsert({"k": 0, "v": 1})
+    assert table.get(0) == {"k": 0, "v": 0}
+    table.upsert({"k": 0, "v": 2})
+    assert [change[0] for change in changes_of(table)] == [0, 1, 2]
+
+
+def test_a_map_that_is_full_grows(store_path: Path, disk: Disk) -> None:
+    with opened(store_path, disk, map_bytes=1 << 20, durability="none") as store:
+        table = store.create_table("t", SCHEMA.append(pa.field("s", pa.string())), "k")
+        table.upsert({"k": 0, "v": 0, "s": ""})
+        for number in range(3000):
+            table.upsert({"k": number, "v": 0, "s": "x" * 1000})
+        assert table.count() == 3000
+        table.flush()
+        assert (store_path / "tables/1/0/index/data.mdb").stat().st_size > 1 << 20
+    with kvstore.open(store_path) as store:
+        assert store.check().ok
+
+
+def test_an_error_from_outside_ends_the_bucket_and_loses_nothing(
+    store_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as an exception that a debugger or another thread raises in the caller's."""
+    with opened(store_path, disk) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 0, "v": 0})
+        with monkeypatch.context() as patched:
+
+            def fail(*_: object) -> None:
+                raise ZeroDivisionError
+
+            patched.setattr(WritePath, "_note", fail)
+            with pytest.raises(ZeroDivisionError):
+                table.upsert({"k": 0, "v": 1})
+        with pytest.raises(LogFailed, match="reopen"):
+            table.upsert({"k": 0, "v": 2})
+        with pytest.raises(LogFailed, match="reopen"):
+            table.get(0)
+        with suppress(LogFailed):
+            store.close()
+    with kvstore.open(store_path) as store:
+        assert rows_of(store.table("t")) == [{"k": 0, "v": 0}]
+        assert store.check().ok
+
+
+def test_ctrl_c_comes_when_the_row_is_written(table: kvstore.Table, disk: Disk) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        disk.may_sync.clear()
+        disk.threads.clear()
+
+        def interrupt() -> None:
+            wait_until(lambda: bool(disk.threads))
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Timer(0.05, disk.may_sync.set).start()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            table.upsert({"k": 0, "v": 1})
+        thread.join()
+        assert disk.here()
+        assert table.get(0) == {"k": 0, "v": 1}
+    finally:
+        signal.signal(signal.SIGINT, before)
