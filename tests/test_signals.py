@@ -1,4 +1,4 @@
-"""Work of the main thread without a handler of a signal in between: handlers run afterwards, once, and stay in place."""
+"""Work of the main thread without a signal's handler in between: handlers run afterwards, once, and stay in place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def work(*numbers: int) -> str:
     done.clear()
     for number in numbers:
         signal.raise_signal(number)
-    for _ in range(100):
+    while len(done) < 100:
         done.append("step")
     return "done"
 
