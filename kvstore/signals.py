@@ -34,43 +34,64 @@ class _Handlers:
         self.are_put_off = False
         self._seen: tuple[object, ...] = ()
         self._own: dict[int, Handler] = {}
-        self._came: set[int] = set()
+        self._came: list[int] = []
+        self._instead = self._note
 
     def put_off(self) -> None:
-        """Note the signals that come from now on; nothing is done if this is not the thread of handlers."""
+        """Note the signals that come from now on."""
         # From a C module: what the standard library has around these two takes five times as long.
         seen = tuple(map(_signal.getsignal, _NUMBERS))
         if seen != self._seen:
             self._own = {number: each for number, each in zip(_NUMBERS, seen, strict=True) if callable(each)}
             self._seen = seen
         self.are_put_off = True
-        for number in self._own:
-            _signal.signal(number, self._note)
+        try:
+            for number in self._own:
+                _signal.signal(number, self._instead)
+        except ValueError:
+            self._seen, self._own = (
+                (),
+                {},
+            )  # Python is embedded in a program, and this thread is not the one that runs handlers
 
     def put_back(self) -> None:
-        """Put the handlers back, and run those whose signals came. The first error of one is raised."""
+        """Put the handlers back, and run those whose signals came; all of them, whatever one of them raises."""
         self.are_put_off = False
-        self._put_back(list(self._own.items()))
+        try:
+            self._put_back(list(self._own.items()))
+        finally:
+            self._run_late()
 
     def _put_back(self, rest: list[tuple[int, Handler]]) -> None:
         if not rest:
             return
         number, handler = rest.pop()
         try:
-            _signal.signal(number, handler)
-            if number in self._came:
-                self._came.remove(number)
-                handler(number, currentframe())
+            if _signal.getsignal(number) is self._instead:
+                _signal.signal(number, handler)
         finally:
             self._put_back(rest)
 
+    def _run_late(self) -> None:
+        if not self._came:
+            return
+        number = self._came.pop(0)
+        try:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                handler(number, currentframe())
+        finally:
+            self._run_late()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.are_put_off:
-            self._came.add(number)
+            if number not in self._came:
+                self._came.append(number)
             return
-        # An error of another handler, raised between two steps, has left this one in its place.
-        _signal.signal(number, self._own[number])
-        self._own[number](number, frame)
+        # Handlers are being put back, or an error of one of them has left this one in its place.
+        handler = self._own[number]
+        _signal.signal(number, handler)
+        handler(number, frame)
 
     def forked(self) -> None:
         """Put the handlers back in a child of a process that had put them off."""

@@ -112,6 +112,36 @@ def test_a_signal_between_two_steps_of_putting_handlers_back() -> None:
         signal.raise_signal(signal.SIGALRM)
 
 
+def test_a_handler_that_replaces_others_has_its_way() -> None:
+    def replace(*_: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        undisturbed(work)
+
+    before = signal.signal(signal.SIGINT, replace)
+    undisturbed(work, signal.SIGINT)
+    assert signal.signal(signal.SIGALRM, _time_out) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_thread_that_only_seems_to_be_the_main_one_works_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in which Python is embedded may import it in any of its threads."""
+    found: list[object] = []
+
+    def run() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "main_thread", threading.current_thread)
+            found.append(undisturbed(work))
+            found.append(undisturbed(lambda: signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == ["done", signal.default_int_handler]
+    with pytest.raises(KeyboardInterrupt):
+        undisturbed(work, signal.SIGINT)
+    assert len(done) == 100, "in the main thread, handlers still wait"
+
+
 def test_other_threads_work_as_they_are() -> None:
     found: list[object] = []
 
