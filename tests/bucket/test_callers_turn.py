@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket.write_path import WritePath
 from kvstore.errors import LogFailed, StoreFull
+from kvstore.log.log import Log
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from tests.read.test_follow import wait_until
@@ -183,7 +183,7 @@ def test_an_error_from_outside_ends_the_bucket_and_loses_nothing(
             def fail(*_: object) -> None:
                 raise ZeroDivisionError
 
-            patched.setattr(WritePath, "_note", fail)
+            patched.setattr(Log, "append", fail)
             with pytest.raises(ZeroDivisionError):
                 table.upsert({"k": 0, "v": 1})
         with pytest.raises(LogFailed, match="reopen"):
