@@ -180,7 +180,7 @@ def test_an_error_from_outside_ends_the_bucket_and_loses_nothing(
         table.upsert({"k": 0, "v": 0})
         with monkeypatch.context() as patched:
 
-            def fail(*_: object) -> None:
+            def fail(*_: object, **__: object) -> None:
                 raise ZeroDivisionError
 
             patched.setattr(Log, "append", fail)
