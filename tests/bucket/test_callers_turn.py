@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +18,11 @@ import pytest
 import kvstore
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.log.log import Log
+from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from tests.read.test_follow import wait_until
+from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 
@@ -122,31 +123,66 @@ def test_others_wait_for_the_callers_turn_and_then_write_together(table: kvstore
     assert len(disk.threads) <= 3, "those that waited were synced together"
 
 
-def test_writes_of_one_thread_take_effect_in_order(table: kvstore.Table) -> None:
-    """A batch that is submitted without waiting comes before the row that the same thread stores next."""
-    random, bucket = Random(7), table.bucket(0)
-    for number in range(300):
-        answers = [
-            bucket.submit(kvstore.Changes.upserts(pa.RecordBatch.from_pylist([{"k": 1, "v": -1}], SCHEMA)))
-            for _ in range(random.randrange(3))
-        ]
-        table.upsert({"k": 1, "v": number})
-        assert table.get(1) == {"k": 1, "v": number}
-        for answer in answers:
-            answer.result(SECONDS)
+def test_after_a_group_callers_come_together_again(table: kvstore.Table, disk: Disk) -> None:
+    handle = table.bucket(0).handle
+    assert handle.engine is not None
+    committer = handle.engine.committer
+    with ThreadPoolExecutor() as threads, handle.latest():  # the bucket's lock
+        threads.submit(table.upsert, {"k": 1, "v": 0})
+        wait_until(lambda: (committer.waiting, committer.queued) == (1, 0))
+        for k in (2, 3):
+            threads.submit(table.upsert, {"k": k, "v": 0})
+        wait_until(lambda: committer.queued == 2)
+    table.upsert({"k": 4, "v": 0})
+    assert not disk.here()
+    table.upsert({"k": 5, "v": 0})
+    assert disk.here()
 
 
-def test_a_caller_that_writes_all_the_time_does_not_keep_the_index_from_its_commits(
-    store_path: Path, disk: Disk
-) -> None:
-    with opened(store_path, disk, durability="none", commit_wait_ms=20) as store:
+def test_writes_of_one_thread_take_effect_in_order(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a thread has submitted without waiting comes before the row that it stores next."""
+    engine = table.bucket(0).handle.engine
+    assert engine is not None
+    taken, may_go_on, check = threading.Event(), threading.Event(), Journal.check_leads
+
+    def slow(journal: Journal) -> None:
+        if threading.current_thread().name == "kvstore-committer":
+            taken.set()  # it has the first write in hand, and does not have its turn yet
+            assert may_go_on.wait(SECONDS)
+        check(journal)
+
+    def write() -> None:
+        first = kvstore.Changes.upserts(pa.RecordBatch.from_pylist([{"k": 1, "v": 1}], SCHEMA))
+        answer = table.bucket(0).submit(first)
+        assert taken.wait(SECONDS)
+        table.upsert({"k": 1, "v": 2})
+        answer.result(SECONDS)
+
+    monkeypatch.setattr(Journal, "check_leads", slow)
+    with ThreadPoolExecutor() as threads:
+        written = threads.submit(write)
+        try:
+            wait_until(lambda: written.done() or engine.committer.waiting == 2)
+        finally:
+            may_go_on.set()
+        written.result(SECONDS)
+    assert table.get(1) == {"k": 1, "v": 2}
+
+
+def test_a_caller_leaves_a_write_to_the_committer_when_a_commit_is_due(store_path: Path, disk: Disk) -> None:
+    clock = SetClock()
+    with Store(
+        store_path, StoreOptions(commit_wait_ms=600_000, commit_idle_ms=600_000), files=disk, clock=clock
+    ) as store:
         table = store.create_table("t", SCHEMA, "k")
-        table.upsert({"k": 0, "v": 0})
-        handle, seen = table.bucket(0).handle, set[int]()
-        while len(seen) < 5:
-            for number in range(100):
-                table.upsert({"k": number, "v": number})
-            seen.add(handle.committed().applied_offset)
+        handle = table.bucket(0).handle
+        for number in range(3):
+            table.upsert({"k": number, "v": 0})
+        assert (disk.here(), handle.committed().applied_offset) == (True, 0)
+        clock.now += 700_000  # and the committer, which waits in real time, sleeps on
+        table.upsert({"k": 3, "v": 0})
+        assert not disk.here()
+        wait_until(lambda: handle.committed().applied_offset == 4)
 
 
 def test_a_full_disk_refuses_the_write_and_the_next_one_goes_on(table: kvstore.Table, disk: Disk) -> None:
