@@ -1,8 +1,8 @@
-"""Work of the main thread that no signal's handler interrupts: handlers run when it has ended.
+"""Work of the main thread that Ctrl-C does not stop halfway: KeyboardInterrupt is raised when it has ended.
 
-Python runs handlers in the main thread, between any two instructions, and they may raise: KeyboardInterrupt, or a time
-limit. Other threads are not interrupted. What changes several things of which one follows from the other runs here if
-it is short; what waits for others, or takes long, runs in a thread (:mod:`kvstore.calls`).
+Python runs handlers of signals in the main thread, between any two instructions, and they may raise. Other threads are
+not interrupted. What changes several things of which one follows from the other runs here if it is short; what waits
+for others, or takes long, runs in a thread (:mod:`kvstore.calls`).
 """
 
 from __future__ import annotations
@@ -12,104 +12,85 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from inspect import currentframe
-from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec
 
 P = ParamSpec("P")
-T = TypeVar("T")
-Handler = Callable[[int, FrameType | None], Any]
 
 _NUMBERS = sorted(map(int, signal.valid_signals()))
+_INT = _NUMBERS.index(signal.SIGINT)
 
 
-class _Handlers:
-    """Handlers of the main thread, which are put off while it works.
+class _CtrlC:
+    """Ctrl-C in the main thread.
 
     Attributes:
-        are_put_off: Whether they are now.
+        is_put_off: Whether it is only noted now.
     """
 
     def __init__(self) -> None:
-        self.are_put_off = False
+        self.is_put_off = self._came = False
         self._seen: tuple[object, ...] = ()
-        self._own: dict[int, Handler] = {}
-        self._came: list[int] = []
+        self._is_usual = False
         self._instead = self._note
 
-    def put_off(self) -> None:
-        """Note the signals that come from now on."""
-        # From a C module: what the standard library has around these two takes five times as long.
+    def is_all(self) -> bool:
+        """Whether it is the only signal with a handler of Python's, and has the usual one."""
+        # From a C module: what the standard library has around this takes five times as long.
         seen = tuple(map(_signal.getsignal, _NUMBERS))
         if seen != self._seen:
-            self._own = {number: each for number, each in zip(_NUMBERS, seen, strict=True) if callable(each)}
+            others = [each for nth, each in enumerate(seen) if nth != _INT and callable(each)]
+            self._is_usual = seen[_INT] is signal.default_int_handler and not others
             self._seen = seen
-        self.are_put_off = True
-        try:
-            for number in self._own:
-                _signal.signal(number, self._instead)
-        except ValueError:
-            self._seen, self._own = (
-                (),
-                {},
-            )  # Python is embedded in a program, and this thread is not the one that runs handlers
+        return self._is_usual
+
+    def put_off(self) -> None:
+        """Note it from now on."""
+        self._came = False
+        _signal.signal(signal.SIGINT, self._instead)
+        self.is_put_off = True
 
     def put_back(self) -> None:
-        """Put the handlers back, and run those whose signals came; all of them, whatever one of them raises."""
-        self.are_put_off = False
-        try:
-            self._put_back(list(self._own.items()))
-        finally:
-            self._run_late()
+        """Have it raise KeyboardInterrupt again, and now, if it came.
 
-    def _put_back(self, rest: list[tuple[int, Handler]]) -> None:
-        if not rest:
-            return
-        number, handler = rest.pop()
-        try:
-            if _signal.getsignal(number) is self._instead:
-                _signal.signal(number, handler)
-        finally:
-            self._put_back(rest)
-
-    def _run_late(self) -> None:
-        if not self._came:
-            return
-        number = self._came.pop(0)
-        try:
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                handler(number, currentframe())
-        finally:
-            self._run_late()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.are_put_off:
-            if number not in self._came:
-                self._came.append(number)
-            return
-        # Handlers are being put back, or an error of one of them has left this one in its place.
-        handler = self._own[number]
-        _signal.signal(number, handler)
-        handler(number, frame)
+        Raises:
+            KeyboardInterrupt: It came.
+        """
+        self.is_put_off = False
+        _signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._came:
+            raise KeyboardInterrupt
 
     def forked(self) -> None:
-        """Put the handlers back in a child of a process that had put them off."""
-        if self.are_put_off:
-            self._came.clear()
+        """Go on in the child of a process that had put it off."""
+        if _signal.getsignal(signal.SIGINT) is self._instead:
             self.put_back()
 
+    def _note(self, *_: object) -> None:
+        self._came = True
 
-_handlers = _Handlers()
-os.register_at_fork(after_in_child=_handlers.forked)
+
+_ctrl_c = _CtrlC()
+os.register_at_fork(after_in_child=_ctrl_c.forked)
 
 
-def undisturbed(work: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
-    """Work without a handler in between. If one raises afterwards, what the work returned or raised is lost."""
-    if threading.get_ident() != threading.main_thread().ident or _handlers.are_put_off:
+def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bool:
+    """Work without a handler of a signal in between; False if that can't be had, and then nothing was done.
+
+    It can't be had in the main thread of a program that has handlers of its own: they would have to be replaced, and
+    what the program has set for its signals besides (``siginterrupt``, ``faulthandler``) would be lost.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came. The work has ended; what it returned or raised is lost.
+    """
+    if threading.get_ident() != threading.main_thread().ident or _ctrl_c.is_put_off:
         return work(*args, **given)
+    if not _ctrl_c.is_all():
+        return False
     try:
-        _handlers.put_off()
+        _ctrl_c.put_off()
+    except ValueError:
+        return False  # Python is embedded in a program, and another thread runs its handlers
+    try:
         return work(*args, **given)
     finally:
-        _handlers.put_back()
+        _ctrl_c.put_back()

@@ -1,161 +1,145 @@
-"""Work of the main thread without a signal's handler in between: handlers run afterwards, once, and stay in place."""
+"""Ctrl-C within work of the main thread that is not to be stopped halfway comes when the work has ended."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from kvstore.signals import undisturbed
 
-
-class TimedOut(Exception):
-    """Raised by the handler of a time limit."""
-
-
-def _time_out(*_: object) -> None:
-    raise TimedOut
-
-
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    """Ctrl-C and a time limit raise; they still do after each test."""
-    before = [signal.signal(number, handler) for number, handler in _RAISE.items()]
-    yield
-    assert {number: signal.getsignal(number) for number in _RAISE} == _RAISE
-    for number, handler in zip(_RAISE, before, strict=True):
-        signal.signal(number, handler)
-
-
-_RAISE: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: _time_out}
 done: list[str] = []
 
 
-def work(*numbers: int) -> str:
-    """Several steps, with signals between them."""
+@pytest.fixture(autouse=True)
+def _usual_handlers() -> Iterator[None]:
+    """Only Ctrl-C has a handler of Python's, and has the same one after each test."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, handler)
+
+
+def work(interrupts: int = 0) -> bool:
+    """Several steps, with Ctrl-C between them."""
     done.clear()
-    for number in numbers:
-        signal.raise_signal(number)
+    for _ in range(interrupts):
+        signal.raise_signal(signal.SIGINT)
     while len(done) < 100:
         done.append("step")
-    return "done"
+    return True
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, TimedOut)])
-def test_the_work_ends_before_the_handler_raises(number: int, error: type[BaseException]) -> None:
-    with pytest.raises(error):
-        undisturbed(work, number)
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_comes_when_the_work_has_ended_and_once(times: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        undisturbed(work, times)
     assert len(done) == 100
-    assert undisturbed(work) == "done", "nothing came since"
+    assert undisturbed(work), "nothing came since"
 
 
-def test_a_handler_that_returns_is_called_once_with_its_signal() -> None:
-    calls: list[tuple[int, bool]] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        calls.append((number, frame is not None))
-
-    before = signal.signal(signal.SIGINT, handler)
-    assert undisturbed(work, signal.SIGINT, signal.SIGINT) == "done"
-    assert calls == [(signal.SIGINT, True)]
-    assert signal.getsignal(signal.SIGINT) is handler
-    signal.signal(signal.SIGINT, before)
-
-
-def test_of_two_signals_each_handler_runs_and_both_stay_in_place() -> None:
-    with pytest.raises((KeyboardInterrupt, TimedOut)) as caught:
-        undisturbed(work, signal.SIGINT, signal.SIGALRM)
-    first, context = caught.value, caught.value.__context__
-    assert {type(first), type(context)} == {KeyboardInterrupt, TimedOut}
-
-
-def test_an_error_of_the_work_is_raised_unless_a_handler_raises() -> None:
-    def fail(*numbers: int) -> None:
-        work(*numbers)
+def test_an_error_of_the_work_is_raised_unless_ctrl_c_came() -> None:
+    def fail(interrupts: int) -> bool:
+        work(interrupts)
         raise ValueError
 
     with pytest.raises(ValueError):
-        undisturbed(fail)
+        undisturbed(fail, 0)
     with pytest.raises(KeyboardInterrupt) as caught:
-        undisturbed(fail, signal.SIGINT)
+        undisturbed(fail, 1)
     assert isinstance(caught.value.__context__, ValueError)
 
 
-def test_work_within_work_puts_handlers_off_until_all_is_done() -> None:
-    def outer() -> None:
-        undisturbed(work, signal.SIGINT)
+def test_work_within_work_is_not_interrupted_until_all_is_done() -> None:
+    def outer() -> bool:
+        undisturbed(work, 1)
         done.append("outer")
+        return True
 
     with pytest.raises(KeyboardInterrupt):
         undisturbed(outer)
     assert done[-1] == "outer"
 
 
-def test_a_signal_between_two_steps_of_putting_handlers_back() -> None:
-    """A handler that runs while others are still put off loses none of them."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_done_in_a_program_with_handlers_of_its_own(number: signal.Signals) -> None:
+    def handler(*_: object) -> None:
+        raise AssertionError
 
-    def alarm_too(number: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGALRM)
-        signal.default_int_handler(number, frame)
-
-    before = signal.signal(signal.SIGINT, alarm_too)
-    with pytest.raises((KeyboardInterrupt, TimedOut)):
-        undisturbed(work, signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
-    with pytest.raises(TimedOut):
-        signal.raise_signal(signal.SIGALRM)
-
-
-def test_a_handler_that_replaces_others_has_its_way() -> None:
-    def replace(*_: object) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        undisturbed(work)
-
-    before = signal.signal(signal.SIGINT, replace)
-    undisturbed(work, signal.SIGINT)
-    assert signal.signal(signal.SIGALRM, _time_out) is signal.SIG_IGN
-    signal.signal(signal.SIGINT, before)
+    done.clear()
+    before = signal.signal(number, handler)
+    assert not undisturbed(work)
+    assert signal.getsignal(number) is handler
+    signal.signal(number, before)
+    assert done == []
+    assert undisturbed(work), "they are gone"
 
 
-def test_a_thread_that_only_seems_to_be_the_main_one_works_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_done_in_a_thread_that_only_seems_to_be_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program in which Python is embedded may import it in any of its threads."""
-    found: list[object] = []
+    found: list[bool] = []
 
     def run() -> None:
         with monkeypatch.context() as patched:
             patched.setattr(threading, "main_thread", threading.current_thread)
             found.append(undisturbed(work))
-            found.append(undisturbed(lambda: signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert found == ["done", signal.default_int_handler]
-    with pytest.raises(KeyboardInterrupt):
-        undisturbed(work, signal.SIGINT)
-    assert len(done) == 100, "in the main thread, handlers still wait"
+    assert found == [False]
+    assert undisturbed(work)
 
 
 def test_other_threads_work_as_they_are() -> None:
     found: list[object] = []
 
-    def run() -> None:
-        found.append(undisturbed(lambda: signal.getsignal(signal.SIGINT)))
+    def look() -> bool:
+        found.append(signal.getsignal(signal.SIGINT))
+        return True
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=undisturbed, args=[look])
     thread.start()
     thread.join()
     assert found == [signal.default_int_handler]
 
 
-def test_a_process_that_is_forked_meanwhile_has_its_handlers() -> None:
-    def in_child(act: Callable[[], object]) -> int:
+def test_ctrl_c_at_any_moment_leaves_its_handler() -> None:
+    main, (asked, ask) = threading.get_ident(), os.pipe()
+
+    def send() -> None:
+        while os.read(asked, 1) == b"1":
+            time.sleep(random.random() / 2000)
+            signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    for _ in range(500):
+        with suppress(KeyboardInterrupt):
+            os.write(ask, b"1")
+            while True:
+                undisturbed(work)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    os.write(ask, b"0")
+    thread.join()
+    os.close(asked)
+    os.close(ask)
+
+
+def test_a_process_that_is_forked_meanwhile_can_be_interrupted() -> None:
+    def in_child(act: Callable[[], object]) -> bool:
         pid = os.fork()
         if not pid:
             code = 1
@@ -163,7 +147,10 @@ def test_a_process_that_is_forked_meanwhile_has_its_handlers() -> None:
                 act()
                 code = 0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 2
             os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return True
 
-    assert undisturbed(in_child, lambda: None) == 0
-    assert undisturbed(in_child, lambda: signal.raise_signal(signal.SIGINT)) == 1, "it is interrupted"
+    codes: list[int] = []
+    undisturbed(in_child, lambda: None)
+    undisturbed(in_child, lambda: signal.raise_signal(signal.SIGINT))
+    assert codes == [0, 1]

@@ -21,6 +21,7 @@ is committed by time, by size, and by a flush, and whatever it loses is replayed
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -65,7 +66,8 @@ GROUP_BYTES_MAX = 64 << 20
 GATHER_SECONDS = 0.002
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
-_BROKEN = "A write of the bucket ended on an error; reopen the store."
+STACK_FRAMES = 150
+"""Calls that a write in its caller's thread may take; the committer's thread has a stack of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Committer:
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._submitted = self._settled = 0
+        self._broken = LogFailed("A write of the bucket ended on an error; reopen the store.")
         self._prepared: Now | None = None
         self._together = 1
         self._applied_first = self._applied_last = 0.0
@@ -216,7 +219,7 @@ class Committer:
             self._path.close()
 
     def _run(self) -> None:
-        ended: StoreError = LogFailed(_BROKEN)
+        ended: StoreError = self._broken
         try:
             while self._take_turn():
                 pass
@@ -226,9 +229,8 @@ class Committer:
         finally:
             # However the thread ended, no caller may wait for ever for it or for its transaction.
             with self._gate, self._turn.taken():
-                self._ended, self.all_committed = ended, False
+                self._ended, self.all_committed, self._turn.left = ended, False, False
                 self._path.index.abort()
-                self._turn.left = False
             waiting: list[Item] = [*self._in_hand]
             while not self._queue.empty():
                 waiting += filter(None, [self._queue.get()])
@@ -239,10 +241,6 @@ class Committer:
 
     def _take_turn(self) -> bool:
         item = self._next()
-        if self._turn.left:
-            self._in_hand = [] if item is None else [item]
-            with self._turn_taken():
-                pass
         group: list[Submitted] = []
         waiting = 0
         while isinstance(item, (Request, SmallRequest, RowRequest, ConditionalRequest)):
@@ -254,15 +252,19 @@ class Committer:
         if group:
             self._together = len(group)
             self._commit_group(group)
+        goes_on = True
         if isinstance(item, _Flush):
             self._settled += 1
-            return self._answer_flush(item)
+            goes_on = self._answer_flush(item)
         if isinstance(item, Prepared):
             self._take_part(item)
             self._settled += 1
-        if self._due():
+        if self._turn.left:
+            with self._turn_taken():
+                pass
+        if goes_on and self._due():
             self._commit_in_time()
-        return True
+        return goes_on
 
     def _another(self, there: int) -> Item | None:
         """The next item, if one comes soon: callers that were just answered often send again at once."""
@@ -316,24 +318,27 @@ class Committer:
     def _done_here(self, request: Submitted) -> bool:
         """Do what the thread does with a group of one request; False if the thread has to."""
         # After a group of several, callers are likely to send together again.
-        if self._together > 1 or not self._turn.take():
+        if self._together > 1 or _stack_is_short() or not self._turn.take():
             return False
+        turn = self._turn
         try:
             if not self._is_idle():
                 return False
             began = self._meter.append.now()
-            outcomes = self._apply([request])
+            turn.left = True  # from here on, whatever happens
+            outcomes = self._applied([request])
+            turn.end = self._broken
+            self._append_all(outcomes)
+            turn.left, turn.end = False, None
         except (lmdb.Error, StoreError) as error:
-            end = error if isinstance(error, StoreError) and self._is_end(error) else None
-            self._leave(end)
-            if end is not None or isinstance(error, lmdb.Error):
+            turn.end = error if isinstance(error, StoreError) and self._is_end(error) else None
+            if turn.end is not None or isinstance(error, lmdb.Error):
                 return False  # the thread ends, or tries again
             outcomes = [(request, error)]
-        except BaseException:
-            self._leave(LogFailed(_BROKEN))
-            raise
         finally:
-            self._turn.give_back()
+            if turn.left:
+                self._queue.put(None)
+            turn.give_back()
         self._answer(outcomes)
         self._meter.append.since(began)
         return True
@@ -348,11 +353,6 @@ class Committer:
         except StoreError:
             return False
         return now is self._prepared and not now.has_replicas and not self._path.log.is_full
-
-    def _leave(self, end: StoreError | None) -> None:
-        """Leave it to the thread to restore the index, or to end."""
-        self._turn.left, self._turn.end = True, end
-        self._queue.put(None)
 
     @contextmanager
     def _turn_taken(self) -> Iterator[None]:
@@ -449,13 +449,20 @@ class Committer:
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         is_first = not self._path.index.writing
-        outcomes: Outcomes = list(zip(group, apply_in_order(self._path, group), strict=True))
-        done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
-        self._catalog.check_leads()  # a large batch may have taken longer than a lease
-        self._append(done, durable=self._options.durability == "sync")
+        outcomes = self._applied(group)
+        self._append_all(outcomes)
         if is_first:
             self._applied_first = self._applied_last
         return outcomes
+
+    def _applied(self, group: Sequence[Submitted]) -> Outcomes:
+        outcomes: Outcomes = list(zip(group, apply_in_order(self._path, group), strict=True))
+        self._catalog.check_leads()  # a large batch may have taken longer than a lease
+        return outcomes
+
+    def _append_all(self, outcomes: Outcomes) -> None:
+        done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
+        self._append(done, durable=self._options.durability == "sync")
 
     def _append(self, done: Sequence[Applied], *, durable: bool) -> None:
         batches = [each.batch for each in done if each.batch is not None]
@@ -567,3 +574,12 @@ class Committer:
         else:
             request.answer.set_result(None)
         return not request.last
+
+
+def _stack_is_short() -> bool:
+    """Whether the caller is so deep in recursion that a write could fail halfway for it."""
+    try:
+        sys._getframe(max(sys.getrecursionlimit() - STACK_FRAMES, 0))
+    except ValueError:
+        return False
+    return True

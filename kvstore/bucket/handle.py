@@ -96,9 +96,8 @@ class BucketHandle:
         while True:
             engine = self._writer(waits=waits)
             try:
-                engine.committer.submit(request, here=here)
                 self._ownership.writes_alone = True
-                break
+                return engine.committer.submit(request, here=here)
             except StoreClosed:
                 if not self._gave_up(engine):
                     raise

@@ -22,7 +22,8 @@ class Turn:
     Attributes:
         is_callers: Whether a caller's thread has it.
         left: Whether a caller has left its work halfway, and with it the bucket's lock: the index is to be restored.
-        end: Why nothing more can be written to the bucket, if that is what the caller found.
+            A caller sets it before its work, so that nothing has to be done in time when that fails.
+        end: Why nothing more can be written to the bucket, if that is so.
     """
 
     def __init__(self, lock: threading.Lock) -> None:

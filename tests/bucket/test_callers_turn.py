@@ -17,6 +17,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import LogFailed, StoreFull
+from kvstore.index.index import Index
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
@@ -207,10 +208,47 @@ def test_a_map_that_is_full_grows(store_path: Path, disk: Disk) -> None:
         assert store.check().ok
 
 
+def test_an_error_from_outside_before_the_log_has_the_write_undoes_it(
+    table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as an exception that another thread raises in the caller's, or one for want of memory."""
+    with monkeypatch.context() as patched:
+
+        def fail(index: Index, keys: list[bytes], values: list[bytes]) -> None:
+            put(index, keys, values)
+            raise ZeroDivisionError
+
+        put = Index.put
+        patched.setattr(Index, "put", fail)
+        with pytest.raises(ZeroDivisionError):
+            table.upsert({"k": 0, "v": 1})
+    assert table.get(0) == {"k": 0, "v": 0}
+    table.upsert({"k": 0, "v": 2})
+    assert rows_of(table) == [{"k": 0, "v": 2}]
+
+
+def test_a_caller_deep_in_recursion_writes_or_fails_and_the_bucket_goes_on(table: kvstore.Table) -> None:
+    written = 0
+
+    def deeper(depth: int) -> None:
+        nonlocal written
+        with suppress(RecursionError):
+            table.upsert({"k": 0, "v": depth})
+            written = depth
+        deeper(depth + 1)
+
+    with suppress(RecursionError):
+        deeper(1)
+    assert written > 100
+    assert table.get(0) == {"k": 0, "v": written}
+    table.upsert({"k": 0, "v": -1})
+    assert table.get(0) == {"k": 0, "v": -1}
+
+
 def test_an_error_from_outside_ends_the_bucket_and_loses_nothing(
     store_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as an exception that a debugger or another thread raises in the caller's."""
+    """The log may have a part of the write."""
     with opened(store_path, disk) as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert({"k": 0, "v": 0})
