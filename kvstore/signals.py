@@ -25,23 +25,24 @@ class _CtrlC:
 
     Attributes:
         is_put_off: Whether it is only noted now.
+        raises: Whether it raises KeyboardInterrupt. A shell has what it starts with ``&`` ignore Ctrl-C.
     """
 
     def __init__(self) -> None:
-        self.is_put_off = self._came = False
+        self.is_put_off = self.raises = self._came = False
         self._seen: tuple[object, ...] = ()
-        self._is_usual = False
+        self._is_all = False
         self._instead = self._note
 
     def is_all(self) -> bool:
-        """Whether it is the only signal with a handler of Python's, and has the usual one."""
+        """Whether no signal has a handler of Python's, or Ctrl-C alone, and the usual one."""
         # From a C module: what the standard library has around this takes five times as long.
         seen = tuple(map(_signal.getsignal, _NUMBERS))
         if seen != self._seen:
-            others = [each for nth, each in enumerate(seen) if nth != _INT and callable(each)]
-            self._is_usual = seen[_INT] is signal.default_int_handler and not others
+            self.raises = seen[_INT] is signal.default_int_handler
+            self._is_all = sum(map(callable, seen)) == self.raises
             self._seen = seen
-        return self._is_usual
+        return self._is_all
 
     def put_off(self) -> None:
         """Note it from now on."""
@@ -86,6 +87,8 @@ def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bo
         return work(*args, **given)
     if not _ctrl_c.is_all():
         return False
+    if not _ctrl_c.raises:
+        return work(*args, **given)
     try:
         _ctrl_c.put_off()
     except ValueError:

@@ -271,6 +271,28 @@ def test_an_error_from_outside_ends_the_bucket_and_loses_nothing(
         assert store.check().ok
 
 
+@pytest.mark.parametrize(
+    ("number", "handler", "here"),
+    [
+        (signal.SIGINT, signal.default_int_handler, True),
+        (signal.SIGINT, signal.SIG_IGN, True),  # what a shell starts in the background
+        (signal.SIGINT, signal.SIG_DFL, True),
+        (signal.SIGINT, lambda *_: None, False),
+        (signal.SIGTERM, lambda *_: None, False),
+    ],
+)
+def test_a_main_thread_whose_program_has_handlers_of_its_own_leaves_its_rows_to_the_committer(
+    table: kvstore.Table, disk: Disk, number: signal.Signals, handler: Any, here: bool
+) -> None:
+    before = signal.signal(number, handler)
+    try:
+        table.upsert({"k": 1, "v": 1})
+        assert disk.here() is here
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+
+
 def test_ctrl_c_comes_when_the_row_is_written(table: kvstore.Table, disk: Disk) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
