@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -119,6 +120,24 @@ def _unhurried(request: pytest.FixtureRequest) -> None:
 def proves(request: pytest.FixtureRequest) -> proof.Proves:
     """Adds to a figure of what was tried; counts if the test passes."""
     return proof.Proves(request.node.user_properties)
+
+
+@pytest.fixture
+def usual_handlers() -> Iterator[None]:
+    """Only Ctrl-C has a handler of Python's, as in a program that sets none, and has it still after the test.
+
+    Spark sets one, for all tests of the process, and a shell has what it starts with ``&`` ignore Ctrl-C.
+    """
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for number, handler in before.items():
+        if callable(handler) or number == signal.SIGINT:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

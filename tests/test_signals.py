@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -17,19 +17,7 @@ from kvstore.signals import undisturbed
 done: list[str] = []
 
 
-@pytest.fixture(autouse=True)
-def _usual_handlers() -> Iterator[None]:
-    """Only Ctrl-C has a handler of Python's, and has the same one after each test."""
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    for number, handler in before.items():
-        if callable(handler):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    for number, handler in before.items():
-        if callable(handler):
-            signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("usual_handlers")
 
 
 def work(interrupts: int = 0) -> bool:

@@ -27,6 +27,7 @@ from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 
+pytestmark = pytest.mark.usefixtures("usual_handlers")
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 SECONDS = 60.0
 
@@ -294,22 +295,18 @@ def test_a_main_thread_whose_program_has_handlers_of_its_own_leaves_its_rows_to_
 
 
 def test_ctrl_c_comes_when_the_row_is_written(table: kvstore.Table, disk: Disk) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        disk.may_sync.clear()
-        disk.threads.clear()
+    disk.may_sync.clear()
+    disk.threads.clear()
 
-        def interrupt() -> None:
-            wait_until(lambda: bool(disk.threads))
-            os.kill(os.getpid(), signal.SIGINT)
-            threading.Timer(0.05, disk.may_sync.set).start()
+    def interrupt() -> None:
+        wait_until(lambda: bool(disk.threads))
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.05, disk.may_sync.set).start()
 
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            table.upsert({"k": 0, "v": 1})
-        thread.join()
-        assert disk.here()
-        assert table.get(0) == {"k": 0, "v": 1}
-    finally:
-        signal.signal(signal.SIGINT, before)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        table.upsert({"k": 0, "v": 1})
+    thread.join()
+    assert disk.here()
+    assert table.get(0) == {"k": 0, "v": 1}
