@@ -150,7 +150,7 @@ class Files:
         """
         if len(pieces) > _PIECES_MAX:
             pieces = [memoryview(b"".join(pieces))]
-        rest = [piece for piece in pieces if len(piece)]
+        rest = [*pieces]
         while rest:
             written = os.pwritev(descriptor, rest, position)
             position += written

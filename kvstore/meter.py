@@ -6,7 +6,8 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import count
-from math import frexp
+
+import numpy as np
 
 from kvstore.clock import Clock
 from logformat.ids import TableId
@@ -38,32 +39,31 @@ class Durations:
 
 
 class Timer:
-    """Durations of one kind of work, from any thread."""
+    """Durations of one kind of work, from any thread.
+
+    Attributes:
+        now: Returns the beginning of some work, for :meth:`since`.
+    """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.now = clock.monotonic
         self._lock = threading.Lock()
         self._new: deque[float] = deque()
         self._ranges: Counter[int] = Counter()
         self._sum = 0.0
 
-    def now(self) -> float:
-        """The beginning of some work, for :meth:`since`."""
-        return self._clock.monotonic()
-
     def since(self, began: float) -> None:
         """Work that began then has ended."""
-        self._new.append(self._clock.monotonic() - began)
+        self._new.append(self.now() - began)
         if len(self._new) >= _COUNTED_TOGETHER:
             self._count()
 
     def _count(self) -> None:
         with self._lock:
-            while self._new:
-                taken = self._new.popleft()
-                fraction, exponent = frexp(max(taken, SECONDS_MIN))
-                self._ranges[exponent * _STEPS + int((2 * fraction - 1) * _STEPS)] += 1
-                self._sum += taken
+            taken = np.array([self._new.popleft() for _ in range(len(self._new))])
+            fractions, exponents = np.frexp(np.maximum(taken, SECONDS_MIN))
+            self._ranges.update((exponents * _STEPS + ((2 * fractions - 1) * _STEPS).astype(int)).tolist())
+            self._sum += float(taken.sum())
 
     def read(self) -> Durations:
         """All of them so far."""

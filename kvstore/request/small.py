@@ -138,7 +138,7 @@ class SmallWrites:
         return {bucket: SmallRequest(part, self) for bucket, part in sorted(parts.items())}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class SmallRequest:
     """A small write without a writer, and its answer.
 

@@ -6,6 +6,7 @@ Nothing is changed here. A write that turns out to need the long way has read ro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.request.request import Request
@@ -36,9 +37,9 @@ class SmallMerge(NamedTuple):
 
     records: int
     encode: Callable[[BatchHeader], memoryview]
-    put: list[bytes]
-    values: list[bytes]
-    removed: list[bytes]
+    put: Sequence[bytes]
+    values: Sequence[bytes]
+    removed: Sequence[bytes]
     added_rows: int
     digest: int
 
@@ -111,18 +112,16 @@ def _merged_natively(
     if len(set(keys)) < len(keys):
         return None
     old = list(map(get, keys))
-    if b"" in old or sum([len(value) for value in old if value]) > BYTES_MAX:
+    if b"" in old or sum(map(len, filter(None, old))) > BYTES_MAX:
         return None
     found = native.make(keys, values, old)
     if found is None:
         return None
+    removed: list[bytes] = []
     changed = sorted(zip(keys, values, old, strict=True))
-    return SmallMerge(
-        found.records,
-        lambda header: finished(found.batch, header, found.records),
-        [key for key, value, _ in changed if value is not None],
-        [value for _, value, _ in changed if value is not None],
-        [key for key, value, before in changed if value is None and before is not None],
-        found.added_rows,
-        found.digest,
-    )
+    if None in values:
+        removed = [key for key, value, before in changed if value is None and before is not None]
+        changed = [each for each in changed if each[1] is not None]
+    put, stored, _ = zip(*changed, strict=True) if changed else ((), (), ())
+    encode = partial(finished, found.batch, count=found.records)
+    return SmallMerge(found.records, encode, put, stored, removed, found.added_rows, found.digest)
