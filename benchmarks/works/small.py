@@ -31,8 +31,9 @@ _CALLS = 300
 _THREADS = (1, 2, 4, 8)
 _SECONDS_OF_THREADS = 0.5
 _HANDED_OVER_ROWS = 100_000
-_CPU_ROWS = {CPU_ONE: 1, CPU_TEN: 10, CPU_THOUSAND: 1000}
-_CPU_UPDATES = 200
+_CPU_WORK = {CPU_ONE: (1, 2000), CPU_TEN: (10, 1000), CPU_THOUSAND: (1000, 100)}
+"""Rows of an update, and updates of a turn: enough for the index to be committed in time."""
+_CPU_UNSYNCED_UPDATES = 5000
 
 Row = dict[str, Any]
 
@@ -123,7 +124,10 @@ def _handed_over(setting: Setting, table: kvstore.Table, rows: Rows) -> Iterator
 
 
 def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
-    """CPU time of all threads: waiting for the disk and for other programs is not in it."""
+    """CPU time of all threads: waiting for the disk and for other programs is not in it.
+
+    Each turn ends with a commit of the index, or the next one, which may be another's, would pay for it.
+    """
     with (
         kvstore.open(setting.place("cpu")) as store,
         kvstore.open(setting.place("unsynced"), durability="none") as unsynced,
@@ -134,25 +138,26 @@ def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
         peer = Sqlite(setting.place("sqlite"))
         if setting.with_others:
             peer.apply(peer.prepare(rows.batch(np.arange(rows.count))))
-        for line, count in _CPU_ROWS.items():
-            number = max(20, _CPU_UPDATES // count)
+        for line, (count, number) in _CPU_WORK.items():
             batches = rows.updates(count, 3 * number)
             given = cycle([batch if count > small.ROWS_MAX else batch.to_pylist() for batch in batches])
-            each = _cpu_each(table.upsert, given, number)
+            each = _cpu_each(table.upsert, given, number, table.flush)
             ways = {KVSTORE: each, LONG_WAY: _long(each)}
             if setting.with_others:
-                ways[Sqlite.name] = _cpu_each(peer.apply, cycle(list(map(peer.prepare, batches))), number)
+                ways[Sqlite.name] = _cpu_each(peer.apply, cycle(list(map(peer.prepare, batches))), number, peer.settle)
             yield from in_turns(line, ways, setting.rounds, unit="µs")
         other = unsynced.create_table("t", SCHEMA, "k")
         other.upsert(rows.batch(np.arange(rows.count)))
         other.flush()
-        ones = cycle([batch.to_pylist()[0] for batch in rows.updates(1, _CPU_UPDATES)])
-        way = _cpu_each(other.upsert, ones, _CPU_UPDATES)
+        ones = cycle([batch.to_pylist()[0] for batch in rows.updates(1, _CPU_UNSYNCED_UPDATES)])
+        way = _cpu_each(other.upsert, ones, _CPU_UNSYNCED_UPDATES, other.flush)
         yield from in_turns(CPU_UNSYNCED, {KVSTORE: way}, setting.rounds, unit="µs")
         peer.close()
 
 
-def _cpu_each(write: Callable[[Any], object], given: Iterator[Any], number: int) -> Callable[[], float]:
+def _cpu_each(
+    write: Callable[[Any], object], given: Iterator[Any], number: int, settle: Callable[[], None]
+) -> Callable[[], float]:
     """Writes what comes next: the same rows once more would be found in the processor's caches."""
 
     def turn() -> float:
@@ -160,6 +165,7 @@ def _cpu_each(write: Callable[[Any], object], given: Iterator[Any], number: int)
         began = time.process_time()
         for each in these:
             write(each)
+        settle()
         return 1e6 * (time.process_time() - began) / number
 
     return turn
