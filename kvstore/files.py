@@ -159,13 +159,23 @@ class Files:
             if rest:
                 rest[0] = rest[0][written:]
 
+    def fill(self, descriptor: int, position: int, length: int) -> None:
+        """Write zeros.
+
+        Raises:
+            OSError: The disk failed; some of them may be written.
+        """
+        end = position + length
+        while position < end:
+            position += os.pwrite(descriptor, bytes(end - position), position)
+
     def sync(self, descriptor: int) -> None:
-        """Return when everything written through any descriptor of the file is durable."""
+        """Return when everything written through any descriptor of the file is durable, and its length."""
         if self.syncs is None:
-            _sync(descriptor)
+            _sync(descriptor, _DATA)
             return
         began = self.syncs.now()
-        _sync(descriptor)
+        _sync(descriptor, _DATA)
         self.syncs.since(began)
 
     def truncate(self, descriptor: int, length: int) -> None:
@@ -244,7 +254,11 @@ class _ByPath(NamedTuple):
 _DISK = Files()
 
 
-def _sync(descriptor: int) -> None:
+_DATA = "fdatasync"
+"""A sync of a file's bytes and its length, but not of its times: what writes over bytes needs no entry in a journal."""
+
+
+def _sync(descriptor: int, kind: str = "fsync") -> None:
     """Have the disk itself store what was written: fsync on Linux; on macOS, fsync ends in the disk's cache."""
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
@@ -255,7 +269,7 @@ def _sync(descriptor: int) -> None:
                 raise
         else:
             return
-    os.fsync(descriptor)
+    getattr(os, kind, os.fsync)(descriptor)
 
 
 def write_back(descriptor: int) -> None:

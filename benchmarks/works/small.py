@@ -25,7 +25,7 @@ ONE_ROW = "one row, durable when the call returns"
 BY_THREADS = "one row a call, by threads"
 HANDED_OVER = "100,000 updates, by how they are handed over"
 CPU_ONE, CPU_TEN, CPU_THOUSAND = (f"CPU of an update of {rows}, synced" for rows in ("1 row", "10 rows", "1,000 rows"))
-CPU_UNSYNCED = "CPU of an update of 1 row, not synced"
+CPU_ONE_UNSYNCED, CPU_TEN_UNSYNCED = (f"CPU of an update of {rows}, not synced" for rows in ("1 row", "10 rows"))
 LONG_WAY = "kvstore, the long way"
 _CALLS = 300
 _THREADS = (1, 2, 4, 8)
@@ -33,7 +33,7 @@ _SECONDS_OF_THREADS = 0.5
 _HANDED_OVER_ROWS = 100_000
 _CPU_WORK = {CPU_ONE: (1, 2000), CPU_TEN: (10, 1000), CPU_THOUSAND: (1000, 100)}
 """Rows of an update, and updates of a turn: enough for the index to be committed in time."""
-_CPU_UNSYNCED_UPDATES = 5000
+_CPU_UNSYNCED_WORK = {CPU_ONE_UNSYNCED: (1, 3000), CPU_TEN_UNSYNCED: (10, 1500)}
 
 Row = dict[str, Any]
 
@@ -149,9 +149,10 @@ def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
         other = unsynced.create_table("t", SCHEMA, "k")
         other.upsert(rows.batch(np.arange(rows.count)))
         other.flush()
-        ones = cycle([batch.to_pylist()[0] for batch in rows.updates(1, _CPU_UNSYNCED_UPDATES)])
-        way = _cpu_each(other.upsert, ones, _CPU_UNSYNCED_UPDATES, other.flush)
-        yield from in_turns(CPU_UNSYNCED, {KVSTORE: way}, setting.rounds, unit="µs")
+        for line, (count, number) in _CPU_UNSYNCED_WORK.items():
+            given = cycle([batch.to_pylist() for batch in rows.updates(count, 2 * number)])
+            each = _cpu_each(other.upsert, given, number, other.flush)
+            yield from in_turns(line, {KVSTORE: each, LONG_WAY: _long(each)}, setting.rounds, unit="µs")
         peer.close()
 
 

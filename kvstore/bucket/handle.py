@@ -509,7 +509,7 @@ class BucketHandle:
         if not known.is_current(self.place.index):
             return None
         if not self._read_only() and self._clock.monotonic() >= self._recover_next:
-            if not is_at_end(self.place, known.state) or self._context.catalog.writers().commits:
+            if not is_at_end(self.place, known.state, self._files) or self._context.catalog.writers().commits:
                 return None
             self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
         return known.state
@@ -563,7 +563,7 @@ class BucketHandle:
         complete = False
         if self._index is not None:
             with self._index.view() as view:
-                complete = is_at_end(self.place, view.state())
+                complete = is_at_end(self.place, view.state(), self._files)
                 if complete and self._has(view, self._context.catalog.writers().commits):
                     return
         with self._ownership.borrowed() as is_owner:

@@ -23,7 +23,7 @@ from kvstore.files import refusals
 from kvstore.index.compaction import write_copy
 from kvstore.index.index import Index, View
 from kvstore.log import retention
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import LogEnd, LogFiles
 from logformat.ids import Offset
 
 LOOK_SECONDS = 60.0
@@ -128,8 +128,7 @@ class Maintenance:
                 return
             # The process that took it may have died, or failed, before its name was durable.
             self._files.sync_directory(newest.directory.parent)
-            with self._view() as view:
-                committed = synced_end(view.state())
+            committed = self._committed_end()
             needed = retention.needed_from(newest.log_end, committed)
             retention.remove_before(
                 self._place.log, log, Offset(min(expired, needed)), self._files, self._context.reader_positions
@@ -162,7 +161,12 @@ class Maintenance:
         now, retention_ms = self._clock.now_ms(), self._retention_ms()
         older_than = None if retention_ms is None else now - retention_ms
         bytes_max = self._options.log_bytes_max
-        return retention.expired_before(log, older_than_ms=older_than, bytes_max=bytes_max, now_ms=now)
+        end = self._committed_end()
+        return retention.expired_before(log, end, older_than_ms=older_than, bytes_max=bytes_max, now_ms=now)
+
+    def _committed_end(self) -> LogEnd:
+        with self._view() as view:
+            return synced_end(view.state())
 
     def _take(self) -> Snapshot:
         began = self._clock.monotonic()

@@ -24,7 +24,7 @@ from kvstore.index.compaction import OLD
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
 from kvstore.log.log import Log
-from kvstore.log.segments import LogEnd, LogFiles
+from kvstore.log.segments import LogEnd, LogFiles, ends_at
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from logformat import paths
@@ -90,13 +90,13 @@ def _opened(
     return path
 
 
-def is_at_end(place: BucketPlace, state: IndexState) -> bool:
+def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
     """Whether the log ends at the index's synced position, and the index has all of it."""
     last = paths.segment_file(place.log, state.synced_base)
     return (
         state.applied_offset == state.synced_offset
         and LogFiles(place.log, place.identity).bases()[-1:] == [state.synced_base]
-        and last.stat().st_size == state.synced_position
+        and ends_at(last, last.stat().st_size, state.synced_position, files)
     )
 
 

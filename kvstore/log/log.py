@@ -103,7 +103,7 @@ class Log:
         if self._sealed:
             self._leave_sealed_segment()
         count = len(self._unsynced)
-        self._write(batches)
+        self._write(batches, durable=durable)
         self._unsynced.extend(batches)
         if durable or self._end.position - self._durable.position > UNSYNCED_BYTES_MAX:
             try:
@@ -153,6 +153,8 @@ class Log:
             self._leave_sealed_segment()
             return
         try:
+            if self._segment.remove_room():
+                self._segment.sync()
             self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
         except OSError as error:
             raise self._refused(error) from error
@@ -160,12 +162,16 @@ class Log:
 
     def close(self) -> None:
         """Close the files; what was not synced may be lost in a power cut."""
+        with suppress(OSError):  # zeros after the end are no damage
+            self._segment.remove_room()
         self._segment.close()
         self._index.close()
         self._files.let_go(self._directory)
 
-    def _write(self, batches: Sequence[EncodedBatch]) -> None:
+    def _write(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:
         try:
+            if durable:
+                self._segment.make_room(sum([batch.size for batch in batches]))
             self._segment.append(batches)
         except OSError as error:
             self._cut(self._segment.end)  # half a batch must not stay where the next one goes

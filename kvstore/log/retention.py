@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ def can_expire(retention_ms: int | None, bytes_max: int) -> bool:
 
 
 def expired_before(
-    log: LogFiles, *, older_than_ms: int | None, bytes_max: int = UNLIMITED, now_ms: int = OFFSET_MAX
+    log: LogFiles, end: LogEnd, *, older_than_ms: int | None, bytes_max: int = UNLIMITED, now_ms: int = OFFSET_MAX
 ) -> Offset:
     """The offset up to which a log has expired; all that is there begins at it, if nothing has.
 
@@ -44,6 +44,7 @@ def expired_before(
     its age, for a clock was wrong: it expires with the next one.
 
     Args:
+        end: Up to where the log is counted: the last file may be longer.
         older_than_ms: A segment has expired if its last commit timestamp is before this; None ignores age,
         bytes_max: or if the segments after it still have this many bytes.
 
@@ -51,10 +52,10 @@ def expired_before(
         CorruptBatch: A segment is damaged at its last commit timestamp.
     """
     bases = log.bases()
-    left = sum(log.segment(base).size for base in bases) if bytes_max < UNLIMITED else 0
+    left = sum(_sizes(log, bases, end)) if bytes_max < UNLIMITED else 0
     start, latest = bases[0], -OFFSET_MAX
-    for base, following in pairwise(bases):
-        left -= log.segment(base).size
+    for (base, following), size in zip(pairwise(bases), _sizes(log, bases, end), strict=False):
+        left -= size
         if bytes_max == UNLIMITED or left < bytes_max:
             if older_than_ms is None:
                 break
@@ -103,6 +104,13 @@ def remove_before(
             with suppress(FileNotFoundError):
                 files.remove(path)
     return bases[-1]
+
+
+def _sizes(log: LogFiles, bases: Sequence[Offset], end: LogEnd) -> Iterator[int]:
+    """Bytes of each segment."""
+    for following in bases[1:]:
+        yield log.segment(following).head.previous_end
+    yield end.position if end.base == bases[-1] else 0
 
 
 def _last_timestamp(log: LogFiles, base: Offset, following: Offset) -> int:

@@ -4,6 +4,8 @@
   :func:`publish`.
 * Appended batches are durable after the next sync. The caller syncs a segment before it begins the next one.
 * After an error ``end`` is where it was, but the file may have bytes after it; the caller truncates it or gives it up.
+* Small batches go where zeros were written ahead: a sync of bytes within a file's length costs less than one of a
+  longer file. The zeros are no part of the log. They are cut off before the next segment begins, and at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from logformat.log import sparse_index
 from logformat.log.batch import BatchHeader
 from logformat.log.segment import HEAD_BYTES, NO_OFFSET, START, SegmentHead, decode_head, encode_head
 from logformat.log.sparse_index import Entry
+
+ROOM_BYTES = 1 << 16
+"""Zeros that are written ahead at a time."""
+SMALL_BYTES_MAX = 1 << 13
+"""Small batches: larger ones take so long that zeros ahead of them would gain nothing."""
 
 
 class EncodedBatch(NamedTuple):
@@ -72,6 +79,7 @@ class SegmentWriter:
     def __init__(self, descriptor: int, head: SegmentHead, end: LogEnd, files: Files) -> None:
         self.head = head
         self.end = end
+        self._room_end = end.position
         self._descriptor = descriptor
         self._files = files
 
@@ -119,6 +127,32 @@ class SegmentWriter:
         """Size of the file."""
         return os.fstat(self._descriptor).st_size
 
+    def make_room(self, size: int) -> None:
+        """Have zeros where so many bytes will be appended, if these are few; on a full disk there may be none.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        end = self.end.position
+        if size > SMALL_BYTES_MAX or end + size <= self._room_end:
+            return
+        try:
+            self._files.fill(self._descriptor, end, ROOM_BYTES)
+            self._room_end = Position(end + ROOM_BYTES)
+        except OSError:
+            self.truncate(self.end)  # there may be room for the batch
+
+    def remove_room(self) -> bool:
+        """Cut off the zeros after the end; returns whether there were any.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        had_room = self._room_end > self.end.position
+        if had_room:
+            self.truncate(self.end)
+        return had_room
+
     def append(self, batches: Sequence[EncodedBatch]) -> None:
         """Write batches at the end.
 
@@ -137,6 +171,7 @@ class SegmentWriter:
         """
         self._files.truncate(self._descriptor, end.position)
         self.end = end
+        self._room_end = end.position
 
     def sync(self) -> None:
         """Make everything appended durable.

@@ -24,7 +24,7 @@ from kvstore.files import Files, data_ranges, no_file, open_file, size_of
 from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
 from logformat.log import sparse_index
-from logformat.log.batch import ALIGNMENT, MAGIC, BatchHeader, decode_header, verify
+from logformat.log.batch import ALIGNMENT, LOG_OVERHEAD, MAGIC, BatchHeader, decode_header, verify
 from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, decode_head
 
 _OPEN_MAX = 2
@@ -137,6 +137,10 @@ class Segment:
             )
         return FoundBatch(header, data[: header.size], self.path, position)
 
+    def goes_on_at(self, position: Position) -> bool:
+        """Whether the mapped file has more at a position than zeros."""
+        return position + LOG_OVERHEAD < len(self._map) and self._map[position + LOG_OVERHEAD] != 0
+
     def bytes_from(self, position: Position) -> memoryview:
         """The rest of the file."""
         self._extend()
@@ -170,6 +174,19 @@ class Segment:
 
     def _corrupt(self, message: str, position: Position, expected: Offset) -> CorruptBatch:
         return CorruptBatch(message, path=self.path, position=position, offset=expected)
+
+
+def ends_at(path: Path, size: int, position: Position, files: Files) -> bool:
+    """Whether a segment's batches end at a position: the file ends there, or has zeros.
+
+    Args:
+        size: Size of the file.
+    """
+    if size <= position:
+        return size == position
+    with suppress(FileNotFoundError), open_file(path, files) as file:
+        return not any(os.pread(file.fileno(), ALIGNMENT, position))
+    return False
 
 
 def read_sparse_index(path: Path, files: Files) -> list[sparse_index.Entry]:
@@ -406,7 +423,7 @@ class LogFiles:
         place = bisect_right(self._bases, base)
         # Segments exist before any reader learns of their offsets. Only a reader with an end that is too far reaches
         # the end of the last known segment, and by then there may be another one.
-        if place == len(self._bases) and position >= self.segment(base).size:
+        if place == len(self._bases) and not self.segment(base).goes_on_at(position):
             place = bisect_right(self.bases(), base)
         return self._bases[place] if place < len(self._bases) else None
 
@@ -441,7 +458,8 @@ class LogFiles:
 class KnownEnd:
     """Where the whole batches in a log's files end, and what its last file was when that was last read.
 
-    * A file is remembered only if it ended where its last batch did: until it is written again, it has no other batch.
+    * A file is remembered only if it ended where its last batch did, or had zeros there: until it is written again, it
+      has no other batch. Its size and its times may stay as they are then, so these zeros are looked at each time.
 
     Args:
         directory: Of the log.
@@ -469,15 +487,19 @@ class KnownEnd:
                 for found in log.batches(max(Offset(offset - 1), start), OFFSET_MAX):
                     end, path, position = found.header.next_offset, found.path, found.end
             version = self._version(path)
-            if end == offset and version is not None and version.size == position:
+            if end == offset and version is not None:
                 # Another file that has the batch at the offset is named after it.
-                self._known = _Known(offset, path, version, paths.segment_file(self._directory, offset))
+                known = _Known(offset, path, position, version, paths.segment_file(self._directory, offset))
+                self._known = known if self._is_last(known) else None
         return max(end, offset)
 
     def _still_ends(self, known: _Known) -> bool:
-        if self._version(known.path) != known.version:
+        if self._version(known.path) != known.version or not self._is_last(known):
             return False
         return known.path == known.following or not self._files.exists(known.following)
+
+    def _is_last(self, known: _Known) -> bool:
+        return ends_at(known.path, known.version.size, known.position, self._files)
 
     def _version(self, path: Path) -> _Version | None:
         status = self._files.status(path)
@@ -489,11 +511,13 @@ class _Known(NamedTuple):
 
     Attributes:
         end: Where its last batch ends.
+        position: The same in the file.
         following: The file that the next batch would be in, if it is not this one.
     """
 
     end: Offset
     path: Path
+    position: Position
     version: _Version
     following: Path
 

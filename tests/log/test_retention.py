@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,12 @@ def log(tmp_path: Path) -> LogFiles:
     return LogFiles(tmp_path, IDENTITY)
 
 
+def expired(log: LogFiles, **limits: Any) -> Offset:
+    last = log.bases()[-1]
+    end = LogEnd(last, Position(log.segment(last).size), Offset(last + 1))
+    return expired_before(log, end, **limits)
+
+
 def bases(directory: Path) -> list[int]:
     return sorted(int(path.stem) for path in directory.glob("*.log"))
 
@@ -41,7 +48,7 @@ def names(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(("older_than", "expected"), [(0, 0), (2, 0), (3, 3), (5, 3), (6, 6), (8, 6), (9, 9), (99, 9)])
 def test_a_segment_expires_with_its_last_change(log: LogFiles, older_than: int, expected: int) -> None:
-    assert expired_before(log, older_than_ms=older_than) == expected
+    assert expired(log, older_than_ms=older_than) == expected
 
 
 @pytest.mark.parametrize("harm", ["gone", "empty", "wrong"])
@@ -51,18 +58,28 @@ def test_a_wrong_sparse_index_does_not_affect_expiry(log: LogFiles, tmp_path: Pa
         path.unlink()
         if harm != "gone":
             path.write_bytes(b"" if harm == "empty" else data[:16] + data[-24:] * 3)
-    assert [expired_before(log, older_than_ms=time) for time in (2, 3, 8)] == [0, 3, 6]
+    assert [expired(log, older_than_ms=time) for time in (2, 3, 8)] == [0, 3, 6]
 
 
 def test_a_segment_expires_when_later_ones_reach_the_size_limit(log: LogFiles) -> None:
     sizes = [log.segment(Offset(base)).size for base in BASES]
     for count in range(len(BASES)):
         left = sum(sizes[count:])
-        assert expired_before(log, older_than_ms=None, bytes_max=left) == BASES[count]
-        assert expired_before(log, older_than_ms=None, bytes_max=left + 1) == BASES[max(count - 1, 0)]
-    assert expired_before(log, older_than_ms=None, bytes_max=1) == BASES[-1]
-    assert expired_before(log, older_than_ms=None) == 0
-    assert expired_before(log, older_than_ms=3, bytes_max=sum(sizes[2:])) == BASES[2]
+        assert expired(log, older_than_ms=None, bytes_max=left) == BASES[count]
+        assert expired(log, older_than_ms=None, bytes_max=left + 1) == BASES[max(count - 1, 0)]
+    assert expired(log, older_than_ms=None, bytes_max=1) == BASES[-1]
+    assert expired(log, older_than_ms=None) == 0
+    assert expired(log, older_than_ms=3, bytes_max=sum(sizes[2:])) == BASES[2]
+
+
+def test_zeros_after_the_end_do_not_count(log: LogFiles, tmp_path: Path) -> None:
+    sizes = [log.segment(Offset(base)).size for base in BASES]
+    end = LogEnd(Offset(9), Position(sizes[-1]), Offset(10))
+    with paths.segment_file(tmp_path, Offset(9)).open("ab") as file:
+        file.write(bytes(100_000))
+    log = LogFiles(tmp_path, IDENTITY)
+    assert expired_before(log, end, older_than_ms=None, bytes_max=sum(sizes[1:]) + 1) == 0
+    assert expired_before(log, end, older_than_ms=None, bytes_max=sum(sizes[1:])) == 3
 
 
 def test_a_damaged_segment_does_not_expire(log: LogFiles, tmp_path: Path) -> None:
@@ -71,7 +88,7 @@ def test_a_damaged_segment_does_not_expire(log: LogFiles, tmp_path: Path) -> Non
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptBatch):
-        expired_before(log, older_than_ms=99)
+        expired(log, older_than_ms=99)
 
 
 def test_segments_needed_by_a_recovery_are_kept() -> None:

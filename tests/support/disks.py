@@ -15,7 +15,7 @@ class FailingDisk(Files):
 
     Attributes:
         fail: Asked before every call with its name and path or descriptor; an errno makes the call fail.
-        short: Bytes a failing write still takes before it fails.
+        short: Bytes a failing write or fill still takes before it fails.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,14 @@ class FailingDisk(Files):
             os.pwrite(descriptor, b"".join(pieces)[: self.short], position)
             raise
         super().write(descriptor, pieces, position)
+
+    def fill(self, descriptor: int, position: int, length: int) -> None:
+        try:
+            self._ask("fill")
+        except OSError:
+            super().fill(descriptor, position, min(self.short, length))
+            raise
+        super().fill(descriptor, position, length)
 
     def sync(self, descriptor: int) -> None:
         self._ask("sync")

@@ -46,7 +46,7 @@ def recover(path: Path) -> recovery.Recovery:
 
 
 def _log_bytes(store: Store) -> int:
-    return sum(each.stat().st_size for each in store.path.glob("tables/*/*/log/*.log"))
+    return store.metrics()["kvstore_log_bytes_total"]["t"]
 
 
 def _fill_segments(table: kvstore.Table, count: int) -> None:
