@@ -17,6 +17,7 @@ from kvstore.files import Files
 from kvstore.log.segments import LogEnd, LogFiles
 from logformat import paths
 from logformat.ids import OFFSET_MAX, Offset
+from logformat.log.segment import HEAD_BYTES
 
 UNLIMITED = OFFSET_MAX
 """No size limit: more bytes than any log has."""
@@ -110,7 +111,7 @@ def _sizes(log: LogFiles, bases: Sequence[Offset], end: LogEnd) -> Iterator[int]
     """Bytes of each segment."""
     for following in bases[1:]:
         yield log.segment(following).head.previous_end
-    yield end.position if end.base == bases[-1] else 0
+    yield end.position if end.base == bases[-1] else HEAD_BYTES
 
 
 def _last_timestamp(log: LogFiles, base: Offset, following: Offset) -> int:

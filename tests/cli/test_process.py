@@ -49,6 +49,7 @@ def test_the_installed_command_is_the_same(store: Path) -> None:
 def test_an_interrupt_during_the_imports_is_one_line() -> None:
     code = """
 import os, signal, sys, kvstore_command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs in the background ignore it
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
         if name == "kvstore":
