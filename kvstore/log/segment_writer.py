@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from kvstore.files import Files
-from kvstore.log.segments import LogEnd, LogIdentity, read_sparse_index
+from kvstore.log.segments import ROOM_BYTES, LogEnd, LogIdentity, read_sparse_index
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log import sparse_index
@@ -25,8 +25,6 @@ from logformat.log.batch import BatchHeader
 from logformat.log.segment import HEAD_BYTES, NO_OFFSET, START, SegmentHead, decode_head, encode_head
 from logformat.log.sparse_index import Entry
 
-ROOM_BYTES = 1 << 16
-"""Zeros that are written ahead at a time."""
 SMALL_BYTES_MAX = 1 << 13
 """Small batches: larger ones take so long that zeros ahead of them would gain nothing."""
 

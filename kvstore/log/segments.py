@@ -24,9 +24,11 @@ from kvstore.files import Files, data_ranges, no_file, open_file, size_of
 from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
 from logformat.log import sparse_index
-from logformat.log.batch import ALIGNMENT, LOG_OVERHEAD, MAGIC, BatchHeader, decode_header, verify
+from logformat.log.batch import ALIGNMENT, MAGIC, BatchHeader, decode_header, verify
 from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, decode_head
 
+ROOM_BYTES = 1 << 16
+"""Zeros that a writer puts at the end of a segment at a time, for small batches to go there."""
 _OPEN_MAX = 2
 """Segments kept open: the one being read, and the one before or after it."""
 _PIECE_BYTES = 1 << 24
@@ -138,8 +140,11 @@ class Segment:
         return FoundBatch(header, data[: header.size], self.path, position)
 
     def goes_on_at(self, position: Position) -> bool:
-        """Whether the mapped file has more at a position than zeros."""
-        return position + LOG_OVERHEAD < len(self._map) and self._map[position + LOG_OVERHEAD] != 0
+        """Whether the file had a batch at a position where a batch may begin, when it was mapped."""
+        if position + ROOM_BYTES < len(self._map):
+            return True
+        # Not through the map: if the zeros were cut off meanwhile, a look at them would end the process.
+        return position < len(self._map) and not ends_at(self.path, len(self._map), position, self._files)
 
     def bytes_from(self, position: Position) -> memoryview:
         """The rest of the file."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from kvstore.bucket.context import BucketPlace
 from kvstore.errors import CorruptData
 from kvstore.files import Files, names_in
-from kvstore.log.segment_writer import ROOM_BYTES, EncodedBatch, SegmentWriter, head_at, publish, temporary_file
-from kvstore.log.segments import LogEnd
+from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at, publish, temporary_file
+from kvstore.log.segments import ROOM_BYTES, LogEnd
 from kvstore.repair.derived_files import DerivedFilesRepair
 from kvstore.repair.evidence import Hole, LogEvidence, RepairedLog
 from kvstore.repair.quarantine import Quarantine

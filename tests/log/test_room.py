@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.errors import StoreFull
+from kvstore.errors import CorruptBatch, StoreFull
 from kvstore.files import Files
 from kvstore.log.log import Log
-from kvstore.log.segment_writer import ROOM_BYTES, SMALL_BYTES_MAX
-from kvstore.log.segments import KnownEnd, LogFiles
-from logformat.ids import Offset
+from kvstore.log.segment_writer import SMALL_BYTES_MAX
+from kvstore.log.segments import ROOM_BYTES, KnownEnd, LogFiles
+from logformat.ids import OFFSET_MAX, Offset
 from tests.cli.commands import fine
 from tests.support.calls_made import calls_made
 from tests.support.disks import FailingDisk, failing
-from tests.support.logs import IDENTITY, append, batch, offsets, open_log
+from tests.support.logs import IDENTITY, append, batch, offsets, open_log, stretch
 from tests.support.processes import Child, Pipe
 
 
@@ -140,6 +143,29 @@ def test_a_read_goes_on_in_the_next_segment_though_it_saw_zeros_at_the_end_of_th
     log.roll(b"")
     append_durably(log, 2)
     assert [found.header.base_offset for found in batches] == [2, 3]
+
+
+def _read_on(pipe: Pipe, directory: Path, count: int) -> None:
+    batches = LogFiles(directory, IDENTITY).batches(Offset(0), OFFSET_MAX)
+    pipe.send([next(batches).header.base_offset for _ in range(count)])
+    pipe.recv()
+    with suppress(CorruptBatch):
+        next(batches)
+    pipe.send("still there")
+
+
+def test_a_reader_survives_that_zeros_which_it_has_mapped_are_cut_off(tmp_path: Path) -> None:
+    """Pages of a map that lie after the end of the file end a process that looks at them."""
+    log = open_log(tmp_path)
+    log.append([batch(0, rows=pa.record_batch({"s": ["five times 64 bytes"]}))], durable=True)
+    while log.end.position % mmap.PAGESIZE:
+        log.append([stretch(log.end.offset, log.end.offset + 1)], durable=True)
+        assert log.end.position < ROOM_BYTES
+    with Child(_read_on, tmp_path, log.end.offset) as reader:
+        assert reader.hear() == list(range(log.end.offset))
+        log.close()
+        reader.say("go on")
+        assert reader.hear() == "still there"
 
 
 def _write_and_wait(pipe: Pipe, path: Path) -> None:

@@ -21,7 +21,14 @@ ROWS = pa.record_batch({"a": pa.array(range(8), pa.int64())})
 
 
 def batch(
-    base: int, records: int = 1, *, durable_end: int = 0, timestamp: int = 0, writer: int = -1, sequence: int = -1
+    base: int,
+    records: int = 1,
+    *,
+    durable_end: int = 0,
+    timestamp: int = 0,
+    writer: int = -1,
+    sequence: int = -1,
+    rows: pa.RecordBatch = ROWS,
 ) -> EncodedBatch:
     whole = LogBatch(
         base_offset=Offset(base),
@@ -31,7 +38,7 @@ def batch(
         bucket_id=IDENTITY.bucket_id,
         writer_id=WriterId(writer),
         batch_sequence=Sequence(sequence),
-        rows=ROWS.slice(0, records),
+        rows=rows.slice(0, records),
         change_types=np.ones(records, np.uint8),
     )
     return EncodedBatch(whole.base_offset, Offset(base + max(records, 1)), timestamp, encode_parts(whole))
