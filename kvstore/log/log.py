@@ -153,8 +153,13 @@ class Log:
             self._leave_sealed_segment()
             return
         try:
-            if self._segment.remove_room():
+            if self._segment.cut_ahead():
                 self._segment.sync()
+        except OSError:
+            self._sealed = True
+            self._leave_sealed_segment()
+            return
+        try:
             self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
         except OSError as error:
             raise self._refused(error) from error
@@ -163,7 +168,7 @@ class Log:
     def close(self) -> None:
         """Close the files; what was not synced may be lost in a power cut."""
         with suppress(OSError):  # zeros after the end are no damage
-            self._segment.remove_room()
+            self._segment.cut_ahead()
         self._segment.close()
         self._index.close()
         self._files.let_go(self._directory)
@@ -171,7 +176,7 @@ class Log:
     def _write(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:
         try:
             if durable:
-                self._segment.make_room(sum([batch.size for batch in batches]))
+                self._segment.fill_ahead(sum([batch.size for batch in batches]))
             self._segment.append(batches)
         except OSError as error:
             self._cut(self._segment.end)  # half a batch must not stay where the next one goes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from kvstore.files import Files
-from kvstore.log.segments import ROOM_BYTES, LogEnd, LogIdentity, read_sparse_index
+from kvstore.log.segments import AHEAD_BYTES, LogEnd, LogIdentity, read_sparse_index
 from logformat import paths
 from logformat.ids import Offset, Position
 from logformat.log import sparse_index
@@ -77,7 +77,7 @@ class SegmentWriter:
     def __init__(self, descriptor: int, head: SegmentHead, end: LogEnd, files: Files) -> None:
         self.head = head
         self.end = end
-        self._room_end = end.position
+        self._ahead_end = end.position
         self._descriptor = descriptor
         self._files = files
 
@@ -125,28 +125,28 @@ class SegmentWriter:
         """Size of the file."""
         return os.fstat(self._descriptor).st_size
 
-    def make_room(self, size: int) -> None:
+    def fill_ahead(self, size: int) -> None:
         """Have zeros where so many bytes will be appended, if these are few; on a full disk there may be none.
 
         Raises:
             OSError: The disk fails.
         """
         end = self.end.position
-        if size > SMALL_BYTES_MAX or end + size <= self._room_end:
+        if size > SMALL_BYTES_MAX or end + size <= self._ahead_end:
             return
         try:
-            self._files.fill(self._descriptor, end, ROOM_BYTES)
-            self._room_end = Position(end + ROOM_BYTES)
+            self._ahead_end = Position(end + AHEAD_BYTES)
+            self._files.fill(self._descriptor, end, AHEAD_BYTES)
         except OSError:
             self.truncate(self.end)  # there may be room for the batch
 
-    def remove_room(self) -> bool:
+    def cut_ahead(self) -> bool:
         """Cut off the zeros after the end; returns whether there were any.
 
         Raises:
             OSError: The disk refuses.
         """
-        had_room = self._room_end > self.end.position
+        had_room = self._ahead_end > self.end.position
         if had_room:
             self.truncate(self.end)
         return had_room
@@ -169,7 +169,7 @@ class SegmentWriter:
         """
         self._files.truncate(self._descriptor, end.position)
         self.end = end
-        self._room_end = end.position
+        self._ahead_end = end.position
 
     def sync(self) -> None:
         """Make everything appended durable.

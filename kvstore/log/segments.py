@@ -27,8 +27,8 @@ from logformat.log import sparse_index
 from logformat.log.batch import ALIGNMENT, MAGIC, BatchHeader, decode_header, verify
 from logformat.log.segment import HEAD_BYTES, SEGMENT_BYTES_MAX, decode_head
 
-ROOM_BYTES = 1 << 16
-"""Zeros that a writer puts at the end of a segment at a time, for small batches to go there."""
+AHEAD_BYTES = 1 << 16
+"""Zeros that a writer puts at the end of the last segment at a time, for small batches to go there."""
 _OPEN_MAX = 2
 """Segments kept open: the one being read, and the one before or after it."""
 _PIECE_BYTES = 1 << 24
@@ -118,7 +118,7 @@ class Segment:
         Raises:
             CorruptBatch: There is no batch at the position, or it is damaged.
         """
-        if position + sparse_index.INTERVAL_BYTES > len(self._map):
+        if position + sparse_index.INTERVAL_BYTES >= len(self._map):
             self._extend()
         data = self._map[position:]
         try:
@@ -139,12 +139,20 @@ class Segment:
             )
         return FoundBatch(header, data[: header.size], self.path, position)
 
-    def goes_on_at(self, position: Position) -> bool:
-        """Whether the file had a batch at a position where a batch may begin, when it was mapped."""
-        if position + ROOM_BYTES < len(self._map):
-            return True
+    def has_batch(self, position: Position) -> bool:
+        """Whether the file has more than zeros now where a batch may begin."""
         # Not through the map: if the zeros were cut off meanwhile, a look at them would end the process.
-        return position < len(self._map) and not ends_at(self.path, len(self._map), position, self._files)
+        with suppress(FileNotFoundError), open_file(self.path, self._files) as file:
+            return any(os.pread(file.fileno(), ALIGNMENT, position))
+        return False
+
+    def bytes_with_batches(self) -> int:
+        """Size of the file without the zeros at its end; approximate, because a batch may end in zeros, too."""
+        with suppress(FileNotFoundError), open_file(self.path, self._files) as file:
+            size = os.fstat(file.fileno()).st_size
+            zeros = os.pread(file.fileno(), AHEAD_BYTES, max(size - AHEAD_BYTES, 0))
+            return size - (len(zeros) - len(zeros.rstrip(b"\0"))) // ALIGNMENT * ALIGNMENT
+        return len(self._map)
 
     def bytes_from(self, position: Position) -> memoryview:
         """The rest of the file."""
@@ -182,15 +190,16 @@ class Segment:
 
 
 def ends_at(path: Path, size: int, position: Position, files: Files) -> bool:
-    """Whether a segment's batches end at a position: the file ends there, or has zeros.
+    """Whether a segment's batches end at a position: its file ends there, or with zeros that were written ahead.
 
     Args:
         size: Size of the file.
     """
-    if size <= position:
-        return size == position
+    rest = size - position
+    if rest <= 0 or rest > AHEAD_BYTES:
+        return rest == 0
     with suppress(FileNotFoundError), open_file(path, files) as file:
-        return not any(os.pread(file.fileno(), ALIGNMENT, position))
+        return os.pread(file.fileno(), rest, position) == bytes(rest)
     return False
 
 
@@ -289,6 +298,7 @@ class LogFiles:
         """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier.
 
         Args:
+            end: ``OFFSET_MAX`` reads whatever is in the files now, and then raises CorruptBatch.
             counts_only: See :meth:`Segment.batch_at`.
 
         Raises:
@@ -300,6 +310,8 @@ class LogFiles:
         base = self._base_of(start)
         expected, position = self._near(base, start)
         while expected < end:
+            if end == OFFSET_MAX:
+                self._look(base, position, expected)
             found, base = self._next(base, position, expected, counts_only)
             expected, position = found.header.next_offset, found.end
             if expected > start:
@@ -397,7 +409,7 @@ class LogFiles:
         for base in self._bases_between(start, end):
             segment = self.segment(base)
             known += [(size + entry.position, entry.offset) for entry in segment.sparse_index()]
-            size += segment.size
+            size += segment.bytes_with_batches()
         inner = [(place, offset) for place, offset in known if start < offset < end]
         first = max((place for place, offset in known if offset <= start), default=0)
         last = min((place for place, offset in known if offset >= end), default=size)
@@ -407,6 +419,16 @@ class LogFiles:
         """Segments that may overlap a range."""
         bases = self.bases()
         return bases[max(bisect_right(bases, start) - 1, 0) : bisect_right(bases, end - 1)]
+
+    def _look(self, base: Offset, position: Position, expected: Offset) -> None:
+        """Verify that a batch is to be read next: at the position, or in a segment that begins after it.
+
+        Raises:
+            CorruptBatch: The log goes on no further.
+        """
+        segment = self.segment(base)
+        if not segment.has_batch(position) and bisect_right(self.bases(), base) == len(self._bases):
+            raise CorruptBatch("No batch is here yet.", path=segment.path, position=position, offset=expected)
 
     def _next(self, base: Offset, position: Position, expected: Offset, counts_only: bool) -> tuple[FoundBatch, Offset]:
         following = self._following(base, position)
@@ -428,7 +450,7 @@ class LogFiles:
         place = bisect_right(self._bases, base)
         # Segments exist before any reader learns of their offsets. Only a reader with an end that is too far reaches
         # the end of the last known segment, and by then there may be another one.
-        if place == len(self._bases) and not self.segment(base).goes_on_at(position):
+        if place == len(self._bases) and position >= self.segment(base).size:
             place = bisect_right(self.bases(), base)
         return self._bases[place] if place < len(self._bases) else None
 

@@ -19,7 +19,7 @@ from kvstore.bucket.context import BucketPlace
 from kvstore.errors import CorruptData
 from kvstore.files import Files, names_in
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at, publish, temporary_file
-from kvstore.log.segments import ROOM_BYTES, LogEnd
+from kvstore.log.segments import LogEnd
 from kvstore.repair.derived_files import DerivedFilesRepair
 from kvstore.repair.evidence import Hole, LogEvidence, RepairedLog
 from kvstore.repair.quarantine import Quarantine
@@ -288,7 +288,7 @@ class LogRepair:
                 )
         end_is_known = stop is not None or self._evidence.has_index_state
         if not problem and own.end.offset >= durable_end and end_in_next in (None, own.end.position):
-            if end_is_known or _fills(own, segment) or _has_room(own, segment):
+            if end_is_known or _fills(own, segment):
                 return own
             problem = "bytes at its end could not be read"
         if own.end.offset < durable_end and not problem:
@@ -416,13 +416,6 @@ class LogRepair:
 def _fills(content: _Content, segment: ScannedSegment | None) -> bool:
     """Whether a segment's file had no bytes after the chain."""
     return segment is not None and segment.size <= content.end.position
-
-
-def _has_room(content: _Content, segment: ScannedSegment | None) -> bool:
-    """Whether a segment's file had only zeros after the chain, which its writer has written ahead."""
-    if segment is None or segment.data is None or segment.size - content.end.position > ROOM_BYTES:
-        return False
-    return not any(segment.data[content.end.position :])
 
 
 def _content(base: Offset, segment: ScannedSegment | None, stop: Offset | None) -> _Content:

@@ -38,7 +38,7 @@ def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: A
                         "segment": segment.path.name,
                         "base_offset": segment.base,
                         "end_offset": stop,
-                        "bytes": segment.size,
+                        "bytes": segment.bytes_with_batches(),
                         "batches": len(times),
                         "first_time": _time(times[0]) if times else None,
                         "last_time": _time(times[-1]) if times else None,

@@ -110,7 +110,7 @@ def _status(log: LogFiles, part: Part) -> dict[str, Any]:
     except StoreError as error:
         return error_facts(error)
     time = None if first is None else time_text(first.header.commit_timestamp)
-    return {"segment": segment.path.name, "bytes": segment.size, "first_time": time}
+    return {"segment": segment.path.name, "bytes": segment.bytes_with_batches(), "first_time": time}
 
 
 def _row(segment: dict[str, Any], definition: TableDefinition, bucket: int) -> list[Any]:

@@ -20,9 +20,9 @@ from kvstore.errors import CorruptBatch, StoreFull
 from kvstore.files import Files
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import SMALL_BYTES_MAX
-from kvstore.log.segments import ROOM_BYTES, KnownEnd, LogFiles
-from logformat.ids import OFFSET_MAX, Offset
-from tests.cli.commands import fine
+from kvstore.log.segments import AHEAD_BYTES, KnownEnd, LogFiles, ends_at
+from logformat.ids import OFFSET_MAX, Offset, Position
+from tests.cli.commands import fine, run
 from tests.support.calls_made import calls_made
 from tests.support.disks import FailingDisk, failing
 from tests.support.logs import IDENTITY, append, batch, offsets, open_log, stretch
@@ -54,7 +54,7 @@ def test_a_file_grows_by_zeros_and_batches_take_their_place(tmp_path: Path) -> N
     for _ in range(500):
         append_durably(log)
         sizes.add(last_file(tmp_path).stat().st_size)
-    assert len(sizes) == 1 + log.end.position // ROOM_BYTES
+    assert len(sizes) == 1 + log.end.position // AHEAD_BYTES
     assert offsets(tmp_path) == list(range(551))
     log.close()
     assert last_file(tmp_path).stat().st_size == log.end.position
@@ -135,14 +135,43 @@ def test_another_process_sees_each_batch_and_asks_again_at_little_cost(tmp_path:
         assert known.after(Offset(end), LogFiles(tmp_path, IDENTITY)) == end + 1
 
 
-def test_a_read_goes_on_in_the_next_segment_though_it_saw_zeros_at_the_end_of_this_one(tmp_path: Path) -> None:
+def test_a_read_of_all_there_is_goes_on_in_the_next_segment_and_ends_at_zeros(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append_durably(log, 2)
-    batches = LogFiles(tmp_path, IDENTITY).batches(Offset(0), Offset(4))
+    batches = LogFiles(tmp_path, IDENTITY).batches(Offset(0), OFFSET_MAX)
     assert [next(batches).header.base_offset for _ in range(2)] == [0, 1]
     log.roll(b"")
     append_durably(log, 2)
-    assert [found.header.base_offset for found in batches] == [2, 3]
+    assert [next(batches).header.base_offset for _ in range(2)] == [2, 3]
+    with pytest.raises(CorruptBatch, match="yet"):
+        next(batches)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_failed_sync_of_a_shorter_file_does_not_end_the_log(tmp_path: Path, code: int) -> None:
+    disk = FailingDisk()
+    log = open_log(tmp_path, disk)
+    append_durably(log, 2)
+    disk.calls.clear()
+    disk.fail = failing("sync", code)
+    log.roll(b"")
+    assert disk.calls[:2] == ["truncate", "sync"]
+    append_durably(log, 2)
+    log.roll(b"")
+    append_durably(log)
+    assert len(LogFiles(tmp_path, IDENTITY).bases()) == 3
+    assert offsets(tmp_path) == list(range(5))
+
+
+def test_a_file_that_is_too_short_does_not_end_where_the_log_did(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    ends = [ends_at(path, 100, Position(position), Files()) for position in (50, 100, 150)]
+    assert ends == [True, True, False]
+    path.write_bytes(bytes(99) + b"x")
+    assert not ends_at(path, 100, Position(0), Files()), "there is more than zeros"
+    path.write_bytes(bytes(AHEAD_BYTES + 1))
+    assert not ends_at(path, AHEAD_BYTES + 1, Position(0), Files()), "no writer puts so many"
 
 
 def _read_on(pipe: Pipe, directory: Path, count: int) -> None:
@@ -160,7 +189,7 @@ def test_a_reader_survives_that_zeros_which_it_has_mapped_are_cut_off(tmp_path: 
     log.append([batch(0, rows=pa.record_batch({"s": ["five times 64 bytes"]}))], durable=True)
     while log.end.position % mmap.PAGESIZE:
         log.append([stretch(log.end.offset, log.end.offset + 1)], durable=True)
-        assert log.end.position < ROOM_BYTES
+        assert log.end.position < AHEAD_BYTES
     with Child(_read_on, tmp_path, log.end.offset) as reader:
         assert reader.hear() == list(range(log.end.offset))
         log.close()
@@ -185,22 +214,24 @@ def test_a_killed_writer_leaves_zeros_which_only_a_writer_removes(store_path: Pa
         writer.hear()
     file = last_file(store_path / "tables/1/0/log")
     size = file.stat().st_size
-    assert size > ROOM_BYTES
+    assert size > AHEAD_BYTES
     with kvstore.open(store_path) as store:
         assert store["t"].get(1) == {"k": 1}
         assert store.check().ok
         assert file.stat().st_size == size, "there was nothing to recover"
         store["t"].upsert({"k": 2})
         assert store["t"].count() == 2
-    assert file.stat().st_size < ROOM_BYTES
+    assert file.stat().st_size < AHEAD_BYTES
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["with its index", "without it"])
-def test_zeros_that_a_killed_writer_left_need_no_repair(store_path: Path, lost: bool) -> None:
+def test_zeros_that_a_killed_writer_left_need_no_repair_while_there_is_an_index(store_path: Path) -> None:
     with Child(_write_and_wait, store_path) as writer:
         writer.hear()
-    if lost:
-        shutil.rmtree(store_path / "tables/1/0/index")
+    lost = store_path.with_name("lost")
+    shutil.copytree(store_path, lost)
+    shutil.rmtree(lost / "tables/1/0/index")
+    assert "--accept-loss" in run("check", lost, "--repair").out, "they could be batches that were lost"
+    fine("check", lost, "--repair", "--accept-loss")
     fine("check", store_path, "--repair")
     with kvstore.open(store_path) as store:
         assert list(store["t"]) == [{"k": 1}]
@@ -224,7 +255,7 @@ def test_whatever_happens_the_log_has_what_was_appended_and_zeros_after_it(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     directory, disk = tmp_path_factory.mktemp("log"), FailingDisk()
-    log, sizes = open_log(directory, disk), list[int]()
+    log, sizes, killed = open_log(directory, disk), list[int](), list[Log]()
     for step, records in steps:
         taken = [max(records, 1)]
         match step:
@@ -246,11 +277,14 @@ def test_whatever_happens_the_log_has_what_was_appended_and_zeros_after_it(
             case _:
                 if step == "close":
                     log.close()
+                else:
+                    killed.append(log)
                 log, taken = open_log(directory, disk), []
                 assert after_the_end(log, directory) == b""
         sizes += taken
         assert offsets(directory) == list(accumulate(sizes, initial=0))[:-1]
         rest = after_the_end(log, directory)
-        assert len(rest) <= ROOM_BYTES
+        assert len(rest) <= AHEAD_BYTES
         assert not rest.strip(b"\0")
-    log.close()
+    for each in (log, *killed):
+        each.close()
