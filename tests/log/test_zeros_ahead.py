@@ -22,6 +22,7 @@ from kvstore.log.log import Log
 from kvstore.log.segment_writer import SMALL_BYTES_MAX
 from kvstore.log.segments import AHEAD_BYTES, KnownEnd, LogFiles, ends_at
 from logformat.ids import OFFSET_MAX, Offset, Position
+from logformat.log.batch import ALIGNMENT
 from tests.cli.commands import fine, run
 from tests.support.calls_made import calls_made
 from tests.support.disks import FailingDisk, failing
@@ -172,6 +173,15 @@ def test_a_file_that_is_too_short_does_not_end_where_the_log_did(tmp_path: Path)
     assert not ends_at(path, 100, Position(0), Files()), "there is more than zeros"
     path.write_bytes(bytes(AHEAD_BYTES + 1))
     assert not ends_at(path, AHEAD_BYTES + 1, Position(0), Files()), "no writer puts so many"
+
+
+def test_sizes_do_not_count_zeros(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    append_durably(log, 3, 8)
+    files = LogFiles(tmp_path, IDENTITY)
+    assert last_file(tmp_path).stat().st_size > AHEAD_BYTES
+    assert 0 <= log.end.position - files.segment(Offset(0)).bytes_with_batches() < 2 * ALIGNMENT
+    assert files.bytes_between(Offset(0), log.end.offset) <= log.end.position
 
 
 def _read_on(pipe: Pipe, directory: Path, count: int) -> None:
