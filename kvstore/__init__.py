@@ -1,6 +1,6 @@
 """kvstore: an embedded primary-key table for Python that writes its own changelog."""
 
-import kvstore.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
+import kvstore.disk.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
 
 # isort: split
 from kvstore.check import BucketReport, CheckReport

@@ -12,8 +12,8 @@ from pathlib import Path
 from kvstore import this_process
 from kvstore.calls import in_background, uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, StoreClosed, StoreReplaced, UnsupportedOperation
-from kvstore.files import Files
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions

@@ -21,8 +21,8 @@ from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.clock import Clock, SystemClock
 from kvstore.commit.consumers import Consumer, Consumers
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
-from kvstore.files import Files
 from kvstore.ingest import creation
 from kvstore.ingest.creation import DEFAULTS
 from kvstore.ingest.job import Job

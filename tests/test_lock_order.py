@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-import kvstore.environment
+import kvstore.disk.environment
 import kvstore.runtime
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
 from tests.support.tables import rows_of
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +29,7 @@ ASSIGNED = re.compile(r"(?:self\.)?(\w+) = threading\.")
 MADE = re.compile(r"threading\.(Lock|RLock|Condition)\((?!self)")
 """A condition that is given a lock is none of its own."""
 SIGNALS = {"kvstore/calls.py Call._ended"}
-LMDB = "kvstore/environment.py Environment.begin_write"
+LMDB = "kvstore/disk/environment.py Environment.begin_write"
 JOURNAL = "kvstore/meta/journal.py Journal._mutex"
 OPENING = "kvstore/bucket/handle.py BucketHandle._opening"
 BUCKET = "kvstore/bucket/handle.py BucketHandle._lock"
@@ -128,7 +128,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         is_ours = name.partition(".")[0] in ("kvstore", "writer") and name != "kvstore.calls"
         if is_ours and getattr(module, "threading", None) is threading:
             monkeypatch.setattr(module, "threading", Threading(recorder))
-    for module, name in [(kvstore.runtime, "_runtimes_mutex"), (kvstore.environment, "_registry_mutex")]:
+    for module, name in [(kvstore.runtime, "_runtimes_mutex"), (kvstore.disk.environment, "_registry_mutex")]:
         path = Path(str(module.__file__)).relative_to(ROOT)
         monkeypatch.setattr(module, name, Lock(threading.Lock(), f"{path} {name}", recorder))
     begin = Environment.begin_write

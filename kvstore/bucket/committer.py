@@ -33,13 +33,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
-from kvstore.address_space import shortage
 from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.calls import Answer, answer_of
+from kvstore.disk.address_space import shortage
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.clock import Clock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog

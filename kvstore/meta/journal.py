@@ -29,10 +29,10 @@ import lmdb
 
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
-from kvstore.environment import Transaction, open_environment
+from kvstore.disk.environment import Transaction, open_environment
+from kvstore.disk.files import Files
+from kvstore.disk.lock import EditLock
 from kvstore.errors import CorruptImage, StoreError, StoreFull, StoreReplaced, UnsupportedOperation, WriterFenced
-from kvstore.files import Files
-from kvstore.lock import EditLock
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.journal_segments import check_name, needed_segments, refusal, segment_name, segments_of
 from kvstore.meta.leadership import Leadership

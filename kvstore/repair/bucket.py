@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from kvstore import pages
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
 from kvstore.check import BucketReport, check_bucket, compare_rows
 from kvstore.clock import Clock
+from kvstore.disk import pages
+from kvstore.disk.files import Files
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
-from kvstore.files import Files
 from kvstore.index.index import Index
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.log.segments import LogFiles, read_sparse_index
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions

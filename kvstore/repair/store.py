@@ -20,6 +20,9 @@ from kvstore.arguments import path_of, url_without_credentials
 from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
+from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.lock import ProcessLock
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -28,9 +31,7 @@ from kvstore.errors import (
     UnsupportedVersion,
     WriterFenced,
 )
-from kvstore.files import Files, read_file, refusals
 from kvstore.index.open_readers import OpenReaders
-from kvstore.lock import ProcessLock
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
@@ -38,7 +39,6 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
 from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
-from kvstore.place import StoreDirectory
 from kvstore.repair.bucket import BucketRepair, RepairedBucket
 from kvstore.repair.catalog import CatalogRepair
 from kvstore.repair.quarantine import Quarantine

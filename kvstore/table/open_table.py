@@ -17,8 +17,8 @@ from kvstore.commit.consumers import Consumers
 from kvstore.commit.coordinator import Commits
 from kvstore.commit.named_writers import Writers
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files
 from kvstore.errors import StoreError
-from kvstore.files import Files
 from kvstore.index.open_readers import OpenReaders
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition

@@ -382,7 +382,7 @@ def test_consumers_of_a_store_with_read_only_files(kept: Kept, tmp_path: Path) -
     def access(path: Path, mode: int) -> bool:
         return path.name != "data.mdb" or not mode & os.W_OK
 
-    with patch("kvstore.environment.os.access", access), open_reader(tmp_path / "copy") as reader:
+    with patch("kvstore.disk.environment.os.access", access), open_reader(tmp_path / "copy") as reader:
         reader.table("t").lease("lease", {0: 0})
         with pytest.raises(UnsupportedOperation, match="may only be read"):
             reader.table("t").hold("a", {0: 1})

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.calls import Call
+from kvstore.disk.files import Files
 from kvstore.errors import (
     AggregateOverflow,
     CorruptData,
@@ -23,7 +24,6 @@ from kvstore.errors import (
     StoreFull,
     WriterFenced,
 )
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat.log.batch import decode_header

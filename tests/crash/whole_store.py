@@ -21,8 +21,8 @@ import pyarrow as pa
 import kvstore
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
-from kvstore.files import Files
 from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
 from tests.checkpoint.catalogs import Here

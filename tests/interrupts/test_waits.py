@@ -18,8 +18,8 @@ import pytest
 
 import kvstore
 from kvstore import calls
-from kvstore.files import Files
-from kvstore.lock import is_locked
+from kvstore.disk.files import Files
+from kvstore.disk.lock import is_locked
 from kvstore.options import StoreOptions
 from kvstore.store import Store
 from logformat import paths

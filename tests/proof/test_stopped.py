@@ -21,7 +21,7 @@ import pytest
 
 import kvstore
 from kvstore.bucket import committer
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
 from kvstore.errors import StoreLocked
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions

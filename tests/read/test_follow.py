@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
 from kvstore.errors import LogFailed, NoSuchTable, OffsetOutOfRange, StoreClosed
 from kvstore.options import StoreOptions
 from kvstore.read.follow import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, ChangeReader, together

@@ -24,11 +24,11 @@ import kvstore
 from kvstore.checkpoint.messages import Done, Task, encode
 from kvstore.clock import SystemClock
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, CorruptImage, InvalidRequest, StoreError
-from kvstore.files import Files
 from kvstore.ingest import offsets
 from kvstore.ingest.offsets import Taken
-from kvstore.lock import ProcessLock
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.repair.quarantine import Quarantine

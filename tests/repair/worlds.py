@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.clock import SystemClock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import StoreOptions
 from kvstore.repair.source import Source

@@ -15,8 +15,8 @@ import kvstore
 from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import StoreFull, Unavailable, WriterFenced
-from kvstore.files import Files
 from kvstore.replica import leadership
 from logformat import paths
 from logformat.ids import Epoch

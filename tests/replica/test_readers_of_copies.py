@@ -15,9 +15,9 @@ import pytest
 
 import kvstore
 import kvstore.session
+from kvstore.disk.place import LOOK_SECONDS
 from kvstore.errors import NoSuchTable, StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
-from kvstore.place import LOOK_SECONDS
 from kvstore.runtime import StoreRuntime
 from kvstore.store import Store
 from tests.replica.followers import Leader, follower

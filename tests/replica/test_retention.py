@@ -15,8 +15,8 @@ import pytest
 import kvstore
 from kvstore.bucket import maintenance
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, ReplicaBehind, Unavailable
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.check import missing
 from kvstore.replica.read.restore import Restore

@@ -14,8 +14,8 @@ import pytest
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import MissingVersion, NoSuchTable, OffsetOutOfRange, Unavailable
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable

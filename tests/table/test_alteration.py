@@ -17,6 +17,7 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import (
     DeletionDisabled,
     InvalidRequest,
@@ -25,7 +26,6 @@ from kvstore.errors import (
     TableExists,
     UnsupportedOperation,
 )
-from kvstore.files import Files
 from kvstore.meta.salvage import Elsewhere, salvage
 from kvstore.options import StoreOptions
 from kvstore.store import Store

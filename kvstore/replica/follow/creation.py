@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, NotAStore, ReplicaBehind
-from kvstore.files import Files, read_file, refusals
-from kvstore.lock import ProcessLock
 from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.replica.client import Client

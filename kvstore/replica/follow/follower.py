@@ -18,8 +18,8 @@ from uuid import uuid4
 from kvstore.calls import in_background, uninterrupted
 from kvstore.checkpoint.room import available_memory, obstacle
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData, Diverged, Unavailable
-from kvstore.files import Files, refusals
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.replica import leadership

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
-from kvstore.files import Files, refusals
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
+from kvstore.disk.files import read_file
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -25,7 +26,6 @@ from kvstore.errors import (
     Unavailable,
     WriterFenced,
 )
-from kvstore.files import read_file
 from kvstore.meta.journal import Journal
 from kvstore.replica.client import Client
 from kvstore.replica.leadership import replaced_by
