@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
 
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.meter import GETS_TIMED
+from kvstore.process.meter import GETS_TIMED
 from kvstore.replica import registry
 from kvstore.runtime import StoreRuntime
 

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore import this_process
 from kvstore.arguments import integer_within, url_without_credentials
-from kvstore.calls import in_background, uninterrupted
 from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
 from kvstore.meta.state import CatalogState
 from kvstore.options import Durability, options_of_call
+from kvstore.process import this_process
+from kvstore.process.calls import in_background, uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
 from kvstore.replica.in_place.cache import ObjectCache, directory_of_cache

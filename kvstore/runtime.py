@@ -21,7 +21,6 @@ from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import uninterrupted
 from kvstore.check import CheckReport, check_buckets
 from kvstore.checkpoint.controller import Controller, Follower
 from kvstore.checkpoint.health import Health, health
@@ -44,8 +43,9 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
-from kvstore.meter import Meter
 from kvstore.options import StoreOptions
+from kvstore.process.calls import uninterrupted
+from kvstore.process.meter import Meter
 from kvstore.table.alteration import Alterations
 from kvstore.table.creation import TableDirectories
 from kvstore.table.open_table import HandOver, OpenTable, open_table

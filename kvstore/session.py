@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kvstore import this_process
-from kvstore.calls import in_background, uninterrupted
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, StoreClosed, StoreReplaced, UnsupportedOperation
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
+from kvstore.process import this_process
+from kvstore.process.calls import in_background, uninterrupted
 from kvstore.runtime import Elsewhere, StoreRuntime, shared_runtime
 from kvstore.table.reading import TableReads
 from logformat import paths

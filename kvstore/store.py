@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from kvstore.altered_tables import AlteredTables
 from kvstore.arguments import column_names, integer_within, path_of, printable, shown
-from kvstore.calls import uninterrupted
 from kvstore.check import CheckReport
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
@@ -29,6 +28,7 @@ from kvstore.ingest.job import Job
 from kvstore.ingest.records import Home, id_of, job_ids
 from kvstore.metrics import Format, Metrics, metrics
 from kvstore.options import Durability, StoreOptions, options_of_call
+from kvstore.process.calls import uninterrupted
 from kvstore.replica import registry
 from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.replica import Replica, ReplicaReport

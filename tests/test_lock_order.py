@@ -28,7 +28,7 @@ ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 ASSIGNED = re.compile(r"(?:self\.)?(\w+) = threading\.")
 MADE = re.compile(r"threading\.(Lock|RLock|Condition)\((?!self)")
 """A condition that is given a lock is none of its own."""
-SIGNALS = {"kvstore/calls.py Call._ended"}
+SIGNALS = {"kvstore/process/calls.py Call._ended"}
 LMDB = "kvstore/disk/environment.py Environment.begin_write"
 JOURNAL = "kvstore/meta/journal.py Journal._mutex"
 OPENING = "kvstore/bucket/handle.py BucketHandle._opening"
@@ -125,7 +125,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Records the locks that kvstore and writer make from now on."""
     recorder = Recorder()
     for name, module in list(sys.modules.items()):
-        is_ours = name.partition(".")[0] in ("kvstore", "writer") and name != "kvstore.calls"
+        is_ours = name.partition(".")[0] in ("kvstore", "writer") and name != "kvstore.process.calls"
         if is_ours and getattr(module, "threading", None) is threading:
             monkeypatch.setattr(module, "threading", Threading(recorder))
     for module, name in [(kvstore.runtime, "_runtimes_mutex"), (kvstore.disk.environment, "_registry_mutex")]:

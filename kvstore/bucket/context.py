@@ -16,8 +16,8 @@ from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from kvstore.process.meter import TableMeter
 from kvstore.request.request import Request
 from logformat import paths
 from logformat.ids import BucketId, Offset, TableId

@@ -14,7 +14,6 @@ from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.recovery import is_at_end, usable_index
 from kvstore.bucket.snapshot import Snapshot
-from kvstore.calls import uninterrupted
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
 from kvstore.disk.lock import is_locked
@@ -26,6 +25,7 @@ from kvstore.index.space import IndexSpace
 from kvstore.log.segments import KnownEnd, LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
+from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared
 from kvstore.request.small import Submitted
 from logformat import paths

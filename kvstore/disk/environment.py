@@ -26,7 +26,6 @@ from typing import TypeAlias
 import lmdb
 import lmdb._envid
 
-from kvstore import this_process
 from kvstore.disk import address_space, lmdb_files, pages
 from kvstore.disk.files import Files, open_file, refusals, refuse_links, refuse_no_directory
 from kvstore.disk.lmdb_files import DATA, LMDB_FILES
@@ -41,6 +40,7 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
+from kvstore.process import this_process
 
 _ENVIRONMENTS_OF_FULL_SIZE = 128
 _WAITS_FOR_GETS, _WAIT_SECONDS = 5_000, 0.0002

@@ -26,7 +26,7 @@ from typing import BinaryIO, NamedTuple
 from kvstore.disk import address_space
 from kvstore.disk.place import Below, StoreDirectory
 from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, UnsupportedOperation
-from kvstore.meter import Timer
+from kvstore.process.meter import Timer
 from logformat.paths import TEMPORARY
 
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024

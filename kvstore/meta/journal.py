@@ -27,7 +27,6 @@ from uuid import UUID
 
 import lmdb
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.disk.environment import Transaction, open_environment
 from kvstore.disk.files import Files
@@ -38,6 +37,7 @@ from kvstore.meta.journal_segments import check_name, needed_segments, refusal, 
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
+from kvstore.process.calls import uninterrupted
 from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import Edit, LoseLead, Payload, SetConsumer

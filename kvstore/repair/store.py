@@ -17,7 +17,6 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
-from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, read_file, refusals
@@ -37,8 +36,9 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from kvstore.process.calls import uninterrupted
+from kvstore.process.meter import TableMeter
 from kvstore.repair.bucket import BucketRepair, RepairedBucket
 from kvstore.repair.catalog import CatalogRepair
 from kvstore.repair.quarantine import Quarantine

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import time_text
 from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.image_worker import followers

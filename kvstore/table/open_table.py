@@ -23,8 +23,8 @@ from kvstore.index.open_readers import OpenReaders
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from kvstore.process.meter import TableMeter
 from logformat import paths
 from logformat.ids import BucketId
 

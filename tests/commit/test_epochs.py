@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.calls import Call
 from kvstore.disk.files import Files
 from kvstore.errors import (
     AggregateOverflow,
@@ -25,6 +24,7 @@ from kvstore.errors import (
     WriterFenced,
 )
 from kvstore.options import StoreOptions
+from kvstore.process.calls import Call
 from kvstore.store import Store
 from logformat.log.batch import decode_header
 from tests.conftest import OpenStore

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import calls
 from kvstore.disk.files import Files
 from kvstore.disk.lock import is_locked
 from kvstore.options import StoreOptions
+from kvstore.process import calls
 from kvstore.store import Store
 from logformat import paths
 from logformat.ids import BucketId, TableId

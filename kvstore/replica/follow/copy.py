@@ -21,8 +21,8 @@ from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.table_files import AboutDefinition, TableFiles
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from kvstore.process.meter import TableMeter
 from kvstore.replica.follow.copied_bucket import CopiedBucket
 from kvstore.replica.follow.new_tables import NewTables
 from kvstore.replica.follow.round import CopyProgress, Round

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.client import Client
 from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, writers_of_commits
 from kvstore.replica.follow.bucket_files import write_bucket
