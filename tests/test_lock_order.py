@@ -18,7 +18,7 @@ import pytest
 
 import kvstore
 import kvstore.disk.environment
-import kvstore.runtime
+import kvstore.store.runtime
 from kvstore.disk.environment import Environment
 from tests.support.tables import rows_of
 
@@ -35,7 +35,7 @@ OPENING = "kvstore/bucket/handle.py BucketHandle._opening"
 BUCKET = "kvstore/bucket/handle.py BucketHandle._lock"
 GATE = "kvstore/bucket/committer.py Committer._gate"
 COMMITS = "kvstore/bucket/commit_lock.py CommitLock._threads"
-RUNTIMES = "kvstore/runtime.py _runtimes_mutex"
+RUNTIMES = "kvstore/store/runtime.py _runtimes_mutex"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
 Edge = tuple[str, str]
@@ -128,7 +128,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         is_ours = name.partition(".")[0] in ("kvstore", "writer") and name != "kvstore.process.calls"
         if is_ours and getattr(module, "threading", None) is threading:
             monkeypatch.setattr(module, "threading", Threading(recorder))
-    for module, name in [(kvstore.runtime, "_runtimes_mutex"), (kvstore.disk.environment, "_registry_mutex")]:
+    for module, name in [(kvstore.store.runtime, "_runtimes_mutex"), (kvstore.disk.environment, "_registry_mutex")]:
         path = Path(str(module.__file__)).relative_to(ROOT)
         monkeypatch.setattr(module, name, Lock(threading.Lock(), f"{path} {name}", recorder))
     begin = Environment.begin_write

@@ -1,4 +1,4 @@
-"""Counts and durations of a process's work on a store, cheap enough to be always on: see ``kvstore/metrics.py``."""
+"""Counts and durations of a process's work on a store, cheap enough to be always on: see ``kvstore/store/metrics.py``."""
 
 from __future__ import annotations
 

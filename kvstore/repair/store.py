@@ -17,7 +17,6 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
-from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, read_file, refusals
 from kvstore.disk.lock import ProcessLock
@@ -45,7 +44,8 @@ from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from kvstore.replica.client import ObjectStore, normalised
 from kvstore.replica.leadership import ReplicaLeadership
-from kvstore.runtime import opened
+from kvstore.store.check import BucketReport
+from kvstore.store.runtime import opened
 from kvstore.table.open_table import open_table
 from logformat import paths
 from logformat.catalog import store_file

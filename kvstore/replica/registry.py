@@ -17,7 +17,7 @@ from kvstore.replica.client import ObjectStore, directory_of, normalised, place_
 from kvstore.replica.follow.follower import LAG_SECONDS
 from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
 from kvstore.replica.ship.shipper import edits_pushed, stored_name
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat.catalog.edits import AddReplica, DropReplica, decode
 from logformat.catalog.image import Leader
 from logformat.ids import Txid

@@ -21,7 +21,7 @@ from kvstore.replica.ship.merging import OBJECTS_MIN, merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.retention import Retention
 from kvstore.replica.ship.shipper import Shipment, Shipper, edits_pushed, status_of
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.edits import FindReplica
 from logformat.catalog.replicas import Finding, ReplicaStatus, Stream

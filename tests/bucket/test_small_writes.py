@@ -24,7 +24,7 @@ from kvstore.kernel.few import FewRecords, Found
 from kvstore.options import StoreOptions
 from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import small
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.testing import strategies
 from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock

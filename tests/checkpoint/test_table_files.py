@@ -22,7 +22,7 @@ from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.errors import StoreError, StoreFull
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId

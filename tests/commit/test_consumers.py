@@ -29,7 +29,7 @@ from kvstore.errors import (
 )
 from kvstore.log.retention import remove_before
 from kvstore.meta.journal import Journal
-from kvstore.store import Store, open_reader
+from kvstore.store.store import Store, open_reader
 from tests.bucket.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk

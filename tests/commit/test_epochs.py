@@ -25,7 +25,7 @@ from kvstore.errors import (
 )
 from kvstore.options import StoreOptions
 from kvstore.process.calls import Call
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.log.batch import decode_header
 from tests.conftest import OpenStore
 from tests.support.commits import refuse_ends_of_commits

@@ -117,7 +117,7 @@ def opened(path: Path, settings: dict[str, int]) -> Iterator[kvstore.Store]:
 def checkpoints_here() -> Iterator[None]:
     """Have images made in this process, where every call on the directory is seen."""
     start = partial(Controller, start=lambda task: Here(task, Files(), SystemClock()))
-    with patch("kvstore.runtime.Controller", start):
+    with patch("kvstore.store.runtime.Controller", start):
         yield
 
 

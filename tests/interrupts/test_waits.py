@@ -21,7 +21,7 @@ from kvstore.disk.files import Files
 from kvstore.disk.lock import is_locked
 from kvstore.options import StoreOptions
 from kvstore.process import calls
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId, TableId
 from logformat.rows.changes import Changes

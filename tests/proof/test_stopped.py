@@ -25,7 +25,7 @@ from kvstore.disk.environment import Environment
 from kvstore.errors import StoreLocked
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.edits import AllocateWriter
 from tests.crash.conftest import Tell
 from tests.proof.actors import quiet

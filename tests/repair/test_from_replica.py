@@ -17,7 +17,7 @@ from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, MissingVersion, NotAStore, UnsupportedVersion, WriterFenced
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.checksum import crc32c
 from logformat.replica.object_file import parse_name
 from tests.repair.conftest import Built

@@ -37,7 +37,7 @@ from kvstore.replica.follow.copy import following_of
 from kvstore.replica.follow.follower import Follower
 from kvstore.replica.image_worker import ElsewhereWorker, followers
 from kvstore.replica.replica import Replica
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import TableOptions
 from logformat.catalog.image import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, Leader, read_record

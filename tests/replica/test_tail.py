@@ -21,7 +21,7 @@ from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.read.tail import ReplicaTail
 from kvstore.replica.ship.merging import merge
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import Offset
 from logformat.replica import manifest as replica_manifest

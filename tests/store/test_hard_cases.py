@@ -29,7 +29,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])

@@ -22,7 +22,7 @@ from kvstore.disk.files import Files
 from kvstore.disk.place import StoreDirectory
 from kvstore.errors import StoreError, StoreReplaced, WriterRejected
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.path_changes import CHANGES, SCHEMA, WHOLE, Change, Paths, make_stores, tree
 from tests.support.tables import rows_of
 

@@ -28,7 +28,7 @@ from kvstore.errors import (
 )
 from kvstore.meta.salvage import Elsewhere, salvage
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.catalog.edits import TableOptions, decode

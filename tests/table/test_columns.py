@@ -29,7 +29,7 @@ from kvstore.errors import (
     UnsupportedOperation,
 )
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId
 from tests.checkpoint.catalogs import make_images_here

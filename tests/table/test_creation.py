@@ -23,7 +23,7 @@ from kvstore.errors import LogFailed, StoreFull, StoreLocked, TableExists
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.table import creation
 from kvstore.table.creation import TableDirectories
 from logformat import paths

@@ -27,7 +27,7 @@ from kvstore.replica.follow.bucket_files import write_bucket
 from kvstore.replica.follow.catalog_files import write_catalog
 from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.source import Source, check_table
-from kvstore.runtime import opened
+from kvstore.store.runtime import opened
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import BeginEpoch, DropReplica, Edit, EndCommit, EndTask, PauseJob, Payload

@@ -30,7 +30,7 @@ from kvstore.meta.journal import Journal
 from kvstore.replica.client import Client
 from kvstore.replica.leadership import replaced_by
 from kvstore.replica.ship.merging import RANGE_BYTES
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog import edits, store_file
 from logformat.catalog.edits import FindReplica, ReportReplica, TellReplica

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.arguments import integer_within, url_without_credentials
-from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
 from kvstore.meta.state import CatalogState
@@ -33,7 +32,8 @@ from kvstore.shared.check import report_of
 from kvstore.shared.in_place import REFUSED, SharedCatalog, SharedTableInPlace
 from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable, has_shared_tables
-from kvstore.store import Store, open_store as open_directory
+from kvstore.store.check import BucketReport, CheckReport
+from kvstore.store.store import Store, open_store as open_directory
 from kvstore.table.table import Table
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId

@@ -21,7 +21,6 @@ from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.check import CheckReport, check_buckets
 from kvstore.checkpoint.controller import Controller, Follower
 from kvstore.checkpoint.health import Health, health
 from kvstore.checkpoint.messages import Task
@@ -46,6 +45,7 @@ from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
 from kvstore.process.meter import Meter
+from kvstore.store.check import CheckReport, check_buckets
 from kvstore.table.alteration import Alterations
 from kvstore.table.creation import TableDirectories
 from kvstore.table.open_table import HandOver, OpenTable, open_table
