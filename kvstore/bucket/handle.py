@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.context import BucketContext
@@ -17,12 +17,12 @@ from kvstore.bucket.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
 from kvstore.disk.lock import is_locked
-from kvstore.errors import CorruptData, StoreClosed, StoreError
+from kvstore.errors import CorruptData, StoreClosed, StoreError, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import AtRest, Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
-from kvstore.log.segments import KnownEnd, LogFiles
+from kvstore.log.segments import KnownEnd, LogFiles, LogIdentity
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import uninterrupted
@@ -69,6 +69,11 @@ class BucketHandle:
         self._scans: dict[object, int] = {}
         self._known_end = KnownEnd(context.place.log, context.files)
         self._recover_next = self._look_next = 0.0
+
+    @property
+    def identity(self) -> LogIdentity:
+        """Ids of the store, the table and the bucket."""
+        return self.place.identity
 
     @property
     def log(self) -> LogFiles:
@@ -202,6 +207,28 @@ class BucketHandle:
             found = self._reading().committed_state()
         self._readers.shrink()
         return found
+
+    def shown(self) -> IndexState:
+        """State of the bucket with every acknowledged change, once every process sees these changes."""
+        self.flush()
+        with self._view() as view:
+            return view.state()
+
+    def row_count(self) -> int:
+        """Number of rows; of a log table, number of appended records.
+
+        Raises:
+            UnsupportedOperation: The rows are not counted, because the changelog is a WAL image.
+        """
+        if self._context.catalog.definition().options.changelog_image == "wal":
+            raise UnsupportedOperation(
+                "Row count is disabled for this table: its changelog is a WAL image; use scan()."
+            )
+        return self.state().row_count
+
+    def for_one_reader(self) -> Self:
+        """This bucket: its log does not change under a reader."""
+        return self
 
     def log_end(self) -> Offset:
         """The offset after every change that any process has acknowledged.

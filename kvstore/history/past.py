@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.reads import BucketReads
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.read.changelog import End, Start
@@ -27,7 +27,7 @@ class Past:
         catalog: Returns the catalog as of now, which has the names of writers and jobs.
     """
 
-    handles: Sequence[BucketHandle]
+    handles: Sequence[BucketReads]
     current: Callable[[], TableDefinition]
     catalog: Callable[[], CatalogState]
 
@@ -45,8 +45,7 @@ class Past:
         """
         check_start(start)
         handle = self.handles[bucket]
-        with handle.snapshot() as view:
-            now = view.state().applied_offset
+        now = handle.shown().applied_offset
         first, last = place_in("start", start, bucket, self.buckets), place_in("end", end, bucket, self.buckets)
         return (*range_between(first, last, handle.log, now), now)
 

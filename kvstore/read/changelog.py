@@ -10,9 +10,10 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
+from kvstore.bucket.reads import LogReads
 from kvstore.arguments import integer, shown
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
-from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from logformat.ids import BucketId, Offset
 from logformat.log.batch import decode_verified
@@ -62,7 +63,7 @@ def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None 
     return pa.schema([whole.field(name) for name in columns])
 
 
-def offset_of(name: Literal["start", "end"], place: Start | End, log: LogFiles, now: Offset) -> Offset:
+def offset_of(name: Literal["start", "end"], place: Start | End, log: LogReads, now: Offset) -> Offset:
     """The offset at which a changelog starts or before which it ends; ``full`` is not an offset.
 
     Raises:

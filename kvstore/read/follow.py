@@ -19,9 +19,9 @@ from typing import SupportsIndex
 
 import pyarrow as pa
 
-from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.reads import BucketReads, LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
-from kvstore.log.segments import FoundBatch, LogFiles
+from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import (
     End,
@@ -55,7 +55,7 @@ class Span:
     since: int | None = None
     until: int | None = None
 
-    def of(self, log: LogFiles, start: Offset, end: Offset) -> Iterator[FoundBatch]:
+    def of(self, log: LogReads, start: Offset, end: Offset) -> Iterator[FoundBatch]:
         """Batches of the log that contain offsets from ``start`` to ``end`` and are within the range's times."""
         found = log.batches(start, end)
         since, until = self.since, self.until
@@ -67,7 +67,7 @@ class Span:
         return found
 
 
-def range_between(start: Start, end: End, log: LogFiles, now: Offset) -> tuple[Offset, Offset]:
+def range_between(start: Start, end: End, log: LogReads, now: Offset) -> tuple[Offset, Offset]:
     """The offsets from ``start`` to ``end`` (exclusive); the log has both already.
 
     Raises:
@@ -78,7 +78,7 @@ def range_between(start: Start, end: End, log: LogFiles, now: Offset) -> tuple[O
     return first, last
 
 
-def span_from(start: Start, end: End, log: LogFiles, now: Offset) -> Span:
+def span_from(start: Start, end: End, log: LogReads, now: Offset) -> Span:
     """Like :func:`range_between`, but for a reader that waits for changes: ``latest`` as an end means no end.
 
     Raises:
@@ -112,7 +112,7 @@ class ChangeReader:
         whole_updates: See :func:`kvstore.read.changelog.changes_between`.
     """
 
-    handle: BucketHandle
+    bucket: BucketReads
     current: Callable[[], TableDefinition]
     columns: Sequence[str]
     whole_updates: bool = False
@@ -132,9 +132,9 @@ class ChangeReader:
 
     def _read(self, start: Start, end: End, follow: bool) -> Iterator[pa.RecordBatch | None]:
         full = isinstance(start, str) and start == "full"
-        with self.handle.snapshot() if full else nullcontext() as view:
-            state = self._state() if view is None else view.state()
-            now, log = state.applied_offset, self.handle.log
+        with self.bucket.snapshot() if full else nullcontext() as view:
+            state = self.bucket.shown() if view is None else view.state()
+            now, log = state.applied_offset, self.bucket.log
             first = now if full else start
             span = span_from(first, end, log, now) if follow else Span(*range_between(first, end, log, now))
             if view is not None:
@@ -148,11 +148,6 @@ class ChangeReader:
             yield None
         yield from self._changes(span, state)
 
-    def _state(self) -> IndexState:
-        """The state with every change acknowledged until now."""
-        with self.handle.snapshot() as view:
-            return view.state()
-
     def _changes(self, span: Span, state: IndexState) -> Iterator[pa.RecordBatch | None]:
         place = span.start
         while True:
@@ -160,7 +155,7 @@ class ChangeReader:
             end = now if span.end is None else min(now, span.end)
             definition = self.current()  # read after `now`, so that it has the schemas of all committed changes
             if place < end:
-                found = span.of(self.handle.log, place, end)
+                found = span.of(self.bucket.log, place, end)
                 yield from changes_between(
                     found, definition, state.bucket_id, place, end, self.columns, whole_updates=self.whole_updates
                 )
@@ -168,7 +163,7 @@ class ChangeReader:
                 return
             place = end
             yield None  # other readers may take their turn
-            state = self.handle.committed()
+            state = self.bucket.committed()
             if state.applied_offset < place:
                 raise OffsetOutOfRange(
                     "The log ends before an offset that was already read; was an older copy restored?",

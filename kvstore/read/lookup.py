@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.reads import BucketReads
 from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.native_rows import native_columns
@@ -26,7 +26,7 @@ FOUND = "_found"
 
 
 def rows_of_keys(
-    handles: Sequence[BucketHandle], current: Callable[[], TableDefinition], key_rows: pa.RecordBatch
+    handles: Sequence[BucketReads], current: Callable[[], TableDefinition], key_rows: pa.RecordBatch
 ) -> pa.Table:
     """One row for each key, in order; see :meth:`kvstore.Table.lookup`.
 
@@ -66,7 +66,7 @@ def _columns(
 class SingleReads:
     """Reads rows by one key; see :meth:`kvstore.Table.get`."""
 
-    def __init__(self, handles: Sequence[BucketHandle]) -> None:
+    def __init__(self, handles: Sequence[BucketReads]) -> None:
         self._handles = handles
         self._only = handles[0] if len(handles) == 1 else None
         self._known: tuple[TableDefinition, SingleRowCodec, Callable[[Any, bytes], int]] | None = None
@@ -117,7 +117,7 @@ def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:
 
 
 def rows_of_prefix(
-    handles: Sequence[BucketHandle], current: Callable[[], TableDefinition], prefix: pa.RecordBatch
+    handles: Sequence[BucketReads], current: Callable[[], TableDefinition], prefix: pa.RecordBatch
 ) -> pa.Table:
     """All rows whose key begins with the values in the single row of ``prefix``."""
     definition = current()
@@ -133,7 +133,7 @@ def rows_of_prefix(
 
 
 def _found(
-    handles: Sequence[BucketHandle], definition: TableDefinition, key_rows: pa.RecordBatch, keys: BinaryColumn
+    handles: Sequence[BucketReads], definition: TableDefinition, key_rows: pa.RecordBatch, keys: BinaryColumn
 ) -> tuple[np.ndarray, BinaryColumn]:
     """Which of the keys are there, int64; and their values, in the same order."""
     if len(handles) == 1:

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.bucket.reads import LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.index.index import View
-from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, milliseconds, one_offset
 from kvstore.read.native_rows import rows_found
@@ -126,7 +126,7 @@ def rows_now(
 
 def rows_as_of(
     view: View,
-    log: LogFiles,
+    log: LogReads,
     definition: TableDefinition,
     offset: Offset,
     columns: Sequence[str] | None = None,
@@ -158,7 +158,7 @@ def rows_as_of(
     )
 
 
-def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogFiles, now: Offset) -> Offset:
+def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogReads, now: Offset) -> Offset:
     """The offset of an earlier state: an offset as it is; for a time, of the first commit at or after it.
 
     Raises:

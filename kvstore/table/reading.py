@@ -406,8 +406,7 @@ class TableReads(HistoryReads):
         self._current()
         ranges, buckets = {}, self._bucket_ids()
         for bucket, handle in zip(buckets, self._handles, strict=True):
-            with handle.snapshot() as view:
-                now = view.state().applied_offset
+            now = handle.shown().applied_offset
             first, last = place_in("start", start, bucket, buckets), place_in("end", end, bucket, buckets)
             ranges[bucket] = range_between(first, last, handle.log, now)
         return ranges
@@ -422,8 +421,7 @@ class TableReads(HistoryReads):
         check_undoable(self._keyed())
         found, buckets = {}, self._bucket_ids()
         for bucket, handle in zip(buckets, self._handles, strict=True):
-            with handle.snapshot() as view:
-                now = view.state().applied_offset
+            now = handle.shown().applied_offset
             offset = offset_as_of(place_in("as_of", as_of, bucket, buckets), handle.log, now)
             if not handle.log.start() <= offset <= now:
                 raise OffsetOutOfRange(

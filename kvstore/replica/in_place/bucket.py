@@ -5,37 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import cast
-from uuid import UUID
+from typing import Self
 
-import pyarrow as pa
-
-from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.handle import BucketHandle
 from kvstore.index.index import View
-from kvstore.log.segments import FoundBatch
-from kvstore.read.changelog import End, Start
-from kvstore.read.follow import ChangeReader
+from kvstore.log.segments import FoundBatch, LogIdentity
 from kvstore.replica.in_place.followed import FollowedTable
-from logformat.ids import BucketId, Offset, TableId
+from logformat.ids import BucketId, Offset
 from logformat.log.index_state import IndexState
-
-
-class ReplicaChangeReader(ChangeReader):
-    """Reads changes, for which no index is built.
-
-    A later leader that lacks changes that were read is OffsetOutOfRange.
-    """
-
-    def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
-        """See :meth:`kvstore.read.follow.ChangeReader.read`."""
-        handle = cast("ReplicaBucket", self.handle).for_one_reader().as_handle()
-        return ChangeReader.read(replace(self, handle=handle), start, end, follow=follow)
-
-    def _state(self) -> IndexState:
-        return self.handle.committed()
 
 
 class ReplicaLog:
@@ -78,67 +54,49 @@ class _ReadLog(ReplicaLog):
 
 
 class ReplicaBucket:
-    """The bucket: what :class:`kvstore.bucket.handle.BucketHandle` is of a store, for reads only."""
+    """The bucket: see :class:`kvstore.bucket.reads.BucketReads`. Changes are read without an index of its rows."""
 
-    def __init__(self, followed: FollowedTable, store_id: UUID, table: TableId, bucket: BucketId) -> None:
-        self.place = BucketPlace.of(Path(), store_id, table, bucket)
-        self.log: ReplicaLog = ReplicaLog(followed, bucket)
+    def __init__(self, followed: FollowedTable, identity: LogIdentity) -> None:
+        self.identity = identity
+        self.log = ReplicaLog(followed, identity.bucket_id)
         self._followed = followed
 
-    def for_one_reader(self) -> ReplicaBucket:
-        """The same bucket, for one reader of changes."""
+    def for_one_reader(self) -> Self:
+        """The bucket for one reader of changes: changes that a later leader lacks are OffsetOutOfRange for it."""
         found = copy(self)
-        found.log = _ReadLog(self._followed, self.place.identity.bucket_id)
+        found.log = _ReadLog(self._followed, self.identity.bucket_id)
         return found
-
-    def for_changes_only(self) -> ReplicaBucket:
-        """The same bucket for reads of the past, which need no rows: no index is built for them."""
-        identity = self.place.identity
-        return _WithoutRows(self._followed, identity.store_id, identity.table_id, identity.bucket_id)
-
-    def as_handle(self) -> BucketHandle:
-        """This bucket, as the reads of a table are declared: they use only what this class has."""
-        return cast("BucketHandle", self)
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:
         """A view as of now, to read many rows."""
-        with self._followed.rows(self.place.identity.bucket_id) as rows, rows.view(scans=True) as view:
+        with self._followed.rows(self.identity.bucket_id) as rows, rows.view(scans=True) as view:
             yield view
 
     @contextmanager
     def latest(self) -> Iterator[View]:
         """A view as of now, to read a few rows."""
-        with self._followed.rows(self.place.identity.bucket_id) as rows, rows.view() as view:
+        with self._followed.rows(self.identity.bucket_id) as rows, rows.view() as view:
             yield view
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key; None if it is not there."""
-        with self._followed.rows(self.place.identity.bucket_id) as rows:
+        with self._followed.rows(self.identity.bucket_id) as rows:
             return rows.value(key)
 
     def committed(self) -> IndexState:
         """How far the bucket is."""
-        table, bucket = self.place.identity.table_id, self.place.identity.bucket_id
         with self._followed.one_moment() as found:
-            end, last_ms = Offset(found.ends()[bucket]), self._followed.last_timestamp(bucket)
-            return IndexState(table, bucket, applied_offset=end, last_timestamp=last_ms)
+            end, last_ms = found.ends()[self.identity.bucket_id], self._followed.last_timestamp(self.identity.bucket_id)
+            return IndexState(
+                self.identity.table_id, self.identity.bucket_id, applied_offset=Offset(end), last_timestamp=last_ms
+            )
 
+    state = shown = committed
 
-@dataclass(frozen=True)
-class _Ends:
-    """What a view says of how far a bucket is."""
-
-    as_of: IndexState
-
-    def state(self) -> IndexState:
-        return self.as_of
-
-
-class _WithoutRows(ReplicaBucket):
-    """A bucket whose views have no rows."""
-
-    @contextmanager
-    def snapshot(self) -> Iterator[View]:
-        """A view that says how far the bucket is."""
-        yield cast("View", _Ends(self.committed()))
+    def row_count(self) -> int:
+        """Number of rows; of a log table, number of appended records. They are counted, which takes reading them."""
+        if self._followed.definition().primary_key is None:
+            return self._followed.appended(self.identity.bucket_id)
+        with self.latest() as view:
+            return view.row_count()
